@@ -1,0 +1,95 @@
+"""Which versions pip may choose, for ``environment.sh``; needs nothing but pip.
+
+    constraints.py active|venv SETUP_CFG CONSTRAINTS     constraints for pip, to stdout
+    constraints.py files SETUP_CFG EXTRA…                "file PATH" of each package needed
+
+torch, torchvision, mpi4py and numpy stay as they are where they are installed: in an active
+environment in any version, in a .venv if ``setup.cfg`` allows it, because somebody chose that
+build. All others have the versions of ``constraints.txt``, except that an active environment
+keeps whatever it has.
+"""
+
+from __future__ import annotations
+
+import configparser
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.utils import canonicalize_name
+from pip._vendor.packaging.version import Version
+
+KEPT = ("torch", "torchvision", "mpi4py", "numpy")
+PAIRS = {"torch": "torchvision", "torchvision": "torch"}
+"""Packages of which each release fits exactly one release of the other."""
+
+
+def read_requirements(setup_cfg: str, extras: tuple[str, ...] = ()) -> list[Requirement]:
+    """The run-time requirements of ``setup.cfg``, and those of the extras."""
+    parser = configparser.ConfigParser()
+    parser.read(setup_cfg, encoding="utf-8")
+    texts = [parser["options"]["install_requires"]]
+    texts += [parser["options.extras_require"][extra] for extra in extras]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return None
+
+
+def find_kept(kind: str, requirements: list[Requirement]) -> dict[str, str]:
+    """The packages that stay as they are, with their versions."""
+    allowed = {canonicalize_name(item.name): item.specifier for item in requirements}
+    kept = {}
+    for name in KEPT:
+        version = installed(name)
+        if version and (kind == "active" or allowed[name].contains(version, prereleases=True)):
+            kept[name] = version
+    return kept
+
+
+def constrain(kind: str, requirements: list[Requirement], tested: list[Requirement]) -> list[str]:
+    """The constraints, as lines for pip."""
+    kept = find_kept(kind, requirements)
+    lines = [f"{name}=={version}" for name, version in kept.items()]
+    for item in tested:
+        name = canonicalize_name(item.name)
+        partner = PAIRS.get(name, "")
+        fits = partner not in kept or _is(kept[partner], partner, tested)
+        if name not in kept and fits and not (kind == "active" and installed(name)):
+            lines.append(str(item))
+    return lines
+
+
+def _is(version: str, name: str, tested: list[Requirement]) -> bool:
+    public = Version(version).public
+    return any(item.specifier.contains(public) for item in tested if item.name == name)
+
+
+def list_files(requirements: list[Requirement]) -> list[str]:
+    """For mpiddp and each requirement, a path that is there as long as that version is."""
+    names = ["mpiddp", *(item.name for item in requirements)]
+    # There is no public way to ask for the metadata's path.
+    paths = [getattr(distribution(name), "_path", None) for name in names]
+    return [f"file {Path(path).resolve()}" for path in paths if path]
+
+
+def main(arguments: list[str]) -> None:
+    kind, setup_cfg, *rest = arguments
+    if kind == "files":
+        print("\n".join(list_files(read_requirements(setup_cfg, tuple(rest)))))
+        return
+    text = Path(rest[0]).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    tested = [Requirement(line) for line in lines]
+    print("\n".join(constrain(kind, read_requirements(setup_cfg), tested)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

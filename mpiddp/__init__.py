@@ -1,0 +1,89 @@
+"""Launch PyTorch distributed training with MPI, and look underneath.
+
+    import mpiddp
+
+    with mpiddp.init() as session:
+        print(session.world.rank, session.device)
+
+Names are loaded when they are first used: importing mpiddp imports neither torch nor mpi4py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpiddp.errors import (
+        ConfigurationError,
+        LaunchError,
+        MpiddpError,
+        PeerLostError,
+        UnreachableError,
+    )
+    from mpiddp.launch.session import Session
+    from mpiddp.launch.world import World
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "LaunchError",
+    "MpiddpError",
+    "PeerLostError",
+    "Session",
+    "UnreachableError",
+    "World",
+    "init",
+]
+
+_HOMES = {
+    "ConfigurationError": "mpiddp.errors",
+    "LaunchError": "mpiddp.errors",
+    "MpiddpError": "mpiddp.errors",
+    "PeerLostError": "mpiddp.errors",
+    "Session": "mpiddp.launch.session",
+    "UnreachableError": "mpiddp.errors",
+    "World": "mpiddp.launch.world",
+}
+
+
+def init(
+    backend: str = "auto",
+    timeout: float = 300.0,
+    interface: str = "auto",
+    allow_shared_gpu: bool = False,
+) -> Session:
+    """Start this launch: MPI, device, store and torch.distributed's default group.
+
+    Collective: every process of the launch calls it, once. The Session is a context manager;
+    leaving it closes everything in the right order. An exception that leaves it, on any rank,
+    ends the whole job.
+
+    Args:
+        backend: ``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU.
+        timeout: seconds for each phase of start-up and for each collective.
+        interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
+        allow_shared_gpu: let several ranks use one GPU, with Gloo.
+
+    Raises (in a notebook; elsewhere the job ends with the error's exit code):
+        ConfigurationError: NCCL without GPUs, an interface that is not there.
+        LaunchError: the processes cannot find each other, or would share a GPU.
+        UnreachableError: a phase of start-up outlasted ``timeout``.
+    """
+    from mpiddp.launch.failure import WayOut
+    from mpiddp.launch.session import Options
+    from mpiddp.launch.startup import catch_uncaught, start
+
+    way_out = WayOut()
+    with way_out:
+        options = Options(backend, timeout, interface, allow_shared_gpu)
+        session = start(options, way_out)
+    catch_uncaught(session, way_out)
+    return session
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mpiddp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,163 @@
+"""``python -m mpiddp SCRIPT``: run a script written for torchrun, unchanged, under MPI.
+
+The script finds torchrun's environment, and ``init_process_group()`` in it connects to a store
+that runs already. Everything else is as in plain Python: ``sys.argv``, ``__main__``, the path,
+tracebacks and exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import NoReturn
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.launcher import is_first
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+
+DESCRIPTION = """\
+Run a script written for torchrun, unchanged, on every rank that MPI started:
+
+  mpirun -n 4 python -m mpiddp script.py --its-own options
+  srun --mpi=pmix python -m mpiddp -m package.module --its-own options
+
+Options of mpiddp stand before the script."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors take the way out like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; python -m mpiddp --help shows the options")
+
+
+def parse(arguments: Sequence[str]) -> tuple[Options, str | None, list[str]]:
+    """Split the command line into mpiddp's options, the module (or None), and the rest.
+
+    The rest begins with the script's path where no module is named.
+    """
+    parser = _Parser(
+        prog="python -m mpiddp",
+        usage="python -m mpiddp [OPTIONS] SCRIPT [ARGS…]\n"
+        "       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    defaults = Options()
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=defaults.timeout,
+        metavar="SECONDS",
+        help="for each phase of start-up (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--interface",
+        default=defaults.interface,
+        metavar="NAME",
+        help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
+    )
+    parser.add_argument(
+        "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU, with Gloo"
+    )
+    own, module, rest = _split(arguments)
+    values = parser.parse_args(own)
+    if module is None and not rest:
+        parser.error("no SCRIPT given")
+    options = Options("auto", values.timeout, values.interface, values.allow_shared_gpu)
+    return options, module, rest
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """Cut before the script or after ``-m MODULE``, as Python itself does."""
+    takes_value = ("--timeout", "--interface")
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "-m":
+            if position + 1 == len(arguments):
+                raise ConfigurationError("-m expects the name of a module")
+            return list(arguments[:position]), arguments[position + 1], list(arguments[position + 2 :])
+        if word == "--":
+            return list(arguments[:position]), None, list(arguments[position + 1 :])
+        if not word.startswith("-"):
+            break
+        position += 2 if word in takes_value else 1
+    return list(arguments[:position]), None, list(arguments[position:])
+
+
+def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """What runs a file as ``__main__``. Raises ConfigurationError if it cannot be read."""
+    file = Path(path)
+    if file.is_dir() or file.suffix in (".zip", ".pyz"):
+        return _prepare_path(path, arguments)
+    try:
+        with io.open_code(str(file)) as source:
+            text = source.read()
+    except OSError as error:
+        raise ConfigurationError(
+            f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
+        ) from None
+
+    def run() -> None:
+        main = types.ModuleType("__main__")
+        main.__dict__.update(
+            __file__=path, __builtins__=__builtins__, __loader__=SourceFileLoader("__main__", path)
+        )
+        sys.argv = [path, *arguments]
+        sys.path[0] = str(file.resolve().parent)
+        # Pickle and spawned workers look the script's names up here.
+        sys.modules["__main__"] = main
+        exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
+
+    return run
+
+
+def _prepare_path(path: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """A directory or archive with a ``__main__.py``, which runpy knows how to run."""
+
+    def run() -> None:
+        sys.argv = [path, *arguments]
+        sys.path.pop(0)
+        runpy.run_path(path, run_name="__main__")
+
+    return run
+
+
+def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """What runs a module as ``python -m`` does."""
+
+    def run() -> None:
+        sys.argv = [name, *arguments]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+    return run
+
+
+def main() -> None:
+    """Start the launch, run the script in it, and leave with the script's exit code."""
+    with WayOut() as way_out:
+        way_out.hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
+        arguments = sys.argv[1:]
+        if arguments[:1] in (["-h"], ["--help"]) and not is_first():
+            return
+        options, module, rest = parse(arguments)
+        run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
+        with start(options, way_out, make_group=False):
+            way_out.runs_script = True
+            run()
+
+
+if __name__ == "__main__":
+    main()

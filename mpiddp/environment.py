@@ -1,0 +1,172 @@
+"""The one table from a logical name to the environment variables that carry it.
+
+Every variable that mpiddp reads or sets is named in this file and nowhere else. Rows marked
+*read* come from that launcher's documentation and were not run by mpiddp's tests.
+
+Ranks and sizes have no defaults: a launcher is either recognised by its own variables or it
+is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LauncherVariables:
+    """How one launcher tells a process who it is."""
+
+    key: str
+    """Short name used in code and tests."""
+    name: str
+    """Name used in messages."""
+    signs: tuple[str, ...]
+    """The launcher started this process where any of these is set."""
+    rank: str
+    size: str | None = None
+    local_rank: str | None = None
+    local_size: str | None = None
+
+
+# The order matters: an mpirun inside a Slurm allocation starts its daemons as a Slurm step, so
+# its processes carry Slurm's step variables beside their own; torchrun is started by either.
+LAUNCHERS: tuple[LauncherVariables, ...] = (
+    LauncherVariables(
+        key="torchrun",
+        name="torchrun",
+        signs=("TORCHELASTIC_RUN_ID",),
+        rank="RANK",
+        size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
+    ),
+    LauncherVariables(
+        key="openmpi",
+        name="Open MPI's mpirun",
+        signs=("OMPI_COMM_WORLD_SIZE",),
+        rank="OMPI_COMM_WORLD_RANK",
+        size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    # read: `prterun` without Open MPI's personality gives the rank alone.
+    LauncherVariables(key="prrte", name="PRRTE", signs=("PRTE_LAUNCHED",), rank="PMIX_RANK"),
+    # HYDI_CONTROL_FD is MPICH's; Intel MPI and older MPICH set only the MPI_LOCAL… pair (read).
+    LauncherVariables(
+        key="hydra",
+        name="MPICH's mpiexec (Hydra)",
+        signs=("HYDI_CONTROL_FD", "MPI_LOCALNRANKS"),
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
+    ),
+    # read: HPE PALS (`mpiexec` of Cray systems) gives no size to compare with.
+    LauncherVariables(
+        key="pals",
+        name="HPE PALS",
+        signs=("PALS_RANKID",),
+        rank="PALS_RANKID",
+        local_rank="PALS_LOCAL_RANKID",
+    ),
+    # read
+    LauncherVariables(
+        key="flux",
+        name="Flux",
+        signs=("FLUX_TASK_RANK",),
+        rank="FLUX_TASK_RANK",
+        size="FLUX_JOB_SIZE",
+        local_rank="FLUX_TASK_LOCAL_ID",
+    ),
+    # read
+    LauncherVariables(
+        key="jsm",
+        name="IBM JSM (jsrun)",
+        signs=("JSM_NAMESPACE_RANK",),
+        rank="JSM_NAMESPACE_RANK",
+        size="JSM_NAMESPACE_SIZE",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",
+    ),
+    # SLURM_LOCALID exists, SLURM_LOCAL_ID does not. Step variables, never the job's: the job's
+    # node list and task count describe the allocation, not what srun started.
+    LauncherVariables(
+        key="slurm",
+        name="srun",
+        signs=("SLURM_STEP_ID", "SLURM_STEPID"),
+        rank="SLURM_PROCID",
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
+    ),
+)
+
+# A process manager that no row above describes still leaves one of these.
+MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD", "PMI_PORT")
+
+PMIX_SIGNS = ("PMIX_NAMESPACE", "PMIX_RANK")
+PMI_SIGNS = ("PMI_FD", "PMI_PORT", "PMI_RANK")
+
+SLURM_JOB_TASKS = "SLURM_NTASKS"
+SLURM_HETEROGENEOUS_SIZE = "SLURM_HET_SIZE"
+SLURM_HETEROGENEOUS_TASKS = "SLURM_NTASKS_HET_GROUP_"
+SLURM_JOB_NAME = "SLURM_JOB_NAME"
+SLURM_JOB_ID = "SLURM_JOB_ID"
+SLURM_ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
+SLURM_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
+
+# Set for others' scripts: what torchrun gives.
+RANK = "RANK"
+LOCAL_RANK = "LOCAL_RANK"
+WORLD_SIZE = "WORLD_SIZE"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+GROUP_RANK = "GROUP_RANK"
+GROUP_WORLD_SIZE = "GROUP_WORLD_SIZE"
+ROLE_RANK = "ROLE_RANK"
+ROLE_NAME = "ROLE_NAME"
+ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
+TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+
+OUR_RUN_ID_PREFIX = "mpiddp-"
+"""Start of the run id that mpiddp gives, so that it is never taken for torchrun."""
+
+# Which interface a library may use.
+NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_CONF_FILE = "NCCL_CONF_FILE"
+GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
+
+# MPI's own behaviour.
+MPI4PY_INITIALIZE = "MPI4PY_RC_INITIALIZE"
+CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
+CRAY_SIGNS = ("CRAY_MPICH_VERSION", "CRAY_MPICH_DIR", "PE_MPICH_PKGCONFIG_VARIABLES")
+LD_PRELOAD = "LD_PRELOAD"
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def is_set(names: Iterable[str], variables: Mapping[str, str] | None = None) -> bool:
+    """Whether any of ``names`` has a value that is not empty."""
+    variables = os.environ if variables is None else variables
+    return any(variables.get(name) for name in names)
+
+
+def job_name(variables: Mapping[str, str] | None = None) -> str | None:
+    """Name of the Slurm job with its id (array id and task where there are), or None.
+
+    It is the same after a requeue, so a run finds its own directory again.
+    """
+    variables = os.environ if variables is None else variables
+    job = variables.get(SLURM_JOB_ID)
+    if not job:
+        return None
+    array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
+    identity = f"{array}_{task}" if array and task else job
+    # Slurm lets a job's name hold anything; a directory's name must stay one component.
+    name = (variables.get(SLURM_JOB_NAME) or "job").replace("/", "-").lstrip(".")
+    return f"{name}-{identity}"

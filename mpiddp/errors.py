@@ -1,0 +1,50 @@
+"""What can go wrong, and the exit code that each kind of failure ends the job with.
+
+    MpiddpError                 1   our code, or the user's, failed
+    ├── ConfigurationError      2   bad arguments or configuration
+    ├── LaunchError             3   the launch is wrong: every rank alone, wrong PMI, GPUs shared
+    ├── UnreachableError        4   ranks could not reach each other in time
+    └── PeerLostError           6   a rank or peer was lost or stalled
+
+Two more codes are promised and belong to later rooms: 5, no usable checkpoint where one
+was demanded; 75, preempted with a checkpoint written. ``128 + n`` is the status of a
+process that signal n killed.
+
+Every message says which rank on which host (the way out adds them), what was expected,
+what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+SUCCESS = 0
+FAILURE = 1
+
+
+class MpiddpError(Exception):
+    """The root of mpiddp's own errors; printed as one line, without a traceback."""
+
+    exit_code: int = FAILURE
+
+
+class ConfigurationError(MpiddpError):
+    """An argument, a configuration file or an input that cannot be used."""
+
+    exit_code = 2
+
+
+class LaunchError(MpiddpError):
+    """The processes were started in a way that cannot work."""
+
+    exit_code = 3
+
+
+class UnreachableError(MpiddpError):
+    """Ranks could not reach each other before the deadline."""
+
+    exit_code = 4
+
+
+class PeerLostError(MpiddpError):
+    """A rank that took part is gone, or stopped making progress."""
+
+    exit_code = 6

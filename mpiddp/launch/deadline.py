@@ -1,0 +1,71 @@
+"""A deadline for each phase of start-up.
+
+One thread per process watches the phase that the main thread is in. MPI and torch release the
+interpreter's lock while they wait, so the thread can still speak when they do not return.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Watch:
+    """Calls ``expire(phase)`` from its own thread when a phase outlasts ``seconds``.
+
+    Remembers how long each phase took. Close it when start-up is over.
+    """
+
+    def __init__(self, seconds: float, expire: Callable[[str], None]) -> None:
+        self.seconds = seconds
+        self.durations: dict[str, float] = {}
+        """Seconds by name of phase, in the order in which they ended."""
+        self.current: str | None = None
+        self._end = float("inf")
+        self._expire = expire
+        self._closed = False
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._watch, name="mpiddp-deadline", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Watch the body as the phase ``name``."""
+        begin = time.monotonic()
+        self._set(name, begin + self.seconds)
+        try:
+            yield
+        finally:
+            self._set(None, float("inf"))
+            self.durations[name] = time.monotonic() - begin
+
+    def close(self) -> None:
+        """Stop watching and join the thread."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _set(self, name: str | None, end: float) -> None:
+        with self._condition:
+            self.current = name
+            self._end = end
+            self._condition.notify()
+
+    def _watch(self) -> None:
+        with self._condition:
+            while not self._closed:
+                remaining = self._end - time.monotonic()
+                if remaining > 0:
+                    self._condition.wait(None if remaining == float("inf") else remaining)
+                    continue
+                name = self.current or ""
+                self._end = float("inf")
+                self._condition.release()
+                try:
+                    self._expire(name)
+                finally:
+                    self._condition.acquire()

@@ -1,0 +1,133 @@
+"""Which launcher started this process, and what it says about rank and size.
+
+Only environment variables are read here, so it works before MPI and torch are imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpiddp import environment
+from mpiddp.environment import LAUNCHERS, LauncherVariables
+from mpiddp.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the launcher told this process; None where it does not say."""
+
+    key: str
+    name: str
+    rank: int
+    sizes: tuple[int, ...]
+    """World sizes that agree with the launcher: one, none if it does not say, several for a
+    heterogeneous Slurm job, where a step may span one component or all of them."""
+    local_rank: int | None
+    process_managers: frozenset[str]
+    """Interfaces that it offers to an MPI library: "pmix", "pmi"."""
+
+    @property
+    def size(self) -> int | None:
+        """The largest size that the launcher may mean."""
+        return max(self.sizes, default=None)
+
+
+def find_launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
+    """The launcher that really started this process, or None if it was started by hand.
+
+    Raises:
+        LaunchError: its variables contradict each other.
+    """
+    variables = os.environ if variables is None else variables
+    for row in LAUNCHERS:
+        if not environment.is_set(row.signs, variables):
+            continue
+        run_id = variables.get(environment.TORCHELASTIC_RUN_ID, "")
+        if row.key == "torchrun" and run_id.startswith(environment.OUR_RUN_ID_PREFIX):
+            continue
+        return _read(row, variables)
+    return None
+
+
+def has_manager_hint(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether a process manager that the table does not know left its variables."""
+    return environment.is_set(environment.MANAGER_HINTS, variables)
+
+
+def is_first(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether this process speaks for the job while MPI is not up: the launcher's rank 0."""
+    launcher = find_launcher(variables)
+    return launcher is None or launcher.rank == 0
+
+
+def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
+    """Tasks of the Slurm job around a process that no launcher started; 1 outside Slurm."""
+    variables = os.environ if variables is None else variables
+    text = variables.get(environment.SLURM_JOB_TASKS, "")
+    return int(text) if text.isdigit() else 1
+
+
+def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
+    rank = _integer(row, row.rank, variables)
+    if rank is None:
+        raise LaunchError(
+            f"{row.name} started this process but {row.rank} is not set: "
+            "start the job again from a shell without variables of an earlier launch"
+        )
+    size = _integer(row, row.size, variables)
+    if size is not None and not 0 <= rank < size:
+        raise LaunchError(
+            f"{row.name} says rank {rank} ({row.rank}) of {size} ({row.size}), which contradict "
+            "each other: start the job again from a shell without variables of an earlier launch"
+        )
+    sizes: tuple[int, ...] = () if size is None else (size,)
+    if row.key == "slurm":
+        sizes += _heterogeneous_sizes(variables)
+    return Launcher(
+        key=row.key,
+        name=row.name,
+        rank=rank,
+        sizes=sizes,
+        local_rank=_integer(row, row.local_rank, variables),
+        process_managers=_process_managers(row, variables),
+    )
+
+
+def _integer(
+    row: LauncherVariables, name: str | None, variables: Mapping[str, str]
+) -> int | None:
+    text = variables.get(name, "") if name else ""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(
+            f"{row.name} sets {name} to a whole number, but it holds {text[:40]!r}"
+        ) from None
+
+
+def _heterogeneous_sizes(variables: Mapping[str, str]) -> tuple[int, ...]:
+    components = variables.get(environment.SLURM_HETEROGENEOUS_SIZE, "")
+    if not components.isdigit():
+        return ()
+    names = [
+        f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}" for index in range(int(components))
+    ]
+    counts = [variables.get(name, "") for name in names]
+    return (sum(int(count) for count in counts),) if all(c.isdigit() for c in counts) else ()
+
+
+def _process_managers(row: LauncherVariables, variables: Mapping[str, str]) -> frozenset[str]:
+    if row.key == "hydra":
+        return frozenset({"pmi"})
+    if row.key in ("openmpi", "prrte"):
+        return frozenset({"pmix"})
+    found = set()
+    if environment.is_set(environment.PMIX_SIGNS, variables):
+        found.add("pmix")
+    if environment.is_set(environment.PMI_SIGNS, variables):
+        found.add("pmi")
+    return frozenset(found)

@@ -1,0 +1,308 @@
+"""From a World to a store and a process group, over an address that every node really reaches.
+
+Bind, then publish: rank 0 opens one listening socket per candidate address on a port that the
+kernel picks, and tells MPI. Every node's leader connects to all of them and has reached one when
+it has read back this job's token, since any host may own a 172.17.0.1. The socket of the winner
+becomes the TCPStore's; no port is ever closed and hoped for.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mpiddp.errors import ConfigurationError, MpiddpError, UnreachableError
+from mpiddp.launch.network import Candidate
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py import MPI
+
+    from mpiddp.launch.world import World
+
+TOKEN_BYTES = 16
+REACH_SECONDS = 15.0
+"""How long a node tries to reach rank 0 when no candidate answers."""
+GRACE_SECONDS = 0.25
+"""How much longer it waits for the other candidates once one has answered."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One listening socket of rank 0, as the other nodes learn of it."""
+
+    candidate: Candidate
+    port: int
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The agreed address of the store."""
+
+    address: str
+    port: int
+    interface: str
+    """On rank 0's node."""
+    job: str
+    """Hexadecimal token, the same on all ranks and different in every job."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of trying one offer from one node."""
+
+    local_address: str | None
+    """This node's end of the connection; None if the offer was not reached."""
+    problem: str = ""
+
+
+class Reception:
+    """Rank 0's listening sockets, and the thread that answers them with the job's token."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._listeners: list[tuple[Candidate, socket.socket]] = []
+        problems = []
+        for candidate in candidates:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.bind((candidate.address, 0))
+                listener.listen(socket.SOMAXCONN)
+                listener.setblocking(False)
+            except OSError as error:
+                listener.close()
+                problems.append(f"{candidate.address} on {candidate.interface}: {error}")
+                continue
+            self._listeners.append((candidate, listener))
+        if not self._listeners:
+            raise UnreachableError("no address can be listened on: " + "; ".join(problems))
+        self._wake, self._alarm = socket.socketpair()
+        self._thread = threading.Thread(target=self._answer, name="mpiddp-reception", daemon=True)
+        self._thread.start()
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        return tuple(Offer(c, listener.getsockname()[1]) for c, listener in self._listeners)
+
+    def hand_over(self, index: int | None) -> int | None:
+        """Stop answering and close all sockets but one, whose descriptor is returned.
+
+        The caller owns the descriptor.
+        """
+        self._alarm.send(b"x")
+        self._thread.join()
+        self._wake.close()
+        self._alarm.close()
+        descriptor = None
+        for position, (_, listener) in enumerate(self._listeners):
+            if position == index:
+                descriptor = listener.detach()
+            else:
+                listener.close()
+        return descriptor
+
+    def _answer(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake, selectors.EVENT_READ)
+            for _, listener in self._listeners:
+                selector.register(listener, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._wake:
+                        return
+                    _greet(key.fileobj, self.token)
+
+
+def _greet(listener: Any, token: bytes) -> None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return  # The caller went away between the event and the accept.
+    with connection:
+        try:
+            connection.sendall(token)
+        except OSError:
+            return  # Its leader reports the address as not reached.
+
+
+def try_offers(
+    offers: Sequence[Offer], token: bytes, *, seconds: float, grace: float
+) -> tuple[Attempt, ...]:
+    """Connect to every offer at once; an attempt succeeds when ``token`` was read back.
+
+    Returns one Attempt per offer, after all have ended, or ``grace`` seconds after the first
+    success, or after ``seconds``.
+    """
+    answers: queue.SimpleQueue[tuple[int, Attempt]] = queue.SimpleQueue()
+    for index, offer in enumerate(offers):
+        threading.Thread(
+            target=lambda i=index, o=offer: answers.put((i, _try_offer(o, token, seconds))),
+            name=f"mpiddp-reach-{offer.candidate.address}",
+            daemon=True,
+        ).start()
+    attempts = [Attempt(None, "no answer")] * len(offers)
+    end = time.monotonic() + seconds
+    for _ in offers:
+        try:
+            index, attempt = answers.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        attempts[index] = attempt
+        if attempt.local_address is not None:
+            end = min(end, time.monotonic() + grace)
+    return tuple(attempts)
+
+
+def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
+    try:
+        with socket.create_connection((offer.candidate.address, offer.port), seconds) as connection:
+            local_address: str = connection.getsockname()[0]
+            received = b""
+            while len(received) < TOKEN_BYTES:
+                piece = connection.recv(TOKEN_BYTES - len(received))
+                if not piece:
+                    break
+                received += piece
+    except OSError as error:
+        return Attempt(None, error.strerror or "timed out")
+    if received != token:
+        return Attempt(None, "another host answered")
+    return Attempt(local_address)
+
+
+def choose_offer(reached: Sequence[Sequence[bool]]) -> int | None:
+    """Index of the first offer that every node reached, or None.
+
+    Args:
+        reached: one row per node, one entry per offer, offers in order of preference.
+    """
+    for index in range(len(reached[0]) if reached else 0):
+        if all(row[index] for row in reached):
+            return index
+    return None
+
+
+def describe_failure(
+    offers: Sequence[Offer], rows: Sequence[tuple[str, Sequence[Attempt]]], master: str
+) -> str:
+    """A table of which node could not reach which address of rank 0."""
+    heads = [f"{o.candidate.address} ({o.candidate.interface})" for o in offers]
+    cells = [
+        [name, *("reached" if a.local_address is not None else a.problem for a in attempts)]
+        for name, attempts in rows
+    ]
+    table = [["node", *heads], *cells]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads) + 1)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    return (
+        f"no address of rank 0 on {master} was reached by every node. Open a path between the "
+        "nodes (firewall?), or name the interface that has one: --interface NAME\n  "
+        + "\n  ".join(lines)
+    )
+
+
+def meet(
+    reception: Reception | None, leaders: MPI.Intracomm, hostname: str, timeout: float
+) -> tuple[int, tuple[Offer, ...], tuple[Attempt, ...], bytes]:
+    """Let every node's leader try rank 0's offers, and agree on one. Collective over leaders.
+
+    Returns the index of the winner, the offers, this node's attempts and the job's token.
+    Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
+    the table.
+    """
+    published = (reception.offers, reception.token) if reception is not None else None
+    offers, token = leaders.bcast(published)
+    seconds = min(timeout, REACH_SECONDS)
+    # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
+    for grace in (GRACE_SECONDS, seconds):
+        attempts = try_offers(offers, token, seconds=seconds, grace=grace)
+        winner = _agree_on_offer(attempts, leaders)
+        if winner is not None:
+            return winner, offers, attempts, token
+    rows = leaders.gather((hostname, attempts))
+    if rows is not None:
+        raise UnreachableError(describe_failure(offers, rows, hostname))
+    raise UnreachableError("this node's part of the addresses of rank 0 is in rank 0's table")
+
+
+def _agree_on_offer(attempts: Sequence[Attempt], leaders: MPI.Intracomm) -> int | None:
+    import numpy
+    from mpi4py import MPI
+
+    mine = numpy.array([a.local_address is not None for a in attempts], dtype=numpy.uint8)
+    everyone = numpy.empty_like(mine)
+    leaders.Allreduce(mine, everyone, op=MPI.MIN)
+    return choose_offer([everyone.tolist()])
+
+
+def make_store(meeting: Meeting, world: World, descriptor: int | None, timeout: float) -> Any:
+    """The job's TCPStore: rank 0 serves on the socket it already holds, the others connect.
+
+    Owns ``descriptor`` from here on. The server lives until rank 0 drops the returned object.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(
+        meeting.address,
+        meeting.port,
+        world.size,
+        descriptor is not None,
+        timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
+
+
+def make_group(
+    store: Any, world: World, backend: str, device: torch.device, timeout: float
+) -> None:
+    """Make torch.distributed's default group on the store.
+
+    With NCCL the group is bound to ``device``, so that NCCL connects and fails here and not in
+    the first collective. Passing a store skips torch's own prefix and time-out: both are done
+    here.
+    """
+    import torch.distributed as distributed
+    from torch._C._distributed_c10d import PrefixStore
+
+    if distributed.is_initialized():
+        raise ConfigurationError(
+            "torch.distributed's default group exists already: call mpiddp.init() instead of "
+            "init_process_group(), or run the script with python -m mpiddp"
+        )
+    prefixed = PrefixStore("mpiddp/default_pg", store)
+    # The phase's own deadline comes first, and knows who is missing.
+    prefixed.set_timeout(timedelta(seconds=timeout + 5))
+    distributed.init_process_group(
+        backend,
+        store=prefixed,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+
+
+def first_all_reduce(world: World, device: torch.device) -> None:
+    """One all-reduce of one float per rank, checked. Raises MpiddpError on a wrong sum."""
+    import torch
+    import torch.distributed as distributed
+
+    ones = torch.ones(1, device=device if distributed.get_backend() == "nccl" else "cpu")
+    distributed.all_reduce(ones)
+    if ones.item() != world.size:
+        raise MpiddpError(
+            f"the first all-reduce over {world.size} ranks must give {world.size}, "
+            f"it gave {ones.item()}"
+        )

@@ -1,0 +1,122 @@
+"""The block that rank 0 prints when start-up is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpiddp.launch import mpi
+from mpiddp.launch.world import Roster, fold_hostnames
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py import MPI
+
+    from mpiddp.launch.session import Session
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node's leader tells rank 0."""
+
+    interface: str
+    """The interface that carries the route to rank 0."""
+    device: str
+    """Of the leader; a node's ranks are taken to be alike."""
+    remarks: tuple[str, ...]
+
+
+def describe_device(device: torch.device, threads: int) -> str:
+    """``GPU NVIDIA H200`` or ``CPU, 2 threads per rank``."""
+    if device.type == "cuda":
+        import torch
+
+        # A script's process has no context yet, and asking for the name would make one.
+        initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''} per rank"
+
+
+def find_slowest(
+    seconds: Mapping[str, float], communicator: MPI.Intracomm | None
+) -> dict[str, tuple[float, int]]:
+    """For each phase the longest time in seconds and the rank that took it. Collective."""
+    if communicator is None:
+        return {phase: (value, 0) for phase, value in seconds.items()}
+    import numpy
+    from mpi4py import MPI
+
+    # MPI's DOUBLE_INT is the C struct, padding included.
+    pair = numpy.dtype([("seconds", "f8"), ("rank", "i4")], align=True)
+    pairs = numpy.zeros(len(seconds), dtype=pair)
+    pairs["seconds"] = list(seconds.values())
+    pairs["rank"] = communicator.Get_rank()
+    largest = numpy.zeros_like(pairs)
+    communicator.Reduce([pairs, MPI.DOUBLE_INT], [largest, MPI.DOUBLE_INT], op=MPI.MAXLOC)
+    return {
+        phase: (float(largest["seconds"][i]), int(largest["rank"][i]))
+        for i, phase in enumerate(seconds)
+    }
+
+
+def describe_start(
+    session: Session,
+    roster: Roster | None,
+    reports: Sequence[NodeReport],
+    slowest: Mapping[str, tuple[float, int]],
+    oddities: Sequence[str],
+) -> str:
+    """The start-up block, ending in a newline."""
+    world, meeting = session.world, session.meeting
+    hostnames = roster.hostnames if roster is not None else (world.hostname,)
+    local_sizes = roster.local_sizes if roster is not None else (world.local_size,)
+    if session._module is not None:
+        library = mpi.library_name(session._module.Get_library_version())
+    else:
+        library = "none (one process)"
+    backend = session.backend if session._group else f"left to the script ({session.backend})"
+    rows = {
+        "ranks": f"{_plural(world.size, 'rank')} on {_plural(world.node_count, 'node')}: "
+        + fold_hostnames(hostnames),
+        "ranks per node": _fold_counts(local_sizes),
+        "master": f"{world.master_hostname} at {meeting.address}:{meeting.port}",
+        "interface": _fold_by_node(hostnames, [report.interface for report in reports]),
+        "backend": backend,
+        "devices": _fold_by_node(hostnames, [report.device for report in reports]),
+        "MPI": library,
+        "seconds": ", ".join(_describe_phase(*item, world.size) for item in slowest.items()),
+    }
+    width = max(map(len, rows))
+    lines = [f"  {head.ljust(width)}  {text}" for head, text in rows.items()]
+    remarks = dict.fromkeys(remark for report in reports for remark in report.remarks)
+    warnings = [f"mpiddp: note: {text}" for text in (*oddities, *remarks)]
+    return "\n".join(["mpiddp: started", *lines, *warnings]) + "\n"
+
+
+def _describe_phase(phase: str, value: tuple[float, int], size: int) -> str:
+    seconds, rank = value
+    where = f" (rank {rank})" if size > 1 else ""
+    return f"{phase} {seconds:.3f}{where}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _fold_counts(counts: Sequence[int]) -> str:
+    """``8``, or ``8 on 3 nodes, 4 on 1``."""
+    different = dict.fromkeys(counts)
+    if len(different) == 1:
+        return str(counts[0])
+    return ", ".join(f"{count} on {list(counts).count(count)}" for count in different)
+
+
+def _fold_by_node(hostnames: Sequence[str], values: Sequence[str]) -> str:
+    """``eth0``, or ``eth0 on node[1-3]; ib0 on node4``."""
+    owners: dict[str, list[str]] = {}
+    for hostname, value in zip(hostnames, values, strict=True):
+        owners.setdefault(value, []).append(hostname)
+    if len(owners) == 1:
+        return values[0]
+    return "; ".join(f"{value} on {fold_hostnames(names)}" for value, names in owners.items())

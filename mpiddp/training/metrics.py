@@ -1,0 +1,157 @@
+"""What a run reports: sums over all ranks, rows of ``metrics.jsonl``, lines on the console."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Average:
+    """Loss and accuracy over the samples of all ranks."""
+
+    loss: float
+    """Mean cross entropy per sample, in nats."""
+    accuracy: float
+    """Share of samples whose class was right, 0 to 1."""
+    samples: int
+
+
+class Totals:
+    """Running sums of one rank, kept on its device so that no step waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count one batch.
+
+        Args:
+            loss: mean over the batch, a scalar.
+            outputs: shape (samples, classes), a score per class.
+            labels: shape (samples,), int64.
+        """
+        correct = (outputs.argmax(dim=1) == labels).sum()
+        self._sums[0] += loss.double() * len(labels)
+        self._sums[1] += correct
+        self._sums[2] += len(labels)
+
+    def reduce(self) -> Average:
+        """Sum over all ranks, by all-reduce, and return the averages. Every rank must call."""
+        dist.all_reduce(self._sums)
+        loss, correct, samples = self._sums.tolist()
+        return Average(loss / samples, correct / samples, round(samples))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of ``metrics.jsonl``: an epoch."""
+
+    attempt: int
+    """How often this run had been started before."""
+    epoch: int
+    """Counted from 1."""
+    step: int
+    """Optimizer steps taken so far."""
+    loss: float
+    """Mean training loss over the samples of all ranks, as they were trained on."""
+    accuracy: float
+    """The same for the share of right classes, 0 to 1."""
+    test_loss: float | None
+    """Mean loss over the test samples; None in an epoch without evaluation."""
+    test_accuracy: float | None
+    """Share of the test samples whose class was right; None without evaluation."""
+    learning_rate: float
+    """That of the epoch's last step."""
+    samples_per_second: float
+    """Samples trained on, on all ranks, by ``seconds``."""
+    seconds: float
+    """Rank 0's time for the epoch's training, without evaluation."""
+    load_seconds: float
+    """The part of ``seconds`` that rank 0 waited for batches."""
+    evaluate_seconds: float | None
+    """Rank 0's time for the evaluation; None without one."""
+    parameters: str | None
+    """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
+
+
+class MetricsFile:
+    """``metrics.jsonl``, one JSON object per line; attempts of a run follow one another."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        _cut_partial_line(path)
+
+    def append(self, row: Row) -> None:
+        """Write one row, whole, to where other processes see it."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+
+
+def _cut_partial_line(path: Path) -> None:
+    """Remove what a killed process left of its last row."""
+    if path.exists():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            path.write_bytes(whole)
+
+
+def describe_start(
+    device: str, ranks_per_node: Sequence[int], master: str, batch_size: int
+) -> list[str]:
+    """Return the console's first lines.
+
+    Args:
+        device: type of the device that each rank trains on, as torch names it.
+        ranks_per_node: number of ranks on each node.
+        master: hostname of rank 0.
+        batch_size: in samples per rank and step.
+    """
+    ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
+    kind = "GPU" if device == "cuda" else device.upper()
+    if len(set(ranks_per_node)) == 1:
+        product = f"{_count(nodes, 'node')} x {_count(ranks_per_node[0], 'rank')} per node"
+    else:
+        sizes = sorted(Counter(ranks_per_node).items(), reverse=True)
+        product = " + ".join(f"{_count(n, 'node')} x {_count(size, 'rank')}" for size, n in sizes)
+    return [
+        f"Starting distributed training on {_count(ranks, kind)}",
+        f"{product} = {_count(ranks, 'rank')}",
+        f"Master node: {master}",
+        f"Effective batch: {_count(batch_size, 'sample')} per rank x {_count(ranks, 'rank')} = "
+        f"{_count(batch_size * ranks, 'sample')} per step",
+    ]
+
+
+def describe_epoch(row: Row) -> str:
+    """Return the console's line for one epoch."""
+    line = f"Epoch {row.epoch} - Avg Loss: {row.loss:.6f}, Accuracy: {row.accuracy:.2%}"
+    if row.test_accuracy is not None:
+        line += f", Test Accuracy: {row.test_accuracy:.2%}"
+    return line
+
+
+def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) -> str:
+    """Return the console's last line."""
+    return (
+        f"Training done: test accuracy {accuracy:.2%} after {_count(epochs, 'epoch')} in "
+        f"{seconds:.1f} s (run directory {directory})"
+    )
+
+
+def is_finite(average: Average) -> bool:
+    """Whether training has not diverged."""
+    return math.isfinite(average.loss)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

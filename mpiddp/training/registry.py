@@ -1,0 +1,43 @@
+"""The data sets and models that can be chosen by name.
+
+An entry refers to a function as ``package.module:function``, so that the names can be listed
+and checked without importing numpy or torch. A new data set or model joins the command line,
+the trainer and the tests by one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a data set comes from, and the model that fits it."""
+
+    loader: str
+    """Reference to a function ``(Configuration) -> DataSet``."""
+    model: str
+    """Name of the model taken for ``--model auto``."""
+
+
+DATASETS: dict[str, DataSource] = {
+    "digits": DataSource("mpiddp.training.data:load_digits", model="convnet"),
+    "synthetic": DataSource("mpiddp.training.data:make_synthetic", model="convnet"),
+    "toy": DataSource("mpiddp.training.data:make_toy", model="mlp"),
+}
+
+MODELS: dict[str, str] = {
+    "convnet": "mpiddp.training.models:build_convnet",
+    "mlp": "mpiddp.training.models:build_mlp",
+}
+"""Name to reference of a function ``(shape, classes) -> torch.nn.Module``."""
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """Return the function that ``package.module:function`` refers to."""
+    module, _, function = reference.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found

@@ -1,0 +1,163 @@
+"""``runs/<name>/``: who may write there, and what lies there when training starts.
+
+    config.toml      the resolved configuration
+    metrics.jsonl    one row per epoch and attempt
+    outcome.json     how the last attempt ended; written by the way out
+    logs/            one file per rank that had something to say; written by the way out
+    lock             who holds the run now
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.config import Configuration, to_toml
+
+CONFIGURATION = "config.toml"
+METRICS = "metrics.jsonl"
+OUTCOME = "outcome.json"
+LOGS = "logs"
+LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run that this process may write to, until ``close`` or its end."""
+
+    path: Path
+    attempt: int
+    """How often the run had been started before."""
+    _lock: IO[str]
+
+    def close(self) -> None:
+        """Let others have the run."""
+        self._lock.close()
+
+
+def open_run(configuration: Configuration) -> RunDirectory:
+    """Make the run's directory, or take over one whose last attempt did not succeed.
+
+    Call it on rank 0 alone, when nothing else can refuse the configuration.
+
+    Raises ConfigurationError where the directory cannot be written, is in use by another
+    process, or holds a run that has finished; nothing is left behind or changed then.
+    """
+    name, is_fixed = _choose_name(configuration)
+    try:
+        path, is_new = _make_directory(configuration.runs_dir, name, is_fixed)
+    except OSError as error:
+        raise _unwritable(configuration.runs_dir / name, error) from None
+    try:
+        return _take(path, replace(configuration, name=path.name))
+    except OSError as error:
+        if is_new:
+            shutil.rmtree(path, ignore_errors=True)
+        raise _unwritable(path, error) from None
+
+
+def _choose_name(configuration: Configuration) -> tuple[str, bool]:
+    """Return the run's name, and whether it must be this one."""
+    if configuration.name is not None:
+        return configuration.name, True
+    job = environment.job_name()
+    if job is not None:
+        return "".join(c if c.isprintable() else "-" for c in job)[-199:], True
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S"), False
+
+
+def _make_directory(parent: Path, name: str, is_fixed: bool) -> tuple[Path, bool]:
+    """Return the directory, and whether it is new. A time stamp that is taken gets a suffix."""
+    parent.mkdir(parents=True, exist_ok=True)
+    path, number = parent / name, 1
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if is_fixed:
+                return path, False
+            number += 1
+            path = parent / f"{name}-{number}"
+        else:
+            return path, True
+
+
+def _take(path: Path, configuration: Configuration) -> RunDirectory:
+    lock = (path / LOCK).open("a+", encoding="utf-8")
+    try:
+        _lock_or_refuse(lock, path)
+        _refuse_finished(path)
+        attempt = _read_holder(lock).get("attempt", -1) + 1
+        lock.truncate(0)
+        holder = {
+            "job": environment.job_name(),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "attempt": attempt,
+        }
+        lock.write(json.dumps(holder) + "\n")
+        lock.flush()
+        (path / OUTCOME).unlink(missing_ok=True)
+        (path / LOGS).mkdir(exist_ok=True)
+        _write_whole(path / CONFIGURATION, to_toml(configuration))
+    except BaseException:
+        lock.close()
+        raise
+    return RunDirectory(path, attempt, lock)
+
+
+def _lock_or_refuse(lock: IO[str], path: Path) -> None:
+    try:
+        # A POSIX lock: it dies with its holder, and network file systems keep it.
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        holder = _read_holder(lock)
+        job = f"job {holder['job']}, " if holder.get("job") else ""
+        where = f"{job}process {holder.get('process')} on {holder.get('host')}"
+        raise ConfigurationError(
+            f"name: the run {path} is in use by {where}: choose another --name"
+        ) from None
+
+
+def _refuse_finished(path: Path) -> None:
+    try:
+        outcome = json.loads((path / OUTCOME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return
+    if isinstance(outcome, dict) and outcome.get("code") == 0:
+        raise ConfigurationError(
+            f"name: the run {path} has finished and is not overwritten: choose another --name"
+        )
+
+
+def _read_holder(lock: IO[str]) -> dict[str, Any]:
+    """Return what the last holder wrote; empty where there was none or it was cut short."""
+    lock.seek(0)
+    try:
+        holder = json.loads(lock.read())
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader never sees half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"runs_dir: cannot write the run directory {path}: {error.strerror}: "
+        "choose another --runs-dir"
+    )

@@ -1,0 +1,55 @@
+"""The fixtures that all tests share, and what a test run prints at its head and its foot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+
+import launchers
+import pytest
+from markers import (
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_terminal_summary"]
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _describe(launcher: launchers.Launcher) -> str:
+    if absent := launcher.missing():
+        return f"not installed ({absent[0]} is missing)"
+    answer = subprocess.run([str(launcher.mpirun), "--version"], capture_output=True, text=True)
+    lines = (line.strip() for line in answer.stdout.splitlines())
+    return next((line for line in lines if any(map(str.isdigit, line))), "unknown version")
+
+
+def pytest_report_header() -> list[str]:
+    rows = [row for row in launchers.table().values() if row.mpirun is not None]
+    packages = [f"{name} {_version_of(name)}" for name in ("torch", "torchvision", "mpi4py")]
+    checks = os.environ.get("MPIDDP_CHECKS")
+    return [
+        *(f"MPI {row.name}: {_describe(row)}, {row.mpirun}" for row in rows),
+        ", ".join(packages),
+        *([f"before the tests: {checks}"] if checks else []),
+    ]
+
+
+@pytest.fixture(
+    params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
+    ids=lambda row: row.name,
+)
+def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
+    """Each launcher that starts several ranks; a test that uses it is marked ``mpi``."""
+    row: launchers.Launcher = request.param
+    if absent := row.missing():
+        pytest.fail(f"{row.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
+    return row

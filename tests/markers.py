@@ -1,0 +1,122 @@
+"""What the test run says about its markers, and which tests it does not let be skipped.
+
+The hooks stand here, apart from ``conftest.py``, so that a made-up test run can load them
+and nothing else (``test_markers.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {
+    "slurm": ("slurmctld", "slurmd", "slurm-client", "munge"),
+    "browser": ("chromium",),
+}
+"""The Debian packages that the tests of a marker need; root is expected to install them."""
+
+REPORTED = ("mpi", "slurm", "gpu", "browser")
+
+
+def _is_debian() -> bool:
+    try:
+        text = Path("/etc/os-release").read_text()
+    except OSError:
+        return False
+    pairs = (line.partition("=") for line in text.splitlines())
+    release = {key: value.strip('"') for key, _, value in pairs}
+    family = {release.get("ID", ""), *release.get("ID_LIKE", "").split()}
+    return not family.isdisjoint({"debian", "ubuntu"})
+
+
+def _can_be_installed(package: str) -> bool:
+    """Whether apt knows a version of ``package``, installed or not."""
+    if shutil.which("apt-cache") is None:
+        return False
+    command = ["apt-cache", "policy", package]
+    environment = {**os.environ, "LC_ALL": "C"}
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment).stdout
+    versions = [line for line in answer.splitlines() if line.strip().startswith("Candidate:")]
+    return bool(versions) and "(none)" not in versions[0]
+
+
+@cache
+def why_required(marker: str) -> str | None:
+    """Why tests with ``marker`` must run on this machine; None where they may be skipped."""
+    if marker == "mpi":
+        return "tests marked mpi always run"
+    packages = PACKAGES.get(marker)
+    if packages is None or os.geteuid() != 0 or not _is_debian():
+        return None
+    if not all(map(_can_be_installed, packages)):
+        return None
+    return f"tests marked {marker} run where root can install {' '.join(packages)}"
+
+
+def _markers_of(report: pytest.TestReport) -> list[str]:
+    return [name for name in REPORTED if name in report.keywords] or ["none"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[assignment, misc]
+    if report.skipped and not hasattr(report, "wasxfail"):
+        for marker in filter(item.get_closest_marker, REPORTED):
+            if why := why_required(marker):
+                report.outcome = "failed"
+                report.longrepr = f"skipped, but {why}: {_reason_of(report)}"
+                break
+    return report  # type: ignore[return-value]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report: pytest.CollectReport = yield  # type: ignore[assignment, misc]
+    # A file that is skipped as a whole takes its markers with it, and nobody could count them.
+    if report.outcome == "skipped":
+        report.outcome = "failed"
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.longrepr = f"{collector.nodeid}: skip tests one by one, not the file ({reason})"
+    return report  # type: ignore[return-value]
+
+
+def _reason_of(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ran: Counter[str] = Counter()
+    skipped: dict[str, Counter[str]] = {name: Counter() for name in (*REPORTED, "none")}
+    notes: list[str] = []
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
+            notes += [str(value) for key, value in report.user_properties if key == "note"]
+            for marker in _markers_of(report):
+                if outcome == "skipped":
+                    skipped[marker][_reason_of(report)] += 1
+                elif outcome != "deselected" and report.nodeid:
+                    ran[marker] += outcome != "" and _counts_once(outcome, report)
+    terminalreporter.section("markers")
+    for marker in (*REPORTED, "none"):
+        terminalreporter.write_line(
+            f"{marker}: {ran[marker]} ran, {skipped[marker].total()} skipped"
+        )
+        for reason, count in skipped[marker].items():
+            terminalreporter.write_line(f"    {count} skipped: {reason}")
+    for note in dict.fromkeys(notes):
+        terminalreporter.write_line(note)
+
+
+def _counts_once(outcome: str, report: pytest.TestReport) -> bool:
+    """One test may have several reports, as one that passes and whose teardown fails."""
+    return report.when == "call" or (outcome in ("failed", "error") and report.when == "setup")
