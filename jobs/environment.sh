@@ -9,8 +9,11 @@
 # installed, so no network is needed; it is taken away before an installation begins and
 # written when it is complete, so one that was interrupted is done again.
 
-# A HOME that is empty makes pip keep its cache in the root directory.
-[ -n "${HOME:-}" ] || unset HOME
+# Open MPI 5 does not start without HOME, and pip keeps its cache below it.
+if [ -z "${HOME:-}" ]; then
+    HOME=$(getent passwd "$(id -u)" | cut -d: -f6)
+    export HOME=${HOME:-/tmp}
+fi
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 STAMP_NAME=.mpiddp-stamp
@@ -163,7 +166,7 @@ remove_incomplete() {
 }
 
 run_pip() {
-    local quiet=(--quiet --progress-bar off)
+    local quiet=(-qq --progress-bar off)
     [ ! -t 2 ] || quiet=()
     PIP_USER=0 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
         "$PYTHON" -m pip "$1" --no-input "${quiet[@]}" "${@:2}" >&2

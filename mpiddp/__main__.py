@@ -87,7 +87,11 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
         if word == "-m":
             if position + 1 == len(arguments):
                 raise ConfigurationError("-m expects the name of a module")
-            return list(arguments[:position]), arguments[position + 1], list(arguments[position + 2 :])
+            return (
+                list(arguments[:position]),
+                arguments[position + 1],
+                list(arguments[position + 2 :]),
+            )
         if word == "--":
             return list(arguments[:position]), None, list(arguments[position + 1 :])
         if not word.startswith("-"):
@@ -109,16 +113,22 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
             f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
         ) from None
 
+    # As in plain Python, __file__ is absolute and sys.argv[0] is what was typed.
+    location = os.path.abspath(path)
+
     def run() -> None:
         main = types.ModuleType("__main__")
         main.__dict__.update(
-            __file__=path, __builtins__=__builtins__, __loader__=SourceFileLoader("__main__", path)
+            __file__=location,
+            __cached__=None,
+            __builtins__=__builtins__,
+            __loader__=SourceFileLoader("__main__", location),
         )
         sys.argv = [path, *arguments]
-        sys.path[0] = str(file.resolve().parent)
+        _set_first_path(str(file.resolve().parent))
         # Pickle and spawned workers look the script's names up here.
         sys.modules["__main__"] = main
-        exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
+        exec(compile(text, location, "exec", dont_inherit=True), main.__dict__)
 
     return run
 
@@ -128,7 +138,9 @@ def _prepare_path(path: str, arguments: Sequence[str]) -> Callable[[], object]:
 
     def run() -> None:
         sys.argv = [path, *arguments]
-        sys.path.pop(0)
+        # run_path puts the archive or directory first itself.
+        if not sys.flags.safe_path:
+            sys.path.pop(0)
         runpy.run_path(path, run_name="__main__")
 
     return run
@@ -139,10 +151,16 @@ def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], object]:
 
     def run() -> None:
         sys.argv = [name, *arguments]
-        sys.path[0] = os.getcwd()
+        _set_first_path(os.getcwd())
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 
     return run
+
+
+def _set_first_path(folder: str) -> None:
+    """Put ``folder`` where ``python -m mpiddp`` put its own, unless -P asked for nothing there."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
 
 
 def main() -> None:

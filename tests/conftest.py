@@ -6,8 +6,9 @@ import os
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
-import launchers
 import pytest
+
+import launchers
 from markers import (
     pytest_make_collect_report,
     pytest_runtest_makereport,

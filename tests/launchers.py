@@ -6,7 +6,7 @@ have a deadline, and both leave no process behind: every process of a job carrie
 mark in its environment, which is how the children that mpirun detaches are found again.
 
     result = launchers.run(launcher, 2, ["-m", "mpiddp.train", "--data", "toy"], timeout=60)
-    assert result.returncode == 0, result
+    result.expect(0)
 
     with launchers.start(launcher, 3, [script], timeout=60) as job:
         os.kill(job.rank(1), signal.SIGKILL)
@@ -150,6 +150,12 @@ class Result:
         """Both streams, stdout first."""
         return self.stdout + self.stderr
 
+    def expect(self, returncode: int) -> Result:
+        """This result; AssertionError with all the output if the exit code is another one."""
+        if self.returncode != returncode:
+            raise AssertionError(f"exit code {returncode} was expected:\n{self}")
+        return self
+
     def __str__(self) -> str:
         return (
             f"{' '.join(self.command)}\nexit code {self.returncode} after {self.seconds:.1f} s\n"
@@ -164,9 +170,7 @@ class JobError(AssertionError):
 def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without inherited launcher variables, with ``changes``."""
     kept = {name: value for name, value in os.environ.items() if not INHERITED.fullmatch(name)}
-    kept["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, **(changes or {})}
 
 
@@ -366,7 +370,5 @@ def run(
     python: str | Path = sys.executable,
 ) -> Result:
     """Run ``python arguments…`` on ``ranks`` ranks to its end; see ``start`` and ``Job.wait``."""
-    with start(
-        launcher, ranks, arguments, timeout=timeout, env=env, cwd=cwd, python=python
-    ) as job:
+    with start(launcher, ranks, arguments, timeout=timeout, env=env, cwd=cwd, python=python) as job:
         return job.wait()

@@ -22,12 +22,14 @@ PACKAGES = {
 }
 """The Debian packages that the tests of a marker need; root is expected to install them."""
 
+OS_RELEASE = Path("/etc/os-release")
 REPORTED = ("mpi", "slurm", "gpu", "browser")
 
 
-def _is_debian() -> bool:
+def is_debian() -> bool:
+    """Whether this is Debian, Ubuntu or a child of theirs."""
     try:
-        text = Path("/etc/os-release").read_text()
+        text = OS_RELEASE.read_text()
     except OSError:
         return False
     pairs = (line.partition("=") for line in text.splitlines())
@@ -53,7 +55,7 @@ def why_required(marker: str) -> str | None:
     if marker == "mpi":
         return "tests marked mpi always run"
     packages = PACKAGES.get(marker)
-    if packages is None or os.geteuid() != 0 or not _is_debian():
+    if packages is None or os.geteuid() != 0 or not is_debian():
         return None
     if not all(map(_can_be_installed, packages)):
         return None
@@ -61,14 +63,16 @@ def why_required(marker: str) -> str | None:
 
 
 def _markers_of(report: pytest.TestReport) -> list[str]:
-    return [name for name in REPORTED if name in report.keywords] or ["none"]
+    # Not report.keywords: those hold names and parameters as well.
+    return getattr(report, "markers", []) or ["none"]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[assignment, misc]
+    report.markers = [name for name in REPORTED if item.get_closest_marker(name)]  # type: ignore[attr-defined]
     if report.skipped and not hasattr(report, "wasxfail"):
-        for marker in filter(item.get_closest_marker, REPORTED):
+        for marker in _markers_of(report):
             if why := why_required(marker):
                 report.outcome = "failed"
                 report.longrepr = f"skipped, but {why}: {_reason_of(report)}"

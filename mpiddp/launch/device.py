@@ -130,9 +130,7 @@ def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
     return frozenset(rank for ranks in owners.values() if len(ranks) > 1 for rank in ranks)
 
 
-def describe_sharing(
-    hostname: str, placements: Sequence[Placement], shared: frozenset[int]
-) -> str:
+def describe_sharing(hostname: str, placements: Sequence[Placement], shared: frozenset[int]) -> str:
     """Who shares what on this node, and how to start it instead."""
     visible = max(placement.visible for placement in placements)
     ranks = ", ".join(str(rank) for rank in sorted(shared))

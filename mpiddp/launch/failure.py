@@ -22,12 +22,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpiddp.errors import FAILURE, SUCCESS, LaunchError, MpiddpError, PeerLostError, UnreachableError
+from mpiddp.errors import (
+    FAILURE,
+    SUCCESS,
+    LaunchError,
+    MpiddpError,
+    PeerLostError,
+    UnreachableError,
+)
 from mpiddp.launch import mpi
 from mpiddp.launch.deadline import Watch
 from mpiddp.launch.launcher import Launcher, find_launcher
@@ -55,6 +64,16 @@ _PEER_LOSS = re.compile(
     r"failed to (send|recv)|timed out waiting|remote process exited|nccl.*(timeout|abort)",
     re.IGNORECASE,
 )
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """How far one rank has come when a deadline expires."""
+
+    place: int
+    """Twice the number of its phase, one more if it has only the others to wait for."""
+    position: str
+    """Function, file and line that its main thread is in."""
 
 
 class WayOut:
@@ -178,7 +197,9 @@ class WayOut:
     # Who speaks
 
     def _speaks(self, error: BaseException) -> bool:
-        if self.communicator is None and not self._carry_into_mpi(error):
+        if self.communicator is None:
+            self._carry_into_mpi(error)
+        if self.communicator is None:
             first = self.launcher is None or self.launcher.rank == 0
             if not first:
                 time.sleep(ANSWER_SECONDS)
@@ -187,17 +208,17 @@ class WayOut:
             return True
         if self.starting:
             speaker = self._agree(failed=True, seconds=ANSWER_SECONDS)
-            return speaker is None or (self.world is not None and speaker == self.world.rank)
+            return speaker is None or speaker == self.communicator.Get_rank()
         return self._claim()
 
-    def _carry_into_mpi(self, error: BaseException) -> bool:
-        """Join MPI with a failure that came before it; False where MPI cannot be joined."""
+    def _carry_into_mpi(self, error: BaseException) -> None:
+        """Join MPI with a failure that came before it, where MPI can be joined."""
         try:
             self.launcher = find_launcher()
         except LaunchError:
-            return False
+            return
         if isinstance(error, LaunchError) or self.launcher is None or not self._is_shared():
-            return False
+            return
         with_deadline = Watch(self.seconds, self.expire)
         try:
             with with_deadline.phase("MPI"):
@@ -205,10 +226,9 @@ class WayOut:
                 mpi.initialize(module)
             self.join(module.COMM_WORLD)
         except Exception:  # What failed first is what the user must read.
-            return False
+            return
         finally:
             with_deadline.close()
-        return self.communicator is not None
 
     def join(self, world_communicator: MPI.Intracomm) -> None:
         """Take a communicator for failure's own messages. Collective."""
@@ -310,41 +330,41 @@ class WayOut:
         communicator = self.communicator
         assert communicator is not None
         rank, size = communicator.Get_rank(), communicator.Get_size()
-        place = 2 * PHASES.index(phase) + self._waiting
+        mine = Whereabouts(2 * PHASES.index(phase) + self._waiting, find_position())
         if rank != 0:
-            communicator.isend(place, 0, ROLL_CALL_TAG)
+            communicator.isend(mine, 0, ROLL_CALL_TAG)
             time.sleep(ROLL_CALL_SECONDS + ANSWER_SECONDS)
             # Still here, so rank 0 has not ended the job.
-            return rank == 1, self._describe_missing(phase, {0: None}, size)
-        places: dict[int, int] = {0: place}
+            return rank == 1, self._describe_missing(phase, {0: "no answer"})
+        answers = {0: mine}
         end = time.monotonic() + ROLL_CALL_SECONDS
         status = MPI.Status()
-        while len(places) < size and time.monotonic() < end:
+        while len(answers) < size and time.monotonic() < end:
             if communicator.iprobe(MPI.ANY_SOURCE, ROLL_CALL_TAG, status):
-                places[status.Get_source()] = communicator.recv(
+                answers[status.Get_source()] = communicator.recv(
                     source=status.Get_source(), tag=ROLL_CALL_TAG
                 )
             else:
                 time.sleep(0.01)
-        furthest = max(places.values())
-        behind: dict[int, str | None] = {
-            other: PHASES[where // 2] for other, where in places.items() if where < furthest
-        }
-        behind.update({other: None for other in range(size) if other not in places})
-        return True, self._describe_missing(phase, behind, size)
+        return True, self._describe_missing(phase, find_missing(answers, size))
 
-    def _describe_missing(self, phase: str, missing: dict[int, str | None], size: int) -> str:
-        names = []
-        for rank, where in sorted(missing.items())[:8]:
-            name = self.roster.describe(rank) if self.roster is not None else f"rank {rank}"
-            names.append(f"{name} ({f'still in {where!r}' if where else 'no answer'})")
+    def _describe_missing(self, phase: str, missing: dict[int, str]) -> str:
+        names = [
+            f"{self._describe_rank(rank)} ({where})" for rank, where in sorted(missing.items())[:8]
+        ]
         if len(missing) > len(names):
             names.append(f"and {len(missing) - len(names)} more")
-        waited = ", ".join(names) or f"none in particular: all {size} ranks are in this phase"
         return (
-            f"start-up did not get past {phase!r} within {self.seconds:g} s; "
-            f"waited for {waited}. Look at what these do; --timeout SECONDS waits longer"
+            f"start-up did not get past {phase!r} within {self.seconds:g} s; waited for "
+            f"{', '.join(names)}. Look at what these do; --timeout SECONDS waits longer"
         )
+
+    def _describe_rank(self, rank: int) -> str:
+        if self.roster is not None:
+            return self.roster.describe(rank)
+        if rank == 0 and self.world is not None:
+            return f"rank 0 on {self.world.master_hostname}"
+        return f"rank {rank}"
 
     # Files
 
@@ -405,6 +425,36 @@ def is_peer_loss(error: BaseException) -> bool:
     return _PEER_LOSS.search(str(error)) is not None
 
 
+def find_position() -> str:
+    """Where the main thread of this process is: ``function (file.py:12)``."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "unknown"
+    code = frame.f_code
+    return f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})"
+
+
+def find_missing(answers: Mapping[int, Whereabouts], size: int) -> dict[int, str]:
+    """The ranks that keep the others waiting, and what is known of each.
+
+    They are those that did not answer, and those in an earlier phase than the furthest. If all
+    are in the same one, they are those in another position than most; without a majority all.
+    """
+    missing = {rank: "no answer" for rank in range(size) if rank not in answers}
+    furthest = max(answer.place for answer in answers.values())
+    for rank, answer in answers.items():
+        if answer.place < furthest:
+            missing[rank] = f"still in {PHASES[answer.place // 2]!r}, {answer.position}"
+    if missing:
+        return missing
+    (usual, count), *_ = Counter(answer.position for answer in answers.values()).most_common()
+    return {
+        rank: f"in {answer.position}"
+        for rank, answer in answers.items()
+        if answer.position != usual or 2 * count <= size or count == size
+    }
+
+
 def in_notebook() -> bool:
     """Whether this process is an interactive IPython or Jupyter kernel."""
     ipython = sys.modules.get("IPython")
@@ -425,9 +475,7 @@ def read_outcome(run_directory: Path) -> dict[str, Any] | None:
     return outcome if isinstance(outcome, dict) else None
 
 
-def _visible_part(
-    trace: TracebackType | None, hidden_files: Sequence[str]
-) -> TracebackType | None:
+def _visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:
     """The traceback without the leading frames of the files that only carried the call."""
     while trace is not None and trace.tb_frame.f_code.co_filename in hidden_files:
         trace = trace.tb_next

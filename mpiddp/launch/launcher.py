@@ -95,9 +95,7 @@ def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
     )
 
 
-def _integer(
-    row: LauncherVariables, name: str | None, variables: Mapping[str, str]
-) -> int | None:
+def _integer(row: LauncherVariables, name: str | None, variables: Mapping[str, str]) -> int | None:
     text = variables.get(name, "") if name else ""
     if not text:
         return None
@@ -113,9 +111,7 @@ def _heterogeneous_sizes(variables: Mapping[str, str]) -> tuple[int, ...]:
     components = variables.get(environment.SLURM_HETEROGENEOUS_SIZE, "")
     if not components.isdigit():
         return ()
-    names = [
-        f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}" for index in range(int(components))
-    ]
+    names = [f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}" for index in range(int(components))]
     counts = [variables.get(name, "") for name in names]
     return (sum(int(count) for count in counts),) if all(c.isdigit() for c in counts) else ()
 

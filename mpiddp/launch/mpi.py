@@ -234,11 +234,13 @@ def _own_launcher(version: str) -> str:
     """The mpirun that belongs to the loaded library."""
     name = "mpirun" if "Open MPI" in version else "mpiexec"
     library = library_path()
-    if library is not None:
-        candidate = library.parent.parent / "bin" / name
-        if candidate.exists():
-            return str(candidate)
-    return f"{name} (of {library_name(version)})"
+    candidate = library.parent.parent / "bin" / name if library is not None else None
+    if candidate is not None and candidate.exists():
+        name = str(candidate)
+    else:
+        name = f"{name} (of {library_name(version)})"
+    as_root = "Open MPI" in version and os.geteuid() == 0
+    return f"{name} --allow-run-as-root" if as_root else name
 
 
 def _offered_by_srun() -> list[str]:
@@ -256,7 +258,8 @@ def _offered_by_srun() -> list[str]:
 
 def _program() -> str:
     """How this program was started, shortened: its options follow as an ellipsis."""
-    words = list(sys.orig_argv)
-    words[0] = "python"
-    length = words.index("-m") + 2 if "-m" in words else 2
-    return " ".join(map(shlex.quote, words[:length])) + (" …" if len(words) > length else "")
+    words = sys.orig_argv[1:]
+    start = next((i for i, word in enumerate(words) if word == "-m" or word[:1] != "-"), 0)
+    length = start + (2 if words[start : start + 1] == ["-m"] else 1)
+    shown = ["python", *words[start:length]]
+    return " ".join(map(shlex.quote, shown)) + (" …" if len(words) > length else "")

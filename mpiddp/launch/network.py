@@ -123,9 +123,7 @@ def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
     for item in items:
         host, equals, name = item.partition("=")
         if not (host and equals and name):
-            raise ConfigurationError(
-                f"--interface: expected HOST=NAME, found {item!r} in {text!r}"
-            )
+            raise ConfigurationError(f"--interface: expected HOST=NAME, found {item!r} in {text!r}")
         if fnmatch.fnmatch(hostname, host) or fnmatch.fnmatch(hostname.split(".")[0], host):
             names.append(name)
     return InterfaceRule(tuple(names), exact=True) if names else None

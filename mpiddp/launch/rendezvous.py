@@ -92,6 +92,11 @@ class Reception:
     def offers(self) -> tuple[Offer, ...]:
         return tuple(Offer(c, listener.getsockname()[1]) for c, listener in self._listeners)
 
+    def agree_alone(self) -> Agreement:
+        """The agreement of a process that has nobody to agree with: the first offer."""
+        offers = self.offers
+        return Agreement(offers, (0,), (offers[0].candidate.address,), self.token)
+
     def hand_over(self, index: int | None) -> int | None:
         """Stop answering and close all sockets but one, whose descriptor is returned.
 
@@ -178,18 +183,6 @@ def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
     return Attempt(local_address)
 
 
-def choose_offer(reached: Sequence[Sequence[bool]]) -> int | None:
-    """Index of the first offer that every node reached, or None.
-
-    Args:
-        reached: one row per node, one entry per offer, offers in order of preference.
-    """
-    for index in range(len(reached[0]) if reached else 0):
-        if all(row[index] for row in reached):
-            return index
-    return None
-
-
 def describe_failure(
     offers: Sequence[Offer], rows: Sequence[tuple[str, Sequence[Attempt]]], master: str
 ) -> str:
@@ -212,12 +205,23 @@ def describe_failure(
     )
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """What the leaders of all nodes found."""
+
+    offers: tuple[Offer, ...]
+    common: tuple[int, ...]
+    """Indices of the offers that every node reached, in rank 0's order of preference."""
+    local_addresses: tuple[str, ...]
+    """This node's ends of the connections to the common offers."""
+    token: bytes
+
+
 def meet(
     reception: Reception | None, leaders: MPI.Intracomm, hostname: str, timeout: float
-) -> tuple[int, tuple[Offer, ...], tuple[Attempt, ...], bytes]:
-    """Let every node's leader try rank 0's offers, and agree on one. Collective over leaders.
+) -> Agreement:
+    """Let every node's leader try rank 0's offers. Collective over leaders.
 
-    Returns the index of the winner, the offers, this node's attempts and the job's token.
     Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
     the table.
     """
@@ -227,23 +231,25 @@ def meet(
     # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
     for grace in (GRACE_SECONDS, seconds):
         attempts = try_offers(offers, token, seconds=seconds, grace=grace)
-        winner = _agree_on_offer(attempts, leaders)
-        if winner is not None:
-            return winner, offers, attempts, token
+        common = _find_common(attempts, leaders)
+        if common:
+            local = (attempts[index].local_address for index in common)
+            return Agreement(offers, common, tuple(a for a in local if a is not None), token)
     rows = leaders.gather((hostname, attempts))
     if rows is not None:
         raise UnreachableError(describe_failure(offers, rows, hostname))
     raise UnreachableError("this node's part of the addresses of rank 0 is in rank 0's table")
 
 
-def _agree_on_offer(attempts: Sequence[Attempt], leaders: MPI.Intracomm) -> int | None:
+def _find_common(attempts: Sequence[Attempt], leaders: MPI.Intracomm) -> tuple[int, ...]:
+    """Indices of the attempts that succeeded on every node."""
     import numpy
     from mpi4py import MPI
 
     mine = numpy.array([a.local_address is not None for a in attempts], dtype=numpy.uint8)
     everyone = numpy.empty_like(mine)
     leaders.Allreduce(mine, everyone, op=MPI.MIN)
-    return choose_offer([everyone.tolist()])
+    return tuple(int(index) for index in numpy.flatnonzero(everyone))
 
 
 def make_store(meeting: Meeting, world: World, descriptor: int | None, timeout: float) -> Any:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
@@ -39,9 +40,7 @@ def catch_uncaught(session: Session, way_out: WayOut) -> None:
     """Lead exceptions that nobody catches, and an exit without ``close``, to the way out."""
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         way_out.fail(error)
         previous(kind, error, trace)
 
@@ -98,6 +97,7 @@ class _Starter:
                 self._settle(self._join_import)
             with self.watch.phase("address"):
                 self._settle(self._find_device)
+                self._settle(self._take_device)
                 self._settle(self._find_address)
             with self.watch.phase("store"):
                 self._settle(self._open_store)
@@ -127,15 +127,8 @@ class _Starter:
     def _start_mpi(self) -> None:
         session, way_out = self.session, self.way_out
         self.launcher = way_out.launcher = find_launcher()
-        if self.launcher is None and not has_manager_hint():
-            way_out.world = session.world
-            return
-        try:
-            module = mpi.load(self.launcher)
-        except LaunchError:
-            if self.launcher is None or self.launcher.sizes != (1,):
-                raise
-            # One process needs nobody, so it needs no MPI either.
+        module = self._load_mpi()
+        if module is None:
             way_out.world = session.world
             return
         session._module = module
@@ -150,24 +143,43 @@ class _Starter:
         way_out.world = session.world
         way_out.roster = gather_roster(session.world, self.neighbourhood, session.comm)
 
+    def _load_mpi(self) -> Any:
+        """The module mpi4py.MPI, or None where this process is alone and needs nobody."""
+        launcher = self.launcher
+        alone = launcher is not None and launcher.sizes == (1,)
+        if launcher is None and not has_manager_hint():
+            return None
+        # Open MPI 4 aborts in a Slurm step without a process manager, even for one task.
+        if alone and launcher is not None and not launcher.process_managers:
+            return None
+        try:
+            return mpi.load(launcher)
+        except LaunchError:
+            if alone:
+                return None
+            raise
+
     def _join_import(self) -> None:
         self.torch_import.join()
 
     def _find_device(self) -> None:
-        session, options = self.session, self.options
+        # Ends before the other nodes are asked anything: sharing is one node's own failure.
+        world = self.session.world
         node = self.neighbourhood.node if self.neighbourhood is not None else None
-        self.assignment = device.assign(
-            session.world, node, device.find_placement(session.world), options.allow_shared_gpu
-        )
+        placement = device.find_placement(world)
+        self.assignment = device.assign(world, node, placement, self.options.allow_shared_gpu)
+
+    def _take_device(self) -> None:
+        import torch
+
+        session = self.session
         session.backend = self._choose_backend()
         # A script chooses its device itself; making a context for it would not be "unchanged".
         session.device = device.take_device(self.assignment, select=self.make_group)
-        session.threads = self.assignment.threads
         if not os.environ.get(environment.OMP_NUM_THREADS):
-            import torch
-
-            torch.set_num_threads(session.threads)
-            self.session.export({environment.OMP_NUM_THREADS: str(session.threads)})
+            torch.set_num_threads(self.assignment.threads)
+            session.export({environment.OMP_NUM_THREADS: str(self.assignment.threads)})
+        session.threads = torch.get_num_threads()
 
     def _choose_backend(self) -> str:
         session = self.session
@@ -217,40 +229,25 @@ class _Starter:
             except Exception as error:
                 problem = error
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None
-        attempts: tuple[rendezvous.Attempt, ...]
-        if leaders is None:
-            if problem is not None:
-                raise problem
-            assert reception is not None
-            offers, token = reception.offers, reception.token
-            winner, attempts = 0, (rendezvous.Attempt(offers[0].candidate.address),)
+        if leaders is not None and leaders.bcast(problem is not None):
+            raise problem or ConfigurationError("rank 0 has no address to offer")
+        if leaders is not None:
+            agreement = rendezvous.meet(reception, leaders, world.hostname, self.options.timeout)
+        elif reception is not None:
+            agreement = reception.agree_alone()
         else:
-            if leaders.bcast(problem is not None):
-                raise problem or ConfigurationError("rank 0 has no address to offer")
-            winner, offers, attempts, token = rendezvous.meet(
-                reception, leaders, world.hostname, self.options.timeout
-            )
+            raise problem or ConfigurationError("this process has no address to offer")
+        winner = agreement.common[0]
         if reception is not None:
             self.descriptor = reception.hand_over(winner)
-        offer = offers[winner]
+        offer = agreement.offers[winner]
         meeting = rendezvous.Meeting(
-            offer.candidate.address, offer.port, offer.candidate.interface, token.hex()
+            offer.candidate.address, offer.port, offer.candidate.interface, agreement.token.hex()
         )
-        used = self._used_interfaces(interfaces, attempts, winner)
+        names = (network.find_interface(interfaces, a) for a in agreement.local_addresses)
+        used = list(dict.fromkeys(name for name in names if name is not None))
         variables = network.choose_variables(interfaces, used, rule, world.node_count)
         return meeting, used[0] if used else "?", variables
-
-    def _used_interfaces(
-        self,
-        interfaces: tuple[network.Interface, ...],
-        attempts: tuple[rendezvous.Attempt, ...],
-        winner: int,
-    ) -> list[str]:
-        """Names of this node's interfaces that reached rank 0, the agreed address's first."""
-        ordered = (attempts[winner], *attempts)
-        addresses = [a.local_address for a in ordered if a.local_address is not None]
-        names = [network.find_interface(interfaces, address) for address in addresses]
-        return list(dict.fromkeys(name for name in names if name is not None))
 
     def _open_store(self) -> None:
         session = self.session
@@ -284,9 +281,7 @@ class _Starter:
         reports = leaders.gather(report) if leaders is not None else [report]
         if session.world.rank == 0 and reports is not None:
             oddities = find_oddities(session.world, self.launcher, self.way_out.roster)
-            block = summary.describe_start(
-                session, self.way_out.roster, reports, slowest, oddities
-            )
+            block = summary.describe_start(session, self.way_out.roster, reports, slowest, oddities)
             sys.stderr.write(block)
             sys.stderr.flush()
         if self.neighbourhood is not None:

@@ -28,14 +28,15 @@ class NodeReport:
 
 
 def describe_device(device: torch.device, threads: int) -> str:
-    """``GPU NVIDIA H200`` or ``CPU, 2 threads per rank``."""
+    """``GPU NVIDIA H200, 8 threads per rank`` or ``CPU, 2 threads per rank``."""
+    name = "CPU"
     if device.type == "cuda":
         import torch
 
         # A script's process has no context yet, and asking for the name would make one.
         initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
-    return f"CPU, {threads} thread{'s' if threads > 1 else ''} per rank"
+        name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
+    return f"{name}, {_plural(threads, 'thread')} per rank (OMP_NUM_THREADS)"
 
 
 def find_slowest(

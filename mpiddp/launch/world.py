@@ -123,9 +123,7 @@ def gather_roster(
     rows = neighbourhood.leaders.gather((world.hostname, world.local_size))
     if rows is None or nodes is None:
         return None
-    return Roster(
-        tuple(name for name, _ in rows), tuple(count for _, count in rows), tuple(nodes)
-    )
+    return Roster(tuple(name for name, _ in rows), tuple(count for _, count in rows), tuple(nodes))
 
 
 def find_oddities(world: World, launcher: Launcher | None, roster: Roster | None) -> list[str]:
@@ -138,9 +136,7 @@ def find_oddities(world: World, launcher: Launcher | None, roster: Roster | None
             "srun --mpi=pmix python -m …"
         )
     if roster is not None:
-        repeated = sorted(
-            {name for name in roster.hostnames if roster.hostnames.count(name) > 1}
-        )
+        repeated = sorted({name for name in roster.hostnames if roster.hostnames.count(name) > 1})
         if repeated:
             oddities.append(
                 f"MPI splits the ranks into {len(roster.hostnames)} nodes by shared memory, but "

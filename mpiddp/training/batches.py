@@ -38,7 +38,7 @@ class TrainingBatches:
     """
 
     loader: DataLoader[Batch]
-    sampler: DistributedSampler[Batch]
+    sampler: DistributedSampler[int]
 
     def start(self, epoch: int) -> Iterable[Batch]:
         """Return the batches of ``epoch``, in an order that only the seed and it decide."""
@@ -69,8 +69,8 @@ def make_training_batches(
 ) -> TrainingBatches:
     """Return the training batches of ``rank``, shuffled anew in each epoch."""
     samples = Samples(split)
-    sampler: DistributedSampler[Batch] = DistributedSampler(
-        _Sized(len(split)), num_replicas=ranks, rank=rank, shuffle=True, seed=seed
+    sampler: DistributedSampler[int] = DistributedSampler(
+        _Positions(len(split)), num_replicas=ranks, rank=rank, shuffle=True, seed=seed
     )
     batches = BatchSampler(sampler, batch_size, drop_last=False)
     return TrainingBatches(DataLoader(samples, batch_size=None, sampler=batches), sampler)
@@ -90,8 +90,8 @@ def make_evaluation_batches(
     return DataLoader(Samples(split), batch_size=None, sampler=batches)
 
 
-class _Sized(Dataset[Batch]):
-    """What DistributedSampler wants to know of a data set: its length."""
+class _Positions(Dataset[int]):
+    """What DistributedSampler shares out: positions in a split, of which it asks the number."""
 
     def __init__(self, length: int) -> None:
         self.length = length

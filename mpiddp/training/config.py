@@ -66,10 +66,10 @@ class Configuration:
     model: Annotated[str, _one_of(["auto", *MODELS])] = "auto"
     """Model; auto takes the one that fits the data."""
 
-    epochs: int = 20
+    epochs: int = 15
     """Passes over the training data, in epochs."""
 
-    batch_size: int = 32
+    batch_size: int = 16
     """Batch, in samples per rank and step."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"

@@ -49,8 +49,8 @@ class DataSet:
         """Return the SHA-256 of all samples and labels, to compare between ranks."""
         digest = hashlib.sha256(repr((self.shape, self.classes, len(self.train))).encode())
         for split in (self.train, self.test):
-            digest.update(np.ascontiguousarray(split.features))
-            digest.update(np.ascontiguousarray(split.labels))
+            digest.update(split.features.tobytes())
+            digest.update(split.labels.tobytes())
         return digest.hexdigest()
 
 
@@ -60,7 +60,7 @@ def load(configuration: Configuration) -> DataSet:
     return data
 
 
-def load_digits(configuration: Configuration) -> DataSet:
+def load_digits(_: Configuration) -> DataSet:
     """Return 1,797 handwritten digits, 1 x 8 x 8, scaled to 0…1.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -123,12 +122,13 @@ def describe_start(
     else:
         sizes = sorted(Counter(ranks_per_node).items(), reverse=True)
         product = " + ".join(f"{_count(n, 'node')} x {_count(size, 'rank')}" for size, n in sizes)
+    per_step = _count(batch_size * ranks, "sample")
+    per_rank = _count(batch_size, "sample")
     return [
         f"Starting distributed training on {_count(ranks, kind)}",
         f"{product} = {_count(ranks, 'rank')}",
         f"Master node: {master}",
-        f"Effective batch: {_count(batch_size, 'sample')} per rank x {_count(ranks, 'rank')} = "
-        f"{_count(batch_size * ranks, 'sample')} per step",
+        f"Effective batch: {per_rank} per rank x {_count(ranks, 'rank')} = {per_step} per step",
     ]
 
 
@@ -148,10 +148,5 @@ def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) 
     )
 
 
-def is_finite(average: Average) -> bool:
-    """Whether training has not diverged."""
-    return math.isfinite(average.loss)
-
-
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,10 +1,10 @@
 """``runs/<name>/``: who may write there, and what lies there when training starts.
 
-    config.toml      the resolved configuration
-    metrics.jsonl    one row per epoch and attempt
-    outcome.json     how the last attempt ended; written by the way out
-    logs/            one file per rank that had something to say; written by the way out
-    lock             who holds the run now
+config.toml      the resolved configuration
+metrics.jsonl    one row per epoch and attempt
+outcome.json     how the last attempt ended; written by the way out
+logs/            one file per rank that had something to say; written by the way out
+lock             who holds the run now
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import socket
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.failure import outcome_path, read_outcome
 from mpiddp.training.config import Configuration, to_toml
 
 CONFIGURATION = "config.toml"
 METRICS = "metrics.jsonl"
-OUTCOME = "outcome.json"
 LOGS = "logs"
 LOCK = "lock"
 
@@ -37,11 +37,13 @@ class RunDirectory:
     path: Path
     attempt: int
     """How often the run had been started before."""
-    _lock: IO[str]
+    _lock: int
+    """File descriptor of the lock. Nothing else may open and close the file meanwhile: a POSIX
+    lock goes with the first descriptor that its process closes."""
 
     def close(self) -> None:
         """Let others have the run."""
-        self._lock.close()
+        os.close(self._lock)
 
 
 def open_run(configuration: Configuration) -> RunDirectory:
@@ -92,30 +94,21 @@ def _make_directory(parent: Path, name: str, is_fixed: bool) -> tuple[Path, bool
 
 
 def _take(path: Path, configuration: Configuration) -> RunDirectory:
-    lock = (path / LOCK).open("a+", encoding="utf-8")
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _lock_or_refuse(lock, path)
         _refuse_finished(path)
-        attempt = _read_holder(lock).get("attempt", -1) + 1
-        lock.truncate(0)
-        holder = {
-            "job": environment.job_name(),
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "attempt": attempt,
-        }
-        lock.write(json.dumps(holder) + "\n")
-        lock.flush()
-        (path / OUTCOME).unlink(missing_ok=True)
+        attempt = _sign(lock)
+        outcome_path(path).unlink(missing_ok=True)
         (path / LOGS).mkdir(exist_ok=True)
         _write_whole(path / CONFIGURATION, to_toml(configuration))
     except BaseException:
-        lock.close()
+        os.close(lock)
         raise
     return RunDirectory(path, attempt, lock)
 
 
-def _lock_or_refuse(lock: IO[str], path: Path) -> None:
+def _lock_or_refuse(lock: int, path: Path) -> None:
     try:
         # A POSIX lock: it dies with its holder, and network file systems keep it.
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,22 +121,33 @@ def _lock_or_refuse(lock: IO[str], path: Path) -> None:
         ) from None
 
 
+def _sign(lock: int) -> int:
+    """Write this process into the lock, as the holder of the next attempt; return the attempt."""
+    last = _read_holder(lock).get("attempt")
+    attempt = last + 1 if isinstance(last, int) else 0
+    holder = {
+        "job": environment.job_name(),
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "attempt": attempt,
+    }
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{json.dumps(holder)}\n".encode(), 0)
+    return attempt
+
+
 def _refuse_finished(path: Path) -> None:
-    try:
-        outcome = json.loads((path / OUTCOME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return
-    if isinstance(outcome, dict) and outcome.get("code") == 0:
+    outcome = read_outcome(path)
+    if outcome is not None and outcome.get("code") == SUCCESS:
         raise ConfigurationError(
             f"name: the run {path} has finished and is not overwritten: choose another --name"
         )
 
 
-def _read_holder(lock: IO[str]) -> dict[str, Any]:
+def _read_holder(lock: int) -> dict[str, Any]:
     """Return what the last holder wrote; empty where there was none or it was cut short."""
-    lock.seek(0)
     try:
-        holder = json.loads(lock.read())
+        holder = json.loads(os.pread(lock, 4096, 0))
     except ValueError:
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -1,0 +1,23 @@
+"""A plain torch.distributed script: make the group, sum one float over all ranks, leave.
+
+Nothing in it knows of mpiddp, so torchrun and ``python -m mpiddp`` run the same file. With an
+argument, rank 0 writes there when the sum was there: seconds of this machine's monotonic clock,
+which its processes share.
+"""
+
+import sys
+import time
+
+import torch
+import torch.distributed as distributed
+
+distributed.init_process_group("gloo")
+ones = torch.ones(1)
+distributed.all_reduce(ones)
+finished = time.monotonic()
+if ones.item() != distributed.get_world_size():
+    raise SystemExit(f"expected {distributed.get_world_size()}, the all-reduce gave {ones.item()}")
+if distributed.get_rank() == 0 and len(sys.argv) > 1:
+    with open(sys.argv[1], "w") as file:
+        file.write(f"{finished}\n")
+distributed.destroy_process_group()

@@ -1,0 +1,33 @@
+"""``python -m mpiddp.train``: the trainer's command line; ``--help`` lists its options."""
+
+from __future__ import annotations
+
+import sys
+
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.launcher import is_first
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+from mpiddp.training.config import parse
+
+
+def main() -> None:
+    """Train on all ranks that the launcher started, and leave with a documented exit code."""
+    with WayOut() as way_out:
+        configuration = parse(sys.argv[1:], show_help=is_first())
+        options = Options(
+            backend=configuration.backend,
+            timeout=configuration.timeout,
+            interface=configuration.interface,
+            allow_shared_gpu=configuration.allow_shared_gpu,
+        )
+        with start(options, way_out) as session:
+            # Here, because it imports torch: --help does without, and start imports it while
+            # MPI starts.
+            from mpiddp.training.trainer import train
+
+            train(configuration, session, way_out)
+
+
+if __name__ == "__main__":
+    main()

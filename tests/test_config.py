@@ -1,0 +1,297 @@
+"""The configuration: its three sources, what it refuses, and what it says then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpiddp
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.config import LEARNING_RATES, Configuration, parse, read_toml, to_toml
+from mpiddp.training.registry import DATASETS, MODELS
+
+WriteToml = Callable[[str], Path]
+
+# For each field: a word on the command line that is not the default, the same in TOML, the value.
+EXAMPLES: dict[str, tuple[str, str, Any]] = {
+    "name": ("first", '"first"', "first"),
+    "runs_dir": ("out/runs", '"out/runs"', Path("out/runs")),
+    "data": ("toy", '"toy"', "toy"),
+    "samples": ("77", "77", 77),
+    "model": ("mlp", '"mlp"', "mlp"),
+    "epochs": ("3", "3", 3),
+    "batch_size": ("5", "5", 5),
+    "optimizer": ("adamw", '"adamw"', "adamw"),
+    "learning_rate": ("0.25", "0.25", 0.25),
+    "momentum": ("0.5", "0.5", 0.5),
+    "weight_decay": ("1e-3", "1e-3", 0.001),
+    "seed": ("12", "12", 12),
+    "evaluate_every": ("2", "2", 2),
+    "backend": ("gloo", '"gloo"', "gloo"),
+    "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
+    "timeout": ("12.5", "12.5", 12.5),
+    "allow_shared_gpu": ("", "true", True),
+}
+FIELDS = [field.name for field in dataclasses.fields(Configuration)]
+
+
+@pytest.fixture
+def write_toml(tmp_path: Path) -> WriteToml:
+    def write(text: str) -> Path:
+        path = tmp_path / "options.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def refuse(arguments: list[str]) -> str:
+    """Return the one line with which a command line is refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert not set(message) & set("│╭╰─\x1b")
+    return message
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_option_is_read_from_the_command_line(field: str) -> None:
+    word, _, value = EXAMPLES[field]
+    configuration = parse([flag(field), *([word] if word else [])])
+    assert getattr(configuration, field) == value != getattr(parse([]), field)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> None:
+    path = write_toml(f"{field} = {EXAMPLES[field][1]}")
+    assert getattr(parse(["--config", str(path)]), field) == EXAMPLES[field][2]
+    assert parse([f"--config={path}"]) == parse(["--config", str(path)])
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_option_is_used(field: str) -> None:
+    folder = Path(mpiddp.__file__).parent
+    sources = [*folder.glob("training/*.py"), folder / "train.py"]
+    users = [path for path in sources if f"configuration.{field}" in path.read_text()]
+    assert [path for path in users if path.name != "config.py"]
+
+
+def test_the_command_line_wins_over_toml_and_toml_over_defaults(write_toml: WriteToml) -> None:
+    path = write_toml("epochs = 3\nseed = 4\nallow_shared_gpu = true\n")
+    configuration = parse(["--config", str(path), "--epochs", "9", "--no-allow-shared-gpu"])
+    assert (configuration.epochs, configuration.seed) == (9, 4)
+    assert configuration.allow_shared_gpu is False
+    assert configuration.momentum == Configuration().momentum
+
+
+def test_what_is_left_open_is_resolved() -> None:
+    for name, source in DATASETS.items():
+        assert parse(["--data", name]).model == source.model
+    for optimizer, rate in LEARNING_RATES.items():
+        assert parse(["--optimizer", optimizer]).learning_rate == rate
+    assert parse(["--data", "digits", "--model", "mlp"]).model == "mlp"
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
+names = texts.filter(lambda t: t not in (".", "..") and not set(t) & set("/\n") and len(t) < 200)
+positive = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+configurations = st.builds(
+    Configuration,
+    name=st.none() | names,
+    runs_dir=texts.map(Path),
+    data=st.sampled_from(sorted(DATASETS)),
+    samples=st.integers(min_value=2),
+    model=st.sampled_from(["auto", *MODELS]),
+    epochs=st.integers(min_value=1),
+    batch_size=st.integers(min_value=1),
+    optimizer=st.sampled_from(["sgd", "adamw"]),
+    learning_rate=st.none() | positive,
+    momentum=st.floats(min_value=0, max_value=1, exclude_max=True),
+    weight_decay=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    seed=st.integers(min_value=0, max_value=2**63 - 1),
+    evaluate_every=st.integers(min_value=1),
+    backend=st.sampled_from(["auto", "nccl", "gloo"]),
+    interface=texts,
+    timeout=positive,
+    allow_shared_gpu=st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(configuration=configurations)
+def test_toml_reads_back_as_the_same_configuration(
+    configuration: Configuration, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "resolved.toml"
+    path.write_text(to_toml(configuration), encoding="utf-8")
+    assert Configuration(**read_toml(path)) == configuration
+
+
+@settings(deadline=None, max_examples=10)
+@given(configuration=configurations)
+def test_a_saved_configuration_can_be_run_again(
+    configuration: Configuration, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "again.toml"
+    path.write_text(to_toml(configuration.resolve()), encoding="utf-8")
+    assert parse(["--config", str(path)]) == configuration.resolve()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["--epochz", "3"], ["unknown option --epochz", "did you mean --epochs?"]),
+        (["--learning_rat=3"], ["unknown option --learning_rat", "--learning-rate?"]),
+        (["--no-epochs"], ["unknown option --no-epochs"]),
+        (["--xyzzy"], ["unknown option --xyzzy", "--help"]),
+        (["-x"], ["-x"]),
+        (["digits"], ["digits"]),
+        (["--epochs"], ["--epochs"]),
+        (["--epochs", "many"], ["--epochs", "many"]),
+        (["--epochs", "1.5"], ["--epochs", "1.5"]),
+        (["--optimizer", "adam"], ["--optimizer", "adam", "sgd", "adamw"]),
+        (["--backend", "mpi"], ["--backend", "mpi", "nccl", "gloo"]),
+        (["--data", "digit"], ["data", "'digit'", "did you mean digits?", *DATASETS]),
+        (["--model", "resnet"], ["model", "'resnet'", *MODELS]),
+        (["--epochs", "0"], ["epochs", "1 or more", "0"]),
+        (["--batch-size", "-1"], ["batch_size", "1 or more", "-1"]),
+        (["--evaluate-every", "0"], ["evaluate_every", "1 or more"]),
+        (["--samples", "1"], ["samples", "2 or more"]),
+        (["--seed", "-1"], ["seed", "-1"]),
+        (["--learning-rate", "0"], ["learning_rate", "above 0"]),
+        (["--learning-rate", "nan"], ["learning_rate", "above 0", "nan"]),
+        (["--momentum", "1"], ["momentum", "below 1"]),
+        (["--weight-decay", "-0.1"], ["weight_decay", "0 or more"]),
+        (["--timeout", "inf"], ["timeout", "inf"]),
+        (["--name", "a/b"], ["name", "'a/b'"]),
+        (["--name", ""], ["name", "''"]),
+        (["--name", "a\udcff"], ["name", "broken"]),
+        (["--interface", ""], ["interface"]),
+        (["--config", "absent.toml"], ["config", "absent.toml", "No such file"]),
+        (["--config", "."], ["config", "directory"]),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_command_line_is_refused(arguments: list[str], fragments: list[str]) -> None:
+    message = refuse(arguments)
+    assert [fragment for fragment in fragments if fragment not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("epoch = 3", ["unknown key 'epoch'", "did you mean epochs?"]),
+        ("config = 'x'", ["unknown key 'config'"]),
+        ("batch-size = 3", ["unknown key 'batch-size'", "did you mean batch_size?"]),
+        ("epochs = true", ["epochs", "an integer", "True (bool)"]),
+        ("epochs = 3.0", ["epochs", "an integer", "3.0 (float)"]),
+        ("epochs = '3'", ["epochs", "an integer", "'3' (str)"]),
+        ("epochs = 0", ["epochs", "1 or more", "0"]),
+        ("learning_rate = false", ["learning_rate", "a number", "False (bool)"]),
+        (f"learning_rate = 1{'0' * 400}", ["learning_rate", "too large"]),
+        ("timeout = nan", ["timeout", "nan"]),
+        ("allow_shared_gpu = 1", ["allow_shared_gpu", "true or false", "1 (int)"]),
+        ("name = 3", ["name", "a string", "3 (int)"]),
+        ("runs_dir = ['a']", ["runs_dir", "a string", "['a'] (list)"]),
+        ("data = 'digit'", ["data", "did you mean digits?"]),
+        ("backend = 'ncll'", ["backend", "did you mean nccl?"]),
+        ("backend = 1", ["backend", "nccl", "1 (int)"]),
+        ("[epochs]\nmany = 3", ["epochs", "an integer", "(dict)"]),
+        ("epochs = ", ["not valid TOML", "line 1"]),
+        ("epochs = 3\nepochs = 4", ["not valid TOML", "line 2"]),
+        ("a = " + "[" * 100_000, ["not valid TOML"]),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_a_bad_toml_file_is_refused(text: str, fragments: list[str], write_toml: WriteToml) -> None:
+    path = write_toml(text)
+    message = refuse(["--config", str(path)])
+    assert [fragment for fragment in [str(path), *fragments] if fragment not in message] == []
+
+
+def test_an_integer_is_fine_for_a_float(write_toml: WriteToml) -> None:
+    rate = read_toml(write_toml("learning_rate = 1"))["learning_rate"]
+    assert (rate, type(rate)) == (1.0, float)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "options.toml"
+    path.write_bytes(b"name = '\xff'")
+    assert "UTF-8" in refuse(["--config", str(path)])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_complaint_of_tyro_is_one_line_in_any_encoding(encoding: str) -> None:
+    program = (
+        "from mpiddp.training.config import parse\n"
+        "try: parse(['--epochs', 'many'])\n"
+        "except Exception as error: print(error)"
+    )
+    environment = {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(mpiddp.__path__[0]).parent)}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.count("\n") == 1
+    assert answer.stdout.startswith("Error parsing --epochs: invalid literal")
+    assert answer.stderr == ""
+
+
+def test_help_names_every_option_with_its_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"])
+    assert not caught.value.code
+    shown = capsys.readouterr().out
+    for field in [*FIELDS, "config"]:
+        assert flag(field) in shown
+    assert "{" + ",".join(DATASETS) + "}" in shown
+    assert "{auto," + ",".join(MODELS) + "}" in shown
+
+
+def test_help_is_silent_where_another_rank_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"], show_help=False)
+    assert not caught.value.code
+    assert capsys.readouterr() == ("", "")
+
+
+def test_help_imports_neither_torch_nor_mpi() -> None:
+    program = (
+        "import sys, json, runpy\n"
+        "sys.argv = ['train', '--help']\n"
+        "try: runpy.run_module('mpiddp.train', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "sys.stderr.write(json.dumps(sorted(sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    modules = json.loads(answer.stderr)
+    assert "tyro" in modules
+    assert {"torch", "numpy", "mpi4py", "mpi4py.MPI", "tqdm"} & set(modules) == set()
+
+
+def test_help_takes_less_than_four_tenths_of_a_second() -> None:
+    durations = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "mpiddp.train", "--help"], check=True, capture_output=True
+        )
+        durations.append(time.perf_counter() - begin)
+    # The quickest: what else runs on the machine only ever adds to it.
+    assert min(durations) < 0.4

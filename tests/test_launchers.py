@@ -1,0 +1,135 @@
+"""The harness itself: a job's ranks, its environment, its deadline, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+import launchers
+
+HELLO = """
+import os, sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+vendor, version = MPI.get_vendor()
+line = f"{world.rank} of {world.size} {vendor} {version[0]}\\n"
+os.write(1, line.encode())
+world.Barrier()
+"""
+SLEEP = HELLO + "time.sleep(60)\n"
+VENDORS = {"openmpi": "Open MPI 5", "mpich": "MPICH", "openmpi4": "Open MPI 4"}
+
+
+def test_mpirun_and_libmpi_belong_together(launcher):
+    result = launchers.run(launcher, 3, ["-c", HELLO], timeout=60).expect(0)
+    for rank in range(3):
+        assert f"{rank} of 3 {VENDORS[launcher.name]}" in result.stdout
+
+
+def test_more_ranks_than_cores(launcher):
+    ranks = (os.cpu_count() or 1) + 2
+    result = launchers.run(launcher, ranks, ["-c", HELLO], timeout=120).expect(0)
+    assert result.stdout.count(f" of {ranks} ") == ranks
+
+
+def test_the_exit_code_is_the_jobs(launcher):
+    program = HELLO + "sys.exit(7)"
+    launchers.run(launcher, 1, ["-c", program], timeout=60).expect(7)
+
+
+def test_the_deadline_kills_every_rank(launcher):
+    began = time.monotonic()
+    with (
+        pytest.raises(launchers.JobError, match=r"still running after 3 s(.|\n)* of 2 "),
+        launchers.start(launcher, 2, ["-c", SLEEP], timeout=3) as job,
+    ):
+        job.wait()
+    assert job.processes() == []
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_is_found_and_can_be_killed(launcher):
+    with launchers.start(launcher, 3, ["-c", SLEEP], timeout=60) as job:
+        job.until(lambda: job.stdout().count("\n") == 3, "all ranks to be up")
+        assert job.ranks().keys() == {0, 1, 2}
+        os.kill(job.rank(1), signal.SIGKILL)
+        assert job.wait().returncode != 0
+
+
+def test_a_job_that_is_left_early_is_killed(launcher):
+    with launchers.start(launcher, 2, ["-c", SLEEP], timeout=60) as job:
+        job.rank(1)
+    assert job.processes() == []
+
+
+def test_the_environment_of_another_launch_is_removed(monkeypatch):
+    inherited = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_SIZE", "PRTE_LAUNCHED", "SLURM_JOB_ID"]
+    inherited += ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR"]
+    inherited += ["TORCHELASTIC_RUN_ID", "GROUP_RANK", "HYDI_CONTROL_FD", "MPI_LOCALRANKID"]
+    inherited += ["OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "MPI4PY_RC_INITIALIZE"]
+    for name in inherited:
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("RANKING", "kept")
+    program = "import os; print(sorted(os.environ))"
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", program], timeout=30).expect(0)
+    assert not [name for name in inherited if repr(name) in result.stdout]
+    assert "'RANKING'" in result.stdout
+
+
+def test_variables_are_added_and_removed():
+    alone = launchers.table()["alone"]
+    program = "import os; print(os.environ.get('ADDED'), os.environ.get('PATH'))"
+    env = {"ADDED": "yes", "PATH": None}
+    result = launchers.run(alone, 1, ["-c", program], timeout=30, env=env).expect(0)
+    assert result.stdout == "yes None\n"
+
+
+def test_a_process_that_stays_behind_is_reported_and_killed():
+    program = (
+        "import subprocess, sys\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "print(subprocess.Popen(sleep, start_new_session=True).pid)\n"
+    )
+    with launchers.start(launchers.table()["alone"], 1, ["-c", program], timeout=30) as job:
+        with pytest.raises(launchers.JobError, match="left processes behind") as caught:
+            job.wait()
+        assert job.stdout().strip() in str(caught.value)
+    assert job.processes() == []
+
+
+def test_a_job_that_ends_is_not_waited_for():
+    alone = launchers.table()["alone"]
+    with (
+        launchers.start(alone, 1, ["-c", "print('over')"], timeout=30) as job,
+        pytest.raises(launchers.JobError, match=r"ended while waiting for godot(.|\n)*over"),
+    ):
+        job.until(lambda: False, "godot")
+
+
+def test_an_unexpected_exit_code_shows_the_output():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", "print('why'); raise SystemExit(3)"], timeout=30)
+    with pytest.raises(AssertionError, match=r"0 was expected(.|\n)*exit code 3(.|\n)*why"):
+        result.expect(0)
+
+
+def test_nothing_is_left_in_the_temporary_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    launchers.run(launchers.table()["alone"], 1, ["-c", "pass"], timeout=30).expect(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_one_process_starts_alone():
+    with pytest.raises(ValueError, match="1 process, not 2"):
+        launchers.table()["alone"].command(2, ["program"])
+
+
+def test_a_launcher_that_is_not_there_fails_the_test_that_needs_it(tmp_path):
+    absent = launchers.Launcher("absent", tmp_path / "mpirun")
+    with pytest.raises(launchers.JobError, match=r"mpirun is missing; `bash tests/run.sh`"):
+        launchers.run(absent, 1, ["-c", "pass"], timeout=30)

@@ -1,0 +1,171 @@
+"""Which skips fail a run, and what it says about its markers; tried on made-up runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import launchers
+import markers
+
+CONFTEST = """
+import sys
+sys.path.insert(0, {tests!r})
+import markers
+from markers import *
+{patch}
+"""
+MARKERS = "[pytest]\nmarkers =\n    mpi\n    slurm\n    gpu\n    browser\n"
+
+
+@pytest.fixture
+def made_up(pytester, monkeypatch):
+    """Runs a made-up test file, with what ``why_required`` answers for slurm and browser."""
+    monkeypatch.delenv("MPIDDP_CHECKS", raising=False)
+
+    def run(source: str, *, required: bool = False) -> pytest.RunResult:
+        answer = "markers.why_required = lambda name: 'it can run' if name != 'gpu' else None"
+        tests = str(launchers.ROOT / "tests")
+        pytester.makeconftest(CONFTEST.format(tests=tests, patch=answer if required else ""))
+        pytester.makeini(MARKERS)
+        pytester.makepyfile(source)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider")
+
+    return run
+
+
+SKIPS = """
+import pytest
+
+@pytest.mark.{marker}
+def test_skipped():
+    pytest.skip("no {marker} here")
+
+def test_passes():
+    pass
+"""
+
+
+def test_a_skip_of_an_mpi_test_fails(made_up):
+    result = made_up(SKIPS.format(marker="mpi"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*skipped, but tests marked mpi always run: no mpi here*"])
+    result.stdout.fnmatch_lines(["mpi: 1 ran, 0 skipped", "none: 1 ran, 0 skipped"])
+
+
+@pytest.mark.parametrize("mark", ["skip(reason='why')", "skipif(True, reason='why')"])
+def test_a_skip_by_a_mark_fails_too(made_up, mark):
+    source = f"import pytest\n@pytest.mark.mpi\n@pytest.mark.{mark}\ndef test(): pass\n"
+    result = made_up(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*always run: why*"])
+
+
+def test_a_skip_in_a_fixture_fails_too(made_up):
+    result = made_up(
+        "import pytest\n@pytest.fixture\ndef mpirun(): pytest.skip('none')\n"
+        "@pytest.mark.mpi\ndef test(mpirun): pass\n"
+    )
+    assert result.ret == 1
+
+
+@pytest.mark.parametrize("marker", ["slurm", "browser"])
+def test_a_skip_fails_only_where_the_packages_can_be_had(made_up, marker):
+    result = made_up(SKIPS.format(marker=marker), required=True)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*skipped, but it can run: no {marker} here*"])
+
+
+def test_a_skip_of_a_gpu_test_is_counted_with_its_reason(made_up):
+    result = made_up(SKIPS.format(marker="gpu"), required=True)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["gpu: 0 ran, 1 skipped", "    1 skipped: no gpu here"])
+
+
+def test_a_file_that_is_skipped_as_a_whole_fails(made_up):
+    result = made_up("import pytest\npytest.skip('all', allow_module_level=True)\n")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*skip tests one by one, not the file*all*"])
+
+
+def test_an_expected_failure_is_no_skip(made_up):
+    result = made_up(
+        "import pytest\n@pytest.mark.mpi\n@pytest.mark.xfail(reason='known')\n"
+        "def test(): raise ValueError\n"
+    )
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["mpi: 1 ran, 0 skipped"])
+
+
+def test_each_test_is_counted_once(made_up):
+    result = made_up(
+        "import pytest\n@pytest.fixture\ndef bad():\n    yield\n    raise ValueError\n"
+        "@pytest.mark.gpu\ndef test_teardown(bad): pass\n"
+        "@pytest.fixture\ndef worse(): raise ValueError\n"
+        "@pytest.mark.gpu\ndef test_setup(worse): pass\n"
+        "@pytest.mark.gpu\ndef test_call(): raise ValueError\n"
+    )
+    result.stdout.fnmatch_lines(["gpu: 3 ran, 0 skipped", "none: 0 ran, 0 skipped"])
+
+
+def test_a_parameter_is_no_marker(made_up):
+    result = made_up(
+        "import pytest\n@pytest.mark.parametrize('x', ['slurm'])\ndef test_slurm(x): pass\n"
+    )
+    result.stdout.fnmatch_lines(["slurm: 0 ran, 0 skipped"])
+
+
+def test_notes_are_printed_and_the_summary_is_last(made_up):
+    result = made_up("def test(record_property): record_property('note', 'two blocks left out')\n")
+    lines = [line for line in result.outlines if line]
+    assert "two blocks left out" in lines
+    assert "1 passed" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("ID=debian\n", True),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', True),
+        ("ID=ubuntu\nID_LIKE=debian\n", True),
+        ("ID=fedora\n", False),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', False),
+    ],
+)
+def test_debian_and_its_children_are_recognised(release, expected, tmp_path, monkeypatch):
+    path = tmp_path / "os-release"
+    path.write_text(release)
+    monkeypatch.setattr(markers, "OS_RELEASE", path)
+    assert markers.is_debian() is expected
+
+
+APT_CACHE = """#!/bin/sh
+echo "$2:"
+echo "  Installed: (none)"
+case $2 in
+chromium) echo "  Candidate: (none)" ;;
+*) echo "  Candidate: 22.05.8" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("marker", "user", "debian", "required"),
+    [
+        ("slurm", 0, True, True),
+        ("slurm", 1000, True, False),
+        ("slurm", 0, False, False),
+        ("browser", 0, True, False),
+        ("gpu", 0, True, False),
+        ("mpi", 1000, False, True),
+    ],
+)
+def test_who_must_run_what(marker, user, debian, required, tmp_path: Path, monkeypatch):
+    program = tmp_path / "apt-cache"
+    program.write_text(APT_CACHE)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr(markers, "is_debian", lambda: debian)
+    assert bool(markers.why_required.__wrapped__(marker)) is required

@@ -1,0 +1,84 @@
+"""What a run reports."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+
+from mpiddp.training.metrics import (
+    MetricsFile,
+    Row,
+    describe_end,
+    describe_epoch,
+    describe_start,
+)
+
+ROW = Row(
+    attempt=0,
+    epoch=1,
+    step=45,
+    loss=0.2345674,
+    accuracy=0.92344,
+    test_loss=None,
+    test_accuracy=None,
+    learning_rate=0.05,
+    samples_per_second=1000.0,
+    seconds=1.5,
+    load_seconds=0.25,
+    evaluate_seconds=None,
+    parameters=None,
+)
+
+
+def test_rows_are_appended_one_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path).append(ROW)
+    MetricsFile(path).append(ROW)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [asdict(ROW)] * 2
+    assert list(json.loads(lines[0])) == [field.name for field in fields(Row)]
+
+
+def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"epoch": 1}\n{"epoch": 2, "los')
+    MetricsFile(path).append(ROW)
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 1]
+
+
+def test_the_line_of_an_epoch() -> None:
+    assert describe_epoch(ROW) == "Epoch 1 - Avg Loss: 0.234567, Accuracy: 92.34%"
+
+
+def test_the_last_line() -> None:
+    line = describe_end(0.98611, 12, 4.24, Path("runs/first"))
+    assert line == (
+        "Training done: test accuracy 98.61% after 12 epochs in 4.2 s (run directory runs/first)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "first", "product"),
+    [
+        ("cpu", [1], "1 CPU", "1 node x 1 rank per node = 1 rank"),
+        ("cpu", [2], "2 CPUs", "1 node x 2 ranks per node = 2 ranks"),
+        ("cuda", [4, 4, 4, 4], "16 GPUs", "4 nodes x 4 ranks per node = 16 ranks"),
+        ("cuda", [2, 3, 3], "8 GPUs", "2 nodes x 3 ranks + 1 node x 2 ranks = 8 ranks"),
+        ("cuda", [8] * 512, "4096 GPUs", "512 nodes x 8 ranks per node = 4096 ranks"),
+    ],
+)
+def test_the_first_lines(device: str, nodes: list[int], first: str, product: str) -> None:
+    lines = describe_start(device, nodes, "node001", batch_size=64)
+    assert lines[:3] == [
+        f"Starting distributed training on {first}",
+        product,
+        "Master node: node001",
+    ]
+    total = 64 * sum(nodes)
+    assert re.fullmatch(
+        rf"Effective batch: 64 samples per rank x \d+ ranks? = {total} samples per step", lines[3]
+    )

@@ -1,0 +1,69 @@
+"""The models, each of those that are registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import load
+from mpiddp.training.models import build
+from mpiddp.training.registry import DATASETS, MODELS
+
+SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 7)]
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_model_maps_samples_to_a_score_per_class(name: str, shape: tuple[int, ...]) -> None:
+    model = build(name, shape, classes=7)
+    assert model(torch.zeros(3, *shape)).shape == (3, 7)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    model = build(name, (1, 8, 8), classes=10)
+    model(torch.randn(4, 1, 8, 8)).square().sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_seed_decides_the_initial_parameters(name: str) -> None:
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return nn.utils.parameters_to_vector(build(name, (1, 8, 8), 10).parameters())
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_sample_is_judged_by_itself(name: str) -> None:
+    model = build(name, (1, 8, 8), 10).eval()
+    samples = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(model(samples)[2:3], model(samples[2:3]))
+
+
+@pytest.mark.parametrize("data", sorted(DATASETS))
+def test_the_model_of_a_data_set_fits_it(data: str) -> None:
+    configuration = Configuration(data=data, samples=10).resolve()
+    found = load(configuration)
+    model = build(configuration.model, found.shape, found.classes)
+    scores = model(torch.from_numpy(found.test.features))
+    assert scores.shape == (len(found.test), found.classes)
+
+
+def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:
+    shapes = [tuple(parameter.shape) for parameter in build("mlp", (10,), 2).parameters()]
+    assert shapes == [(50, 10), (50,), (2, 50), (2,)]
+
+
+@pytest.mark.parametrize("shape", [(10,), (8, 8), (1, 3, 8), (1, 8, 3)], ids=str)
+def test_the_convnet_refuses_what_is_no_image(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="convnet expects images"):
+        build("convnet", shape, 10)

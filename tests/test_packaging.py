@@ -1,0 +1,121 @@
+"""What is installed: the package alone, with its data, its licences and its requirements."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import launchers
+import mpiddp
+
+REQUIREMENTS = {"mpi4py", "torch>=2.10", "torchvision", "numpy", "psutil", "tyro", "tqdm"}
+EXTRAS = {"mpi", "plot", "tensorboard", "test"}
+CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel, built from a copy because building writes into the source."""
+    source = tmp_path_factory.mktemp("source")
+    for name in CARRIED:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(launchers.ROOT / name, source / name, ignore=ignored)
+    for path in launchers.ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, source)
+    program = "import setuptools.build_meta as b; print(b.build_wheel('wheels'))"
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=source, check=True, capture_output=True, timeout=120
+    )
+    [path] = (source / "wheels").iterdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def members(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_nothing_but_mpiddp_is_inside(members):
+    assert {name.split("/")[0] for name in members} == {
+        "mpiddp",
+        f"mpiddp-{mpiddp.__version__}.dist-info",
+    }
+
+
+def test_every_module_is_inside(members):
+    modules = {
+        str(path.relative_to(launchers.ROOT)) for path in launchers.ROOT.glob("mpiddp/**/*.py")
+    }
+    assert modules == {name for name in members if name.endswith(".py")}
+
+
+def test_data_types_and_licences_are_inside(members, wheel):
+    data = {name for name in members if name.startswith("mpiddp/") and not name.endswith(".py")}
+    assert data == {
+        "mpiddp/py.typed",
+        "mpiddp/training/digits.csv.gz",
+        "mpiddp/training/digits.LICENSE.txt",
+    }
+    information = f"mpiddp-{mpiddp.__version__}.dist-info"
+    assert f"{information}/licenses/LICENSE" in members
+    assert f"{information}/licenses/mpiddp/training/digits.LICENSE.txt" in members
+    with zipfile.ZipFile(wheel) as archive:
+        original = launchers.ROOT / "mpiddp" / "training" / "digits.csv.gz"
+        assert archive.read("mpiddp/training/digits.csv.gz") == original.read_bytes()
+
+
+def test_metadata(metadata):
+    assert metadata["Version"] == mpiddp.__version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert set(metadata.get_all("Provides-Extra")) == EXTRAS
+
+
+def test_requirements_are_the_named_ones_and_no_others(metadata):
+    required = metadata.get_all("Requires-Dist")
+    assert {item for item in required if "extra ==" not in item} == REQUIREMENTS
+
+
+def test_pyproject_holds_the_build_system_alone():
+    text = (launchers.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text).keys() == {"build-system"}
+
+
+def test_the_changelog_begins_with_this_version():
+    text = (launchers.ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    [newest, *_] = re.findall(r"^## (\S+)", text, re.MULTILINE)
+    assert newest == mpiddp.__version__
+
+
+def _name_of(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[=<>!~ ;\[]", requirement)[0]).lower()
+
+
+def test_everything_that_is_installed_has_a_tested_version():
+    parser = configparser.ConfigParser()
+    parser.read(launchers.ROOT / "setup.cfg", encoding="utf-8")
+    texts = [parser["options"]["install_requires"], *parser["options.extras_require"].values()]
+    wanted = {_name_of(line) for text in texts for line in text.split("\n") if line.strip()}
+    lines = (launchers.ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    assert wanted | {"mpich"} <= {_name_of(pin) for pin in pins}
