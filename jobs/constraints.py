@@ -72,9 +72,8 @@ def _is(version: str, name: str, tested: list[Requirement]) -> bool:
     return any(item.specifier.contains(public) for item in tested if item.name == name)
 
 
-def list_files(requirements: list[Requirement]) -> list[str]:
-    """For mpiddp and each requirement, a path that is there as long as that version is."""
-    names = ["mpiddp", *(item.name for item in requirements)]
+def list_files(names: list[str]) -> list[str]:
+    """For each package a path that is there as long as that version is."""
     # There is no public way to ask for the metadata's path.
     paths = [getattr(distribution(name), "_path", None) for name in names]
     return [f"file {Path(path).resolve()}" for path in paths if path]
@@ -83,7 +82,8 @@ def list_files(requirements: list[Requirement]) -> list[str]:
 def main(arguments: list[str]) -> None:
     kind, setup_cfg, *rest = arguments
     if kind == "files":
-        print("\n".join(list_files(read_requirements(setup_cfg, tuple(rest)))))
+        names = [item.name for item in read_requirements(setup_cfg, tuple(rest))]
+        print("\n".join(list_files(["mpiddp", *names])))
         return
     text = Path(rest[0]).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]

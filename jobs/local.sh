@@ -16,7 +16,8 @@ options: the handwritten digits that come with mpiddp. The exit code is the job'
 
 The first call makes .venv in the checkout and installs what is needed; later calls need no
 network. An active environment that has torch and mpi4py is used instead of .venv.
-MPIDDP_MPIRUN=PATH names another mpirun. Runs are written to runs/ in the checkout.
+MPIDDP_MPIRUN=PROGRAM names another mpirun; MPIDDP_PYTHON=PROGRAM names a Python that has all
+that is needed, and nothing is installed. Runs are written to runs/ in the checkout.
 TEXT
 }
 

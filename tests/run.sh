@@ -9,12 +9,12 @@ MPICH=$ROOT/.mpich
 
 # MPICH's wheel has files of the same names as Open MPI's, hence a prefix of its own.
 is_mpich_prepared() { [ "$(cat "$MPICH/$STAMP_NAME" 2>/dev/null)" = "$(mpich_stamp)" ]; }
-mpich_stamp() { printf '%s %s %s' "$ROOT" "$(uname -m)" "$(grep '^mpich==' "$ROOT/constraints.txt")"; }
+mpich_stamp() { printf '%s %s' "$(uname -m)" "$(grep '^mpich==' "$ROOT/constraints.txt")"; }
 
 install_mpich() {
     ! is_mpich_prepared || return 0
     say "installing the MPICH wheel into .mpich for the tests"
-    rm -rf -- "$MPICH"
+    rm -rf -- "${MPICH:?}"/*
     run_pip install --no-deps --ignore-installed --no-warn-script-location \
         --prefix "$MPICH" -c "$ROOT/constraints.txt" mpich || return 1
     mpich_stamp >"$MPICH/$STAMP_NAME"
@@ -32,7 +32,8 @@ install_openmpi4() {
 
 install_mpis() { install_mpich && install_openmpi4; }
 
-shell_scripts() { find jobs tests .ci -type f \( -name '*.sh' -o -path '.ci/run' \) | sort; }
+# Whatever says that it is for a shell.
+shell_scripts() { grep -rIlE '^(#!.*sh$|# shellcheck shell=)' jobs tests .ci | sort; }
 
 declare -a failed=()
 check() {
@@ -42,18 +43,19 @@ check() {
 }
 
 prepare mpi plot tensorboard test
-locked install_mpis || die "the MPICH wheel could not be installed, see above"
+mkdir -p -- "$MPICH"
+locked "$MPICH" install_mpis || die "the MPICH wheel could not be installed, see above"
 cd -- "$ROOT" || exit 1
 
 # Sockets are made below TMPDIR and their paths must be short, so it cannot be in the checkout.
 TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
-export TMPDIR
+export TMPDIR PATH=$PREFIX/bin:$PATH
 trap 'rm -rf -- "$TMPDIR"' EXIT
 
 check "ruff check" "$PYTHON" -m ruff check --quiet .
 check "ruff format" "$PYTHON" -m ruff format --check --quiet .
 mapfile -t scripts < <(shell_scripts)
-check shellcheck "$PREFIX/bin/shellcheck" "${scripts[@]}"
+check shellcheck shellcheck "${scripts[@]}"
 check mypy "$PYTHON" -m mypy --no-error-summary
 
 report="lint and types are good"

@@ -1,8 +1,8 @@
 """A plain torch.distributed script: make the group, sum one float over all ranks, leave.
 
-Nothing in it knows of mpiddp, so torchrun and ``python -m mpiddp`` run the same file. With an
-argument, rank 0 writes there when the sum was there: seconds of this machine's monotonic clock,
-which its processes share.
+Nothing in it knows of mpiddp: torchrun and ``python -m mpiddp`` run the same file. With an
+argument, rank 0 writes there when the sum was known, in seconds of the machine's monotonic
+clock, which all processes of a machine share.
 """
 
 import sys

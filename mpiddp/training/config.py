@@ -147,8 +147,7 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> Configuration:
     With ``-h`` or ``--help`` SystemExit(0) is raised, after the help was printed if
     ``show_help``. Raises ConfigurationError for whatever cannot be understood.
     """
-    known = {_flag(field.name) for field in dataclasses.fields(CommandLine)}
-    _refuse_unknown_options(arguments, known)
+    _refuse_unknown_options(arguments)
     path = _find_configuration_file(arguments)
     values = {} if path is None else read_toml(path)
     try:
@@ -235,15 +234,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _refuse_unknown_options(arguments: Sequence[str], known: set[str]) -> None:
+def _refuse_unknown_options(arguments: Sequence[str]) -> None:
+    switches = [name for name, kind in _field_types().items() if kind is bool]
+    known = [_flag(field.name) for field in dataclasses.fields(CommandLine)]
+    known += [_flag(f"no_{name}") for name in switches]
     for argument in arguments:
         flag = argument.partition("=")[0].replace("_", "-")
         is_option = flag.startswith("--") and flag not in ("--", "--help")
         if not is_option or flag in known or flag.startswith("--tyro-"):
             continue
-        if flag.startswith("--no-") and "--" + flag.removeprefix("--no-") in known:
-            continue
-        hint = _did_you_mean(flag, sorted(known)) or " (--help lists the options)"
+        hint = _did_you_mean(flag, known) or " (--help lists the options)"
         raise ConfigurationError(f"unknown option {argument.partition('=')[0]}{hint}")
 
 

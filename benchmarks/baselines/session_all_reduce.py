@@ -1,9 +1,11 @@
+"""The same as ``first_all_reduce.py``, written for mpiddp: its session makes the group."""
+
 import sys
 import time
 
 import mpiddp
 
-with mpiddp.init() as session:
+with mpiddp.init(backend="gloo") as session:
     import torch
     import torch.distributed as distributed
 

@@ -1,0 +1,1 @@
+"""Measurements of mpiddp beside what else there is: ``python -m benchmarks COMMAND``."""

@@ -1,0 +1,51 @@
+"""``python -m benchmarks COMMAND``: one module of this package per command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure import WayOut
+
+COMMANDS = {
+    "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
+}
+"""What each command measures; its module has the same name and a ``main(arguments)``."""
+
+
+def describe_commands() -> str:
+    """The help text."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: python -m benchmarks COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "python -m benchmarks COMMAND --help shows a command's options.",
+        ]
+    )
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run a command. Raises ConfigurationError if there is none, or not that one."""
+    if not arguments:
+        raise ConfigurationError("no COMMAND given; python -m benchmarks --help lists them")
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        print(describe_commands())
+        return
+    if name not in COMMANDS:
+        raise ConfigurationError(
+            f"{name!r} is not a benchmark: expected {' or '.join(COMMANDS)}; "
+            "python -m benchmarks --help describes them"
+        )
+    importlib.import_module(f"benchmarks.{name}").main(rest)
+
+
+if __name__ == "__main__":
+    with WayOut() as way_out:
+        run(sys.argv[1:])

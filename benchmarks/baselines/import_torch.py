@@ -1,0 +1,3 @@
+"""The floor under every start-up: a process that imports torch and leaves."""
+
+import torch  # noqa: F401

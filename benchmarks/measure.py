@@ -1,0 +1,144 @@
+"""Measure contenders in turns, and say what the samples say.
+
+Contenders that are measured one after the other meet different machines: caches, clocks and
+neighbours change. So every round measures each of them once, in an order drawn anew, and two
+contenders are compared round by round. The first rounds warm up and are kept apart. Medians and
+intervals make no assumption about the distribution (Hoefler & Belli, "Scientific benchmarking of
+parallel computing systems", SC'15).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Series(Generic[T]):
+    """What one contender gave, round by round."""
+
+    warm_up: tuple[T, ...]
+    samples: tuple[T, ...]
+    positions: tuple[int, ...]
+    """The contender's place in the order of each round, from 0; warm-up rounds left out."""
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], T]],
+    *,
+    rounds: int,
+    warm_up: int,
+    seed: int,
+    advance: Callable[[str], None] = lambda name: None,
+) -> dict[str, Series[T]]:
+    """Measure every contender once per round, in an order drawn from ``seed``.
+
+    Args:
+        rounds: samples per contender, beside ``warm_up`` rounds before them.
+        advance: called with the contender's name before each measurement.
+
+    What a contender raises ends the measurement.
+    """
+    if rounds < 1 or warm_up < 0:
+        raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
+    generator = random.Random(seed)
+    results: dict[str, list[T]] = {name: [] for name in contenders}
+    positions: dict[str, list[int]] = {name: [] for name in contenders}
+    for _ in range(warm_up + rounds):
+        order = list(contenders)
+        generator.shuffle(order)
+        for position, name in enumerate(order):
+            advance(name)
+            results[name].append(contenders[name]())
+            positions[name].append(position)
+    return {
+        name: Series(
+            tuple(results[name][:warm_up]),
+            tuple(results[name][warm_up:]),
+            tuple(positions[name][warm_up:]),
+        )
+        for name in contenders
+    }
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval."""
+
+    low: float
+    high: float
+    confidence: float
+    """Probability that such an interval covers the true value; at least what was asked for."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sample in a few numbers, in its own unit."""
+
+    count: int
+    minimum: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+    maximum: float
+    interval: Interval | None
+    """Of the median, 95 %; None where the samples are too few for one."""
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The value below which ``fraction`` of the sample lies, interpolated between neighbours.
+
+    NumPy's default ("linear"; type 7 of Hyndman & Fan 1996).
+    """
+    if not values:
+        raise ValueError("a quantile needs at least one value")
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """Confidence interval of the median between two order statistics; None if there is none.
+
+    A value lies below the true median with probability 1/2, so the number of those that do is
+    binomial, and the k-th smallest and k-th largest of n values enclose the median unless fewer
+    than k lie on one side: confidence 1 - 2 P(B(n, 1/2) < k). The largest k that suffices is
+    taken (David & Nagaraja, "Order statistics", 7.1). 95 % need 6 values.
+    """
+    count = len(values)
+    below, chosen = 0.0, None
+    for k in range(1, count // 2 + 1):
+        below += math.comb(count, k - 1) * 0.5**count
+        if 1 - 2 * below < confidence:
+            break
+        chosen = (k, 1 - 2 * below)
+    if chosen is None:
+        return None
+    k, reached = chosen
+    ordered = sorted(values)
+    return Interval(ordered[k - 1], ordered[count - k], reached)
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Describe a sample. Raises ValueError if it is empty."""
+    return Summary(
+        count=len(values),
+        minimum=quantile(values, 0),
+        lower_quartile=quantile(values, 0.25),
+        median=quantile(values, 0.5),
+        upper_quartile=quantile(values, 0.75),
+        maximum=quantile(values, 1),
+        interval=median_interval(values),
+    )
+
+
+def compare(values: Sequence[float], others: Sequence[float]) -> Summary:
+    """Summary of the ratios value / other, pair by pair: both sequences in order of rounds."""
+    return summarize([value / other for value, other in zip(values, others, strict=True)])

@@ -1,0 +1,166 @@
+"""Run whole processes against the clock, with a deadline, and leave none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mpiddp.errors import MpiddpError
+
+STAMP = "STAMP"
+"""This word of a command line stands for a file into which the program writes a time."""
+
+MARK = "MPIDDP_BENCHMARK_RUN"
+"""Every process of a run carries it in its environment: launchers detach their children."""
+
+SHOWN_CHARACTERS = 4000
+"""How much of a failed run's output is shown."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one run starts."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """All of it; nothing is inherited."""
+    copies: int = 1
+    """Processes of this command line, started at once."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that ended well."""
+
+    seconds: float
+    """From before the first process is started until the last one has ended."""
+    cpu_seconds: float
+    """User and system time of all its processes."""
+    stamp_seconds: float | None
+    """From the same beginning to the time that the program wrote; None if it wrote none."""
+
+
+class RunError(MpiddpError):
+    """A run failed or passed its deadline; the message ends with its output."""
+
+
+@dataclass(frozen=True)
+class _Ended:
+    begin: float
+    seconds: float
+    cpu_seconds: float
+    codes: tuple[int, ...]
+    expired: bool
+
+
+def run(program: Program, deadline: float) -> Run:
+    """Run ``program`` to its end; what is left of it after ``deadline`` seconds is killed.
+
+    It gets an empty directory of its own to run in and for temporary files. Raises RunError if
+    it cannot be started, ends with another exit code than 0, or passes the deadline.
+    """
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="mpiddp-", ignore_cleanup_errors=True) as name:
+        scratch = Path(name)
+        stamp = scratch / "stamp"
+        started = Program(
+            tuple(str(stamp) if word == STAMP else word for word in program.command),
+            {**program.environment, MARK: mark, "TMPDIR": str(scratch)},
+            program.copies,
+        )
+        try:
+            ended = _time(started, scratch, mark, deadline)
+        finally:
+            kill_marked(mark)
+        if ended.expired:
+            raise RunError(_describe_failure(program, f"ran past {deadline:g} s", scratch))
+        if any(ended.codes):
+            code = next(filter(None, ended.codes))
+            raise RunError(_describe_failure(program, f"ended with exit code {code}", scratch))
+        stamped = float(stamp.read_text()) - ended.begin if stamp.exists() else None
+        return Run(ended.seconds, ended.cpu_seconds, stamped)
+
+
+def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended:
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        kill_marked(mark)
+
+    timer = threading.Timer(deadline, expire)
+    timer.start()
+    try:
+        begin = time.monotonic()
+        children = _start(program, scratch)
+        cpu_seconds = sum(map(_reap, children))
+        seconds = time.monotonic() - begin
+    finally:
+        timer.cancel()
+        timer.join()
+    codes = tuple(child.returncode for child in children)
+    return _Ended(begin, seconds, cpu_seconds, codes, expired.is_set())
+
+
+def _start(program: Program, scratch: Path) -> list[subprocess.Popen[bytes]]:
+    with (scratch / "output").open("wb") as output:
+        try:
+            return [
+                subprocess.Popen(
+                    program.command,
+                    env=program.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=scratch,
+                    start_new_session=True,
+                )
+                for _ in range(program.copies)
+            ]
+        except OSError as error:
+            raise RunError(f"{program.command[0]} cannot be started: {error.strerror}") from None
+
+
+def _reap(child: subprocess.Popen[bytes]) -> float:
+    """Wait for the end of ``child``; returns its CPU time and its descendants', in seconds.
+
+    Not Popen.wait: with a time limit it sleeps up to 50 ms between two looks.
+    """
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process that carries ``mark``; returns when none is left."""
+    while left := find_marked(mark):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.01)
+
+
+def find_marked(mark: str) -> list[psutil.Process]:
+    """The processes that are alive and carry ``mark`` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def _describe_failure(program: Program, what: str, scratch: Path) -> str:
+    output = (scratch / "output").read_text(errors="replace").strip() or "(no output)"
+    return f"{shlex.join(program.command)} {what}:\n{output[-SHOWN_CHARACTERS:]}"

@@ -1,0 +1,317 @@
+"""Which GPU or cores belong to a rank, who shares, and which backend follows."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import launchers
+from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch import device
+from mpiddp.launch.device import Placement
+from mpiddp.launch.world import World
+
+ALL_CORES = frozenset(range(8))
+
+
+def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES):
+    return Placement(rank, visible, index, identity, cores)
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "index"),
+    [
+        (0, 0, None),
+        (0, 3, None),
+        # Slurm gave each rank its own GPU, which is device 0 whatever its local rank.
+        (1, 0, 0),
+        (1, 3, 0),
+        (4, 0, 0),
+        (4, 3, 3),
+        # More ranks than GPUs count on from the first; whether they may is judged later.
+        (2, 2, 0),
+        (2, 5, 1),
+    ],
+)
+def test_choose_index(visible, local_rank, index):
+    assert device.choose_index(visible, local_rank) == index
+
+
+@pytest.mark.parametrize(
+    ("placements", "shared"),
+    [
+        ([], []),
+        ([place(0), place(1)], []),
+        ([place(0, 2, 0, "A"), place(1, 2, 1, "B")], []),
+        ([place(0, 2, 0, "A"), place(1, 2, 1, "B"), place(2, 2, 0, "A")], [0, 2]),
+        # One physical GPU under two names: both ranks see one device, the same.
+        ([place(4, 1, 0, "A"), place(5, 1, 0, "A")], [4, 5]),
+        ([place(4, 1, 0, "A"), place(5, 1, 0, "B")], []),
+        # Overlapping CUDA_VISIBLE_DEVICES.
+        ([place(0, 2, 1, "B"), place(1, 3, 1, "B"), place(2, 1, 0, "C")], [0, 1]),
+        # Without UUIDs: who sees several sees the same ones, a single one is its own.
+        ([place(0, 2, 0), place(1, 2, 1), place(2, 2, 0)], [0, 2]),
+        ([place(0, 1, 0), place(1, 1, 0)], []),
+        # A rank without a GPU shares with nobody.
+        ([place(0, 1, 0, "A"), place(1)], []),
+    ],
+)
+def test_find_shared(placements, shared):
+    assert device.find_shared(placements) == frozenset(shared)
+
+
+def test_describe_sharing_names_ranks_and_remedies():
+    few = [place(4, 2, 0, "A"), place(5, 2, 1, "B"), place(6, 2, 0, "A")]
+    text = device.describe_sharing("node3", few, frozenset({6, 4}))
+    assert text.startswith("on node3, ranks 4, 6 would use a GPU that another rank uses: ")
+    assert "3 ranks for 2 visible GPUs" in text
+    assert "--ntasks-per-node=2 --gpus-per-node=2" in text
+    assert "--allow-shared-gpu --backend gloo" in text
+    one = [place(0, 1, 0, "A"), place(1, 1, 0, "A")]
+    assert "2 ranks for 1 visible GPU." in device.describe_sharing("n", one, frozenset({0, 1}))
+    overlap = [place(0, 4, 1, "B"), place(1, 4, 1, "B")]
+    text = device.describe_sharing("n", overlap, frozenset({0, 1}))
+    assert "2 ranks that were given overlapping GPUs" in text
+
+
+@pytest.mark.parametrize(
+    ("placements", "words"),
+    [
+        ([place(0)], []),
+        ([place(0, 1, 0)], []),
+        ([place(0, 2, 0), place(1, 2, 1)], []),
+        ([place(0, 8, 0)], ["8 GPUs visible, 1 rank on this node", "--ntasks-per-node=8"]),
+        (
+            [place(0, 8, 0), place(1, 8, 1)],
+            ["8 GPUs visible, 2 ranks on this node", "--ntasks-per-node=8"],
+        ),
+        (
+            [place(i, 1, 0) for i in range(4)],
+            ["set_device(LOCAL_RANK)", "--gpus-per-node=4 --gpu-bind=none"],
+        ),
+    ],
+)
+def test_find_remarks(placements, words):
+    remarks = device.find_remarks("node3", placements)
+    assert len(remarks) == (1 if words else 0)
+    for word in words:
+        assert word in remarks[0] and remarks[0].startswith("node3: ")
+
+
+@pytest.mark.parametrize(
+    ("masks", "shares"),
+    [
+        ([{0, 1, 2, 3}], [4]),
+        ([ALL_CORES] * 2, [4, 4]),
+        ([ALL_CORES] * 3, [2, 2, 2]),
+        # More ranks than cores: one thread each.
+        ([{0, 1}] * 4, [1] * 4),
+        # Bound ranks keep what is theirs.
+        ([{0, 1}, {2, 3, 4}, {5}], [2, 3, 1]),
+        # Rank 0 has cores 0 and 1 to itself, and half of 2 and 3.
+        ([{0, 1, 2, 3}, {2, 3}], [3, 1]),
+        # Three thirds are one, not 0.999….
+        ([{0, 1, 2}] * 3, [1, 1, 1]),
+    ],
+)
+def test_share_cores(masks, shares):
+    sets = [frozenset(mask) for mask in masks]
+    assert [device.share_cores(sets, rank) for rank in range(len(sets))] == shares
+
+
+MASKS = st.lists(
+    st.frozensets(st.integers(0, 15), min_size=1, max_size=16), min_size=1, max_size=6
+)
+
+
+@settings(deadline=None)
+@given(MASKS)
+def test_cores_are_shared_fairly(masks):
+    shares = [device.share_cores(masks, rank) for rank in range(len(masks))]
+    everyone = frozenset().union(*masks)
+    assert all(1 <= share <= len(mask) for share, mask in zip(shares, masks, strict=True))
+    # Whoever has less than a core's worth still needs one thread; the others never take more
+    # together than there is.
+    assert sum(share for share in shares if share > 1) <= len(everyone)
+    for rank, mask in enumerate(masks):
+        others = frozenset().union(*masks[:rank], *masks[rank + 1 :])
+        if not mask & others:
+            assert shares[rank] == len(mask)
+        assert shares[rank] >= max(1, len(mask - others))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_unbound_ranks_split_the_node(cores, ranks):
+    masks = [frozenset(range(cores))] * ranks
+    shares = {device.share_cores(masks, rank) for rank in range(ranks)}
+    assert shares == {max(1, cores // ranks)}
+
+
+def test_find_cores_is_what_the_kernel_allows():
+    assert device.find_cores() == frozenset(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """Pretend that this torch was built with NCCL, or without."""
+
+    def pretend(available):
+        monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: available)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("requested", "owns", "shares", "lacking", "built", "backend"),
+    [
+        ("auto", True, False, None, True, "nccl"),
+        ("auto", True, False, None, False, "gloo"),
+        ("auto", False, True, None, True, "gloo"),
+        ("auto", False, False, 1, True, "gloo"),
+        ("gloo", True, False, None, True, "gloo"),
+        ("gloo", False, True, None, True, "gloo"),
+        ("nccl", True, False, None, True, "nccl"),
+    ],
+)
+def test_choose_backend(requested, owns, shares, lacking, built, backend, nccl):
+    nccl(built)
+    assert device.choose_backend(requested, owns, shares, lacking) == backend
+
+
+@pytest.mark.parametrize(
+    ("requested", "owns", "shares", "lacking", "built", "kind", "words"),
+    [
+        ("nccl", False, False, 3, True, ConfigurationError, ["rank 3", "--backend gloo"]),
+        ("nccl", False, True, None, True, LaunchError, ["share a GPU", "--backend gloo"]),
+        ("nccl", True, False, None, False, ConfigurationError, ["without NCCL"]),
+        ("mpi", True, False, None, True, ConfigurationError, ["'mpi'", "auto, nccl or gloo"]),
+    ],
+)
+def test_backends_that_cannot_work(requested, owns, shares, lacking, built, kind, words, nccl):
+    nccl(built)
+    with pytest.raises(kind) as caught:
+        device.choose_backend(requested, owns, shares, lacking)
+    assert all(word in str(caught.value) for word in words)
+
+
+WORLD = World(5, 8, 1, 4, 1, 2, "node2", "node1")
+
+
+def node_of(placements):
+    return SimpleNamespace(allgather=lambda placement: placements)
+
+
+def test_assign_refuses_sharing_unless_it_is_wanted():
+    placements = [place(4 + i, 2, i % 2, "AB"[i % 2], frozenset({i})) for i in range(4)]
+    with pytest.raises(LaunchError, match="on node2, ranks 4, 5, 6, 7"):
+        device.assign(WORLD, node_of(placements), placements[1], False)
+    assignment = device.assign(WORLD, node_of(placements), placements[1], True)
+    assert (assignment.index, assignment.shared, assignment.threads) == (1, True, 1)
+
+
+def test_assign_without_mpi():
+    alone = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    assignment = device.assign(alone, None, place(0, 2, 0, "A"), False)
+    assert (assignment.index, assignment.shared, assignment.threads) == (0, False, 8)
+    assert "2 GPUs visible, 1 rank" in assignment.remarks[0]
+
+
+def test_without_gpus_the_device_is_the_cpu():
+    assignment = device.assign(WORLD, node_of([place(4), place(5)]), place(5), False)
+    assert str(device.take_device(assignment, select=True)) == "cpu"
+
+
+# What a session makes of GPUs: the driver is faked, so that the way to the error is real.
+
+FAKE_GPUS = """
+import torch, mpiddp
+from mpiddp.launch import device
+torch.cuda.device_count = lambda: 1
+device.find_identity = lambda index: "GPU-A"
+with mpiddp.init(timeout=30) as session:
+    pass
+"""
+
+
+@pytest.mark.mpi
+def test_two_ranks_on_one_gpu_end_before_nccl():
+    row = launchers.table()["mpich"]
+    result = launchers.run(row, 2, ["-c", FAKE_GPUS], timeout=60).expect(3)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("mpiddp: ")]
+    assert len(lines) == 1 and "ranks 0, 1 would use a GPU that another rank uses" in lines[0]
+    assert "2 ranks for 1 visible GPU" in lines[0] and "--allow-shared-gpu" in lines[0]
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.mpi
+def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
+    program = "import mpiddp; mpiddp.init(backend='nccl', timeout=30)"
+    row = launchers.table()["openmpi"]
+    result = launchers.run(
+        row, 2, ["-c", program], timeout=60, env={"CUDA_VISIBLE_DEVICES": ""}
+    ).expect(2)
+    assert result.stderr.count("backend nccl needs a GPU for every rank") == 1
+    assert "rank 0 sees none" in result.stderr and "Traceback" not in result.output
+
+
+# On a real GPU
+
+
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpus() == 0, reason="no GPU")
+def test_a_real_gpu_has_an_identity_and_no_context_is_made():
+    import torch
+
+    assert not torch.cuda.is_initialized()
+    identity = device.find_identity(0)
+    assert identity is not None and len(identity) == 36
+    assert device.find_identity(gpus()) is None
+    assert not torch.cuda.is_initialized()
+    properties = torch.cuda.get_device_properties(0)
+    assert str(properties.uuid) == identity
+
+
+ON_GPU = """
+import sys, torch, mpiddp
+with mpiddp.init(timeout=60) as session:
+    ones = torch.ones(4, device=session.device)
+    torch.distributed.all_reduce(ones)
+    assert session.backend == "nccl" and session.device.type == "cuda"
+    assert torch.cuda.current_device() == session.device.index == 0
+    assert ones.tolist() == [1.0] * 4
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpus() == 0, reason="no GPU")
+def test_a_session_on_a_real_gpu_uses_nccl():
+    alone = launchers.table()["alone"]
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    result = launchers.run(alone, 1, ["-c", ON_GPU], timeout=120, env=env).expect(0)
+    assert "backend         nccl" in result.stderr and "GPU " in result.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.mpi
+@pytest.mark.skipif(gpus() == 0, reason="no GPU")
+def test_two_ranks_share_a_real_gpu_only_when_asked():
+    program = (
+        "import sys, mpiddp\n"
+        "with mpiddp.init(timeout=60, allow_shared_gpu=sys.argv[1] == 'yes') as session:\n"
+        "    assert session.backend == 'gloo' and session.device.index == 0\n"
+    )
+    row, env = launchers.table()["openmpi"], {"CUDA_VISIBLE_DEVICES": "0"}
+    refused = launchers.run(row, 2, ["-c", program, "no"], timeout=120, env=env).expect(3)
+    assert refused.stderr.count("would use a GPU that another rank uses") == 1
+    launchers.run(row, 2, ["-c", program, "yes"], timeout=120, env=env).expect(0)

@@ -1,0 +1,327 @@
+"""Which interfaces and addresses may carry a job, and what NCCL and Gloo are told."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch import network
+from mpiddp.launch.network import Candidate, Interface, InterfaceRule
+
+LOOPBACK = Interface("lo", ("127.0.0.1",))
+ETHERNET = Interface("eth0", ("10.0.0.1",), 1000)
+INFINIBAND = Interface("ib0", ("10.1.0.1",), 100_000)
+SLOW = Interface("eth1", ("10.2.0.1",), 100)
+DOCKER = Interface("docker0", ("172.17.0.1",), 10_000)
+LINK_LOCAL = Interface("usb0", ("169.254.3.4",), 1000)
+HOST = (LOOPBACK, DOCKER, LINK_LOCAL, SLOW, ETHERNET, INFINIBAND)
+
+NAMES = st.sampled_from(
+    ["lo", "eth0", "eth1", "eth10", "ib0", "ib0.8001", "ens1f0np0", "docker0", "br-1", "hsn0"]
+)
+ITEMS = st.sampled_from(["lo", "eth", "eth0", "eth1", "ib", "ib0", "e", "ens1f0", "docker", "hsn0"])
+RULES = st.builds(
+    lambda prefix, items: prefix + ",".join(items),
+    st.sampled_from(["", "=", "^", "^="]),
+    st.lists(ITEMS, min_size=1, max_size=3),
+)
+
+
+def admitted_by_nccl(value: str, name: str) -> bool:
+    """NCCL's documentation of NCCL_SOCKET_IFNAME, read independently.
+
+    "Define to a list of prefixes to filter interfaces to be used by NCCL. … Using the ^ symbol,
+    NCCL will exclude interfaces starting with any prefix in that list. To match (or not) an exact
+    interface name, begin the prefix string with the = character."
+    """
+    pattern = re.fullmatch(r"(\^?)(=?)(.*)", value)
+    assert pattern is not None
+    excludes, whole, items = pattern.groups()
+    alternatives = "|".join(map(re.escape, items.split(",")))
+    found = re.match(f"(?:{alternatives}){'$' if whole else ''}", name) is not None
+    return found if not excludes else not found
+
+
+@settings(deadline=None)
+@given(RULES, NAMES)
+def test_a_rule_admits_what_nccl_would(value, name):
+    rule = InterfaceRule.from_nccl(value, "test")
+    assert rule.admits(name) == admitted_by_nccl(value, name)
+
+
+@settings(deadline=None)
+@given(RULES)
+def test_a_rule_is_printed_as_it_was_read(value):
+    rule = InterfaceRule.from_nccl(value, "test")
+    assert rule.nccl == value
+    assert InterfaceRule.from_nccl(rule.nccl, "test") == rule
+
+
+@pytest.mark.parametrize(
+    ("value", "yes", "no"),
+    [
+        # The examples of NCCL's documentation.
+        ("eth", ["eth0", "eth1"], ["ib0"]),
+        ("=eth0", ["eth0"], ["eth01", "eth1"]),
+        ("=eth0,eth1", ["eth0", "eth1"], ["eth10"]),
+        ("^docker", ["eth0"], ["docker0"]),
+        ("^=docker0", ["docker01", "eth0"], ["docker0"]),
+        # A port may follow a name, and spaces are no part of it.
+        ("=eth0:8080, ib0", ["eth0", "ib0"], ["eth0:8080"]),
+    ],
+)
+def test_nccls_own_examples(value, yes, no):
+    rule = InterfaceRule.from_nccl(value, "test")
+    assert all(map(rule.admits, yes)) and not any(map(rule.admits, no))
+
+
+# --interface
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("auto", None),
+        (" auto ", None),
+        ("eth0", "=eth0"),
+        ("eth0,ib0", "=eth0,ib0"),
+        ("^docker,lo", "^docker,lo"),
+        ("=eth0", "=eth0"),
+        ("^=eth0", "^=eth0"),
+        ("node1=ib0", "=ib0"),
+        ("node1=ib0,node1=eth0,node2=eth1", "=ib0,eth0"),
+        ("node*=ib0", "=ib0"),
+        ("node1.cluster=ib0", "=ib0"),
+        ("node2=eth0", None),
+    ],
+)
+def test_the_option(text, rule):
+    found = network.parse_interface_option(text, "node1.cluster")
+    assert (found.nccl if found else None) == rule
+    assert found is None or found.source == "--interface"
+
+
+@pytest.mark.parametrize("text", ["", " ", "^", "=", "^=", ",", "node1=", "=,", "a=b,c", "a=b,=c"])
+def test_an_option_that_names_nothing(text):
+    with pytest.raises(ConfigurationError, match="--interface"):
+        network.parse_interface_option(text, "node1")
+
+
+@settings(deadline=None)
+@given(st.text("eth0ibnode1,=^*[] .", max_size=12))
+def test_any_text_is_a_rule_or_a_configuration_error(text):
+    try:
+        rule = network.parse_interface_option(text, "node1")
+    except ConfigurationError as error:
+        assert "--interface" in str(error)
+        return
+    assert rule is None or (rule.names and all(rule.names))
+
+
+def test_the_option_comes_before_the_environment():
+    nccl = {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_CONF_FILE": "/none"}
+    gloo = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_CONF_FILE": "/none"}
+
+    def find(option, variables):
+        rule = network.find_rule(option, "node1", variables)
+        return None if rule is None else (rule.source, rule.nccl)
+
+    assert find("eth1", nccl) == ("--interface", "=eth1")
+    assert find("node2=eth1", nccl) == ("NCCL_SOCKET_IFNAME", "eth")
+    assert find("auto", nccl) == ("NCCL_SOCKET_IFNAME", "eth")
+    # Gloo takes one whole name.
+    assert find("auto", gloo) == ("GLOO_SOCKET_IFNAME", "=ib0")
+    assert find("auto", {"NCCL_CONF_FILE": "/none"}) is None
+
+
+def test_nccls_configuration_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own, named = tmp_path / ".nccl.conf", tmp_path / "named.conf"
+    assert network.nccl_setting({}) is None
+    own.write_text("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n")
+    assert network.nccl_setting({}) == "=ens1f0"
+    named.write_text("# NCCL_SOCKET_IFNAME=lo\n NCCL_SOCKET_IFNAME = ^docker \n")
+    assert network.nccl_setting({"NCCL_CONF_FILE": str(named)}) == "^docker"
+    assert network.nccl_setting({"NCCL_CONF_FILE": str(tmp_path / "absent")}) is None
+    assert network.nccl_setting({"NCCL_SOCKET_IFNAME": "ib"}) == "ib"
+    own.write_text("NCCL_DEBUG=WARN\n")
+    assert network.nccl_setting({}) is None
+
+
+# Candidates
+
+
+def addresses(interfaces, rule=None, nodes=2):
+    return [c.address for c in network.list_candidates(interfaces, rule, nodes, "node1")]
+
+
+def test_between_nodes_the_fast_come_first_and_bridges_and_link_local_last():
+    assert addresses(HOST) == ["10.1.0.1", "10.0.0.1", "10.2.0.1", "172.17.0.1", "169.254.3.4"]
+
+
+def test_on_one_node_loopback_alone_is_offered():
+    assert addresses(HOST, nodes=1) == ["127.0.0.1"]
+
+
+def test_equal_interfaces_keep_the_systems_order():
+    twins = [Interface("b", ("10.0.0.1", "10.0.0.2")), Interface("a", ("10.0.0.3",))]
+    assert addresses(twins) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
+@pytest.mark.parametrize(
+    "name", ["br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge"]
+)
+def test_bridges_of_containers_come_last(name):
+    bridge = Interface(name, ("10.9.0.1",), 100_000)
+    assert addresses([bridge, ETHERNET]) == ["10.0.0.1", "10.9.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "nodes", "expected"),
+    [
+        ("eth", 2, ["10.0.0.1", "10.2.0.1"]),
+        ("=docker0", 2, ["172.17.0.1"]),
+        ("^docker,usb,lo,eth", 2, ["10.1.0.1"]),
+        # Who asks for it on one node gets it.
+        ("=eth0", 1, ["10.0.0.1"]),
+    ],
+)
+def test_a_rule_chooses(value, nodes, expected):
+    rule = InterfaceRule.from_nccl(value, "--interface")
+    assert addresses(HOST, rule, nodes) == expected
+
+
+def test_a_rule_of_nccls_does_not_stop_a_single_node():
+    rule = InterfaceRule.from_nccl("=hsn0", "NCCL_SOCKET_IFNAME")
+    assert addresses(HOST, rule, 1) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "rule", "nodes", "words"),
+    [
+        ([LOOPBACK], None, 2, ["no interface that other nodes could reach", "lo (127.0.0.1)"]),
+        ([ETHERNET], None, 1, ["no interface for loopback", "eth0 (10.0.0.1)"]),
+        ([], None, 2, ["IPv4 address: none"]),
+        (HOST, "=hsn0", 2, ["--interface '=hsn0' fits no interface", "ib0 (10.1.0.1)"]),
+        (HOST, "=hsn0", 1, ["--interface '=hsn0' fits no interface", "lo (127.0.0.1)"]),
+    ],
+)
+def test_nothing_left_says_what_there_is(interfaces, rule, nodes, words):
+    parsed = InterfaceRule.from_nccl(rule, "--interface") if rule else None
+    with pytest.raises(ConfigurationError) as caught:
+        network.list_candidates(interfaces, parsed, nodes, "node1")
+    for word in ["node1", *words]:
+        assert word in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(HOST), unique=True), RULES, st.integers(1, 3))
+def test_candidates_are_admitted_addresses_each_once(interfaces, value, nodes):
+    rule = InterfaceRule.from_nccl(value, "--interface")
+    expected = {
+        (address, i.name)
+        for i in interfaces
+        if admitted_by_nccl(value, i.name)
+        for address in i.addresses
+    }
+    try:
+        found = network.list_candidates(interfaces, rule, nodes, "node1")
+    except ConfigurationError:
+        assert not expected
+        return
+    assert {(c.address, c.interface) for c in found} == expected
+    assert len(found) == len(expected)
+
+
+def test_the_interface_of_an_address():
+    assert network.find_interface(HOST, "10.1.0.1") == "ib0"
+    assert network.find_interface(HOST, "10.1.0.2") is None
+    assert Candidate("10.0.0.1", "eth0").address == "10.0.0.1"
+
+
+def test_this_hosts_interfaces_are_those_of_the_kernel():
+    found = {interface.name: interface for interface in network.list_interfaces()}
+    assert found["lo"].addresses[0] == "127.0.0.1" and found["lo"].is_loopback
+    assert found.keys() <= {name for _, name in socket.if_nameindex()}
+    for interface in found.values():
+        for address in interface.addresses:
+            with socket.socket() as probe:
+                probe.bind((address, 0))
+
+
+# What NCCL and Gloo are told
+
+UNSET = {"NCCL_CONF_FILE": "/none"}
+
+
+def choose(used, rule=None, nodes=2, interfaces=HOST, **variables):
+    return network.choose_variables(interfaces, used, rule, nodes, {**UNSET, **variables})
+
+
+def test_between_nodes_nccl_gets_exact_names_and_gloo_one():
+    assert choose(["ib0", "eth0"]) == {
+        "NCCL_SOCKET_IFNAME": "=ib0,eth0",
+        "GLOO_SOCKET_IFNAME": "ib0",
+    }
+
+
+def test_nccl_is_told_nothing_where_it_cannot_choose_wrongly():
+    assert choose(["eth0"], interfaces=(LOOPBACK, ETHERNET)) == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert choose(["lo"], nodes=1) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert choose([]) == {}
+
+
+def test_the_users_option_is_passed_on():
+    prefix = InterfaceRule.from_nccl("^docker,lo", "--interface")
+    assert choose(["eth0"], prefix) == {
+        "NCCL_SOCKET_IFNAME": "^docker,lo",
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
+    # This node was reached over another interface, but the option decides.
+    exact = InterfaceRule.from_nccl("=eth1", "--interface")
+    assert choose(["ib0"], exact)["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+def test_what_is_set_already_is_left_alone(tmp_path):
+    option = InterfaceRule.from_nccl("=eth1", "--interface")
+    assert choose(["ib0"], NCCL_SOCKET_IFNAME="eth").keys() == {"GLOO_SOCKET_IFNAME"}
+    assert choose(["ib0"], GLOO_SOCKET_IFNAME="eth0").keys() == {"NCCL_SOCKET_IFNAME"}
+    both = {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert choose(["ib0"], option, **both) == {}
+    file = tmp_path / "nccl.conf"
+    file.write_text("NCCL_SOCKET_IFNAME=eth\n")
+    assert choose(["ib0"], NCCL_CONF_FILE=str(file)) == {"GLOO_SOCKET_IFNAME": "ib0"}
+
+
+def test_nccls_syntax_is_translated_for_gloo():
+    rule = InterfaceRule.from_nccl("^docker,lo,usb,eth", "NCCL_SOCKET_IFNAME")
+    chosen = choose(["eth0", "ib0"], rule, NCCL_SOCKET_IFNAME="^docker,lo,usb,eth")
+    assert chosen == {"GLOO_SOCKET_IFNAME": "ib0"}
+    none_used = choose([], rule, NCCL_SOCKET_IFNAME="^docker,lo,usb,eth")
+    assert none_used == {"GLOO_SOCKET_IFNAME": "ib0"}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([i.name for i in HOST]), unique=True),
+    st.one_of(st.none(), RULES),
+    st.sampled_from(["--interface", "NCCL_SOCKET_IFNAME"]),
+    st.integers(1, 3),
+    st.dictionaries(st.sampled_from(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]), st.just("eth0")),
+)
+def test_nothing_set_is_overridden_and_gloo_gets_one_interface_of_this_host(
+    used, value, source, nodes, variables
+):
+    rule = InterfaceRule.from_nccl(value, source) if value is not None else None
+    chosen = choose(used, rule, nodes, **variables)
+    assert not chosen.keys() & variables.keys()
+    assert chosen.get("GLOO_SOCKET_IFNAME", "lo") in {i.name for i in HOST}
+    nccl = chosen.get("NCCL_SOCKET_IFNAME")
+    if nccl is not None and not (rule is not None and source == "--interface"):
+        # Exactly the interfaces that were seen to work.
+        assert {i.name for i in HOST if admitted_by_nccl(nccl, i.name)} == set(used)

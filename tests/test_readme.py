@@ -1,0 +1,230 @@
+"""README is true: its commands run, they print what it says, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import documents
+import launchers
+
+README = launchers.ROOT / "README.md"
+LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
+RUN = ("bash", "python")
+DEADLINE = 150
+LEFT_OUT = {".venv", ".mpich", ".git", "runs", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+
+
+def read_blocks() -> list[documents.Block]:
+    return documents.find_blocks(README.read_text(encoding="utf-8")) if README.exists() else []
+
+
+BLOCKS = read_blocks()
+RUNNABLE = [block for block in BLOCKS if block.language in RUN and block.excuse is None]
+
+
+@dataclass
+class Reader:
+    """Somebody who follows README from top to bottom in a copy of the checkout."""
+
+    root: Path
+    broken: str | None = None
+    outputs: dict[int, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        binaries = Path(sys.executable).parent
+        root_flags = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return launchers.clean_environment(
+            {
+                **launchers.table()["openmpi"].environment,
+                **(root_flags if os.geteuid() == 0 else {}),
+                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": str(self.root),
+                # Nothing is installed, and tests/run.sh does all but run these tests again.
+                "MPIDDP_PYTHON": sys.executable,
+                "PYTEST_ADDOPTS": "--collect-only -q",
+                "MYPY_CACHE_DIR": str(launchers.ROOT / ".mypy_cache"),
+            }
+        )
+
+    def run(self, block: documents.Block) -> None:
+        if self.broken:
+            pytest.fail(f"not run, because {self.broken} failed before")
+        self.broken = f"README.md:{block.line}"
+        command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+        done = subprocess.run(
+            [*command[block.language], block.text],
+            cwd=self.root,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLINE,
+        )
+        assert done.returncode == 0, f"{block.text}exit code {done.returncode}\n{done.stdout}"
+        self.outputs[block.line] = done.stdout
+        self.broken = None
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory) -> Reader:
+    root = tmp_path_factory.mktemp("readme") / "mpiddp"
+    shutil.copytree(
+        launchers.ROOT, root, ignore=lambda _, names: LEFT_OUT.intersection(names), symlinks=True
+    )
+    (root / ".mpich").symlink_to(launchers.MPICH_PREFIX)
+    return Reader(root)
+
+
+def test_there_is_a_readme_with_commands():
+    assert RUNNABLE, "README.md has no block that is run"
+
+
+def test_every_block_says_what_it_is():
+    unknown = [f"README.md:{block.line}" for block in BLOCKS if block.language not in LANGUAGES]
+    assert not unknown, f"a fence names one of {sorted(LANGUAGES)}: {unknown}"
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(DEADLINE + 30)
+@pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: f"line-{block.line}")
+def test_a_block_runs_and_prints_what_follows_it(block, reader):
+    reader.run(block)
+    following = BLOCKS[BLOCKS.index(block) + 1 :][:1]
+    for excerpt in following:
+        if excerpt.language == "text" and excerpt.follows and excerpt.excuse is None:
+            missing = documents.missing_lines(excerpt.text, reader.outputs[block.line])
+            assert not missing, f"{missing} not in\n{reader.outputs[block.line]}"
+
+
+def test_blocks_that_are_left_out_say_why(record_property):
+    excused = [block for block in BLOCKS if block.excuse is not None]
+    record_property(
+        "note", f"README.md: {len(RUNNABLE)} blocks are run, {len(excused)} are left out"
+    )
+    for block in excused:
+        record_property("note", f"    line {block.line}: {block.excuse}")
+        assert block.excuse, f"README.md:{block.line}: no-test needs a reason"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name):
+    path = launchers.ROOT / name
+    text = path.read_text(encoding="utf-8")
+    lost = [target for target in documents.find_links(text) if not leads_somewhere(path, target)]
+    assert not lost
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    """Whether a relative link, with its anchor, does; links to other places are not followed."""
+    if "://" in target or target.startswith("mailto:"):
+        return True
+    file, _, anchor = target.partition("#")
+    other = (path.parent / file) if file else path
+    if not other.exists():
+        return False
+    return not anchor or anchor in documents.find_anchors(other.read_text(encoding="utf-8"))
+
+
+SAMPLE = """\
+# Title
+
+```bash
+echo 12 epochs
+```
+
+```text
+Epoch 1 - Avg Loss: 0.25, …
+…
+```
+
+Words with a [link](LICENSE "title") and `[no](link)`.
+
+<!-- no-test: needs a cluster -->
+
+```bash
+sbatch job
+# not a heading
+```
+
+~~~python
+print("```")
+~~~
+
+## A *second* heading: `code`, 2 words
+![picture](docs/a%20b.svg) <img src='c.svg'>
+[ref]: other.md#part
+"""
+
+
+def test_blocks_are_found():
+    blocks = documents.find_blocks(SAMPLE)
+    assert [(item.line, item.language, item.excuse, item.follows) for item in blocks] == [
+        (3, "bash", None, False),
+        (7, "text", None, True),
+        (16, "bash", "needs a cluster", False),
+        (21, "python", None, True),
+    ]
+    assert blocks[0].text == "echo 12 epochs\n"
+    assert blocks[3].text == 'print("```")\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<!-- no-test: why -->\nwords\n", "before no block"),
+        ("```bash\necho\n", "has no end"),
+    ],
+)
+def test_a_text_that_cannot_be_meant_is_refused(text, problem):
+    with pytest.raises(ValueError, match=problem):
+        documents.find_blocks(text)
+
+
+def test_links_and_anchors_are_found():
+    assert documents.find_links(SAMPLE) == ["LICENSE", "docs/a b.svg", "other.md#part", "c.svg"]
+    expected = {"title", "a-second-heading-code-2-words"}
+    assert documents.find_anchors(SAMPLE) == expected
+    assert documents.find_anchors("# Twice\n## Twice\n") == {"twice", "twice-1"}
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("# One two\n")
+    assert leads_somewhere(path, "#one-two")
+    assert leads_somewhere(path, "README.md#one-two")
+    assert not leads_somewhere(path, "#three")
+    assert not leads_somewhere(path, "LICENSE")
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "found"),
+    [
+        ("Epoch 1 - Avg Loss: 0.234567", "Epoch 12 - Avg Loss: 3.1, Accuracy: 4.2%", True),
+        ("Epoch 1 - Avg Loss: 0.234567", "Epoch one - Avg Loss: 3.1", False),
+        ("Master node: …, port 1", "Master node: vm (10.0.0.1), port 4711", True),
+        ("Master node: …, port 1", "Master node: vm (10.0.0.1)", False),
+        ("a   b", "a b", True),
+        ("a.b", "axb", False),
+    ],
+)
+def test_excerpts_are_compared(expected, printed, found):
+    assert (documents.missing_lines(expected + "\n…\n\n", f"other\n{printed}\n") == []) is found
+
+
+@pytest.mark.parametrize("language", RUN)
+def test_a_block_that_fails_fails_the_test_and_the_ones_after_it(language, tmp_path):
+    text = {"bash": "false | true\n", "python": "raise ValueError\n"}[language]
+    reader = Reader(tmp_path)
+    with pytest.raises(AssertionError, match="exit code 1"):
+        reader.run(documents.Block(1, language, text, None, False))
+    with pytest.raises(pytest.fail.Exception, match=r"README\.md:1 failed before"):
+        reader.run(documents.Block(5, "bash", "true\n", None, False))

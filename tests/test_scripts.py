@@ -1,0 +1,558 @@
+"""What jobs/local.sh and tests/run.sh decide, with programs in PATH that only say what they
+were asked to do; the real things are run by the tests of README and by whoever runs these."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import launchers
+
+FAKES = launchers.ROOT / "tests" / "fakes"
+TOOLS = """
+bash cat chmod cp cut dirname env find flock getent grep head mkdir mktemp mv readlink rm sed
+sha256sum sleep sort tail touch uname wc
+"""
+COPIED = ("jobs", "setup.cfg", "pyproject.toml", "constraints.txt")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the checkout, and a PATH in which everything but the tools is made up."""
+
+    root: Path
+    bin: Path
+    log_path: Path
+    environment: dict[str, str]
+
+    def program(self, name: str, text: str) -> Path:
+        path = self.bin / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def start(self, script: str, *arguments: str, cwd: Path | None = None, **env: str | None):
+        changed = {**self.environment, **env}
+        return subprocess.Popen(
+            ["bash", str(self.root / script), *arguments],
+            env={name: value for name, value in changed.items() if value is not None},
+            cwd=cwd or self.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, *arguments: str, cwd: Path | None = None, **env: str | None):
+        """Run a script; the log is that of this run alone."""
+        self.log_path.write_text("")
+        process = self.start(script, *arguments, cwd=cwd, **env)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def local(self, *arguments: str, cwd: Path | None = None, **env: str | None):
+        return self.run("jobs/local.sh", *arguments, cwd=cwd, **env)
+
+    def tests(self, *arguments: str, cwd: Path | None = None, **env: str | None):
+        return self.run("tests/run.sh", *arguments, cwd=cwd, **env)
+
+    @property
+    def log(self) -> list[str]:
+        return self.log_path.read_text().splitlines()
+
+    def logged(self, part: str) -> list[str]:
+        return [line for line in self.log if part in line]
+
+    @property
+    def mpirun(self) -> str:
+        """The one command line that mpirun was called with."""
+        [line] = self.logged("mpirun ")
+        return line
+
+    def make_environment(self, name: str, *, has_torch: bool = True, mpirun: bool = False) -> Path:
+        """An environment that somebody could have activated."""
+        prefix = self.root.parent / name
+        (prefix / "bin").mkdir(parents=True)
+        shutil.copy(FAKES / "python", prefix / "bin" / "python")
+        if has_torch:
+            (prefix / "has-torch").touch()
+        if mpirun:
+            shutil.copy(FAKES / "mpirun", prefix / "bin" / "mpirun")
+        return prefix
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Checkout:
+    root = tmp_path / "check out"
+    root.mkdir()
+    for name in COPIED:
+        source = launchers.ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, root / name)
+    for name in ("tests", ".ci"):
+        (root / name).mkdir()
+    shutil.copy(launchers.ROOT / "tests" / "run.sh", root / "tests")
+    path = tmp_path / "bin"
+    path.mkdir()
+    for tool in TOOLS.split():
+        (path / tool).symlink_to(shutil.which(tool) or f"/no/{tool}")
+    shutil.copy(FAKES / "python", path / "python3")
+    release = tmp_path / "os-release"
+    release.write_text("ID=debian\n")
+    log = tmp_path / "log"
+    environment = {
+        "PATH": str(path),
+        "HOME": str(tmp_path),
+        "OS_RELEASE": str(release),
+        "FAKE_LOG": str(log),
+        "FAKE_MPIRUN": str(FAKES / "mpirun"),
+    }
+    made = Checkout(root, path, log, environment)
+    made.program("id", 'echo "${FAKE_USER:-1000}"')
+    made.program("nproc", 'echo "${OMP_NUM_THREADS:-4}"')
+    made.program("lscpu", "printf '# comment\\n0,0\\n0,0\\n1,0\\n1,0\\n2,0\\n3,0\\n'")
+    made.program("shellcheck", 'exit "${FAKE_SHELLCHECK_STATUS:-0}"')
+    return made
+
+
+APT_GET_FAILS = 'echo "apt-get $*" >>"$FAKE_LOG"; exit 100'
+
+
+def installs(checkout: Checkout) -> list[str]:
+    return checkout.logged("-m pip install")
+
+
+def test_the_first_run_installs_and_starts_two_ranks(checkout):
+    result = checkout.local()
+    assert result.returncode == 0, result.stderr
+    venv = checkout.root / ".venv"
+    [line] = installs(checkout)
+    assert line.endswith(f"-c {venv}/.mpiddp-constraints -e .[mpi]")
+    assert checkout.mpirun == f"mpirun -n 2 {venv}/bin/python -m mpiddp.train"
+    assert "installing mpiddp [mpi]" in result.stderr
+    assert "some minutes" in result.stderr
+
+
+def test_the_second_run_installs_nothing_and_says_nothing(checkout):
+    checkout.local()
+    result = checkout.local()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert checkout.logged("python") == [checkout.mpirun]
+
+
+@pytest.mark.parametrize(
+    "name", ["setup.cfg", "pyproject.toml", "constraints.txt", "jobs/environment.sh"]
+)
+def test_what_decides_the_installation_repeats_it(checkout, name):
+    checkout.local()
+    with (checkout.root / name).open("a") as file:
+        file.write("\n# changed\n")
+    checkout.local()
+    assert len(installs(checkout)) == 1
+
+
+def test_other_changes_do_not_repeat_the_installation(checkout):
+    checkout.local()
+    (checkout.root / "README.md").write_text("changed")
+    (checkout.root / "jobs" / "local.sh").touch()
+    checkout.local()
+    assert not installs(checkout)
+
+
+def test_a_package_that_was_removed_is_installed_again(checkout):
+    checkout.local()
+    (checkout.root / ".venv" / "torch").rmdir()
+    checkout.local()
+    assert len(installs(checkout)) == 1
+
+
+def test_another_python_repeats_the_installation(checkout):
+    checkout.local()
+    python = checkout.root / ".venv" / "bin" / "python"
+    python.rename(python.with_name("python3.13"))
+    python.symlink_to("python3.13")
+    checkout.local()
+    assert len(installs(checkout)) == 1
+
+
+def test_a_moved_checkout_is_installed_again(checkout):
+    checkout.local()
+    moved = checkout.root.rename(checkout.root.with_name("moved"))
+    checkout.log_path.write_text("")
+    with checkout.start(str(moved / "jobs/local.sh"), cwd=moved) as process:
+        process.communicate(timeout=60)
+    assert len(installs(checkout)) == 1
+
+
+def test_an_installation_that_failed_is_repeated(checkout):
+    result = checkout.local(FAKE_PIP_STATUS="1")
+    assert result.returncode == 1
+    assert "the installation failed" in result.stderr
+    assert not checkout.logged("mpirun ")
+    assert checkout.local().returncode == 0
+    assert len(installs(checkout)) == 1
+
+
+def test_a_failed_repetition_does_not_count_as_installed(checkout):
+    checkout.local()
+    (checkout.root / ".venv" / "torch").rmdir()
+    assert checkout.local(FAKE_PIP_STATUS="1").returncode == 1
+    assert (checkout.root / ".venv" / "torch").exists()
+    checkout.local()
+    assert len(installs(checkout)) == 1
+
+
+def test_an_installation_that_was_killed_is_repeated(checkout):
+    process = checkout.start("jobs/local.sh", FAKE_PIP_SECONDS="20")
+    while not (checkout.log_path.exists() and installs(checkout)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    site = checkout.root / ".venv" / "lib" / "python3.12" / "site-packages"
+    for name, files in {"torch": ["METADATA"], "numpy": ["METADATA", "RECORD"]}.items():
+        for file in files:
+            path = site / f"{name}-1.0.dist-info" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    assert checkout.local().returncode == 0
+    assert len(installs(checkout)) == 1
+    assert [path.name for path in site.iterdir()] == ["numpy-1.0.dist-info"]
+
+
+def test_two_runs_at_once_install_once(checkout):
+    processes = [checkout.start("jobs/local.sh", FAKE_PIP_SECONDS="1") for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(installs(checkout)) == 1
+    assert len(checkout.logged("mpirun ")) == 2
+    assert sum("waiting for another installation" in error for error in errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "user", "ranks", "flags"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "1000", 4, ""),
+        ("mpirun (Open MPI) 5.0.11", "0", 4, "--allow-run-as-root "),
+        ("mpirun (Open MPI) 5.0.11", "1000", 5, "--map-by :OVERSUBSCRIBE "),
+        ("mpirun (Open MPI) 5.0.11", "0", 5, "--allow-run-as-root --map-by :OVERSUBSCRIBE "),
+        ("mpirun (Open MPI) 4.1.4", "1000", 4, ""),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "0", 5, "--allow-run-as-root --oversubscribe "),
+        ("HYDRA build details:", "0", 5, ""),
+        ("something else", "0", 5, ""),
+    ],
+)
+def test_flags(checkout, version, user, ranks, flags):
+    result = checkout.local(str(ranks), FAKE_VERSION=version, FAKE_USER=user)
+    assert result.returncode == 0, result.stderr
+    python = checkout.root / ".venv" / "bin" / "python"
+    assert checkout.mpirun == f"mpirun {flags}-n {ranks} {python} -m mpiddp.train"
+
+
+def test_cores_are_neither_hardware_threads_nor_what_openmp_was_told(checkout):
+    checkout.program("nproc", 'echo "${OMP_NUM_THREADS:-8}"')
+    checkout.local("5")
+    assert "OVERSUBSCRIBE" in checkout.mpirun
+    checkout.local("4", OMP_NUM_THREADS="1")
+    assert "OVERSUBSCRIBE" not in checkout.mpirun
+    (checkout.bin / "lscpu").unlink()
+    checkout.local("5")
+    assert "OVERSUBSCRIBE" not in checkout.mpirun
+
+
+def test_local_ranks_use_local_transports(checkout):
+    checkout.local()
+    assert "  OMPI_MCA_pml=ob1" in checkout.log
+    assert "  OMPI_MCA_btl=self,sm,tcp" in checkout.log
+    assert "  PRTE_MCA_hwloc_default_binding_policy=none" in checkout.log
+    assert not checkout.logged("yield_when_idle")
+    checkout.local(FAKE_VERSION="mpirun (Open MPI) 4.1.4")
+    assert "  OMPI_MCA_btl=self,vader,tcp" in checkout.log
+    checkout.local("9")
+    assert "  OMPI_MCA_mpi_yield_when_idle=1" in checkout.log
+
+
+def test_what_the_user_set_stays(checkout):
+    chosen = {"OMPI_MCA_pml": "ucx", "OMPI_MCA_btl": "", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    checkout.local("9", **chosen)
+    for name, value in chosen.items():
+        assert f"  {name}={value}" in checkout.log
+
+
+def test_mpiddp_mpirun_is_used_with_its_own_library(checkout, tmp_path):
+    other = tmp_path / "my mpi"
+    (other / "bin").mkdir(parents=True)
+    (other / "lib").mkdir()
+    library = other / "lib" / "libmpi.so.12"
+    library.touch()
+    mpirun = shutil.copy(FAKES / "mpirun", other / "bin" / "mpiexec")
+    result = checkout.local(MPIDDP_MPIRUN=str(mpirun), FAKE_VERSION="HYDRA build details:")
+    assert result.returncode == 0, result.stderr
+    assert f"  MPI4PY_LIBMPI={library}" in checkout.log
+    assert f"using {mpirun} with {library}" in result.stderr
+
+
+def test_mpiddp_mpirun_may_be_a_name_in_path(checkout):
+    shutil.copy(FAKES / "mpirun", checkout.bin / "mympirun")
+    result = checkout.local(MPIDDP_MPIRUN="mympirun")
+    assert f"using {checkout.bin / 'mympirun'}" in result.stderr
+
+
+def test_mpiddp_mpirun_that_is_not_there(checkout):
+    result = checkout.local(MPIDDP_MPIRUN="/no/mpirun")
+    assert result.returncode == 1
+    assert result.stderr.endswith("mpiddp: MPIDDP_MPIRUN=/no/mpirun is not a program\n")
+
+
+def test_the_venv_does_not_use_an_mpirun_in_path(checkout):
+    shutil.copy(FAKES / "mpirun", checkout.bin / "mpirun")
+    checkout.local()
+    (checkout.root / ".venv" / "bin" / "mpirun").unlink()
+    result = checkout.local()
+    assert result.returncode == 1
+    assert "remove .venv and start again" in result.stderr
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_active_environment_is_used(checkout, variable):
+    active = checkout.make_environment("active", mpirun=True)
+    result = checkout.local(**{variable: str(active)})
+    assert result.returncode == 0, result.stderr
+    [line] = installs(checkout)
+    assert line.endswith(f"-c {active}/.mpiddp-constraints -e .")
+    assert len(checkout.logged("constraints.py active ")) == 1
+    assert f"{active}/bin/python -m mpiddp.train" in checkout.mpirun
+    assert not (checkout.root / ".venv").exists()
+    checkout.local(**{variable: str(active)})
+    assert checkout.logged("python") == [checkout.mpirun]
+
+
+def test_an_active_environment_without_mpirun_uses_the_one_in_path(checkout):
+    active = checkout.make_environment("active")
+    result = checkout.local(VIRTUAL_ENV=str(active))
+    assert result.returncode == 1
+    assert f"no mpirun in {active} or PATH" in result.stderr
+    shutil.copy(FAKES / "mpirun", checkout.bin / "mpirun")
+    assert checkout.local(VIRTUAL_ENV=str(active)).returncode == 0
+    assert checkout.mpirun
+
+
+def test_an_active_environment_without_torch_is_passed_over_and_named_once(checkout):
+    active = checkout.make_environment("active", has_torch=False)
+    result = checkout.local(CONDA_PREFIX=str(active))
+    assert f"not used, for want of Python 3.11, torch or mpi4py: {active}" in result.stderr
+    assert f"{checkout.root}/.venv/bin/python -m mpiddp.train" in checkout.mpirun
+    assert not checkout.logged(f"{active.name}: -m pip")
+    assert checkout.local(CONDA_PREFIX=str(active)).stderr == ""
+
+
+def test_the_inner_of_two_active_environments_is_asked_first(checkout):
+    outer = checkout.make_environment("outer", mpirun=True)
+    inner = checkout.make_environment("inner", mpirun=True)
+    checkout.local(CONDA_PREFIX=str(outer), VIRTUAL_ENV=str(inner))
+    assert f"{inner}/bin/python" in checkout.mpirun
+
+
+def test_the_checkouts_own_venv_is_no_other_environment(checkout):
+    checkout.local()
+    checkout.local(VIRTUAL_ENV=str(checkout.root / ".venv"))
+    assert checkout.logged("python") == [checkout.mpirun]
+
+
+def test_a_python_that_is_named_is_used_as_it_is(checkout):
+    given = checkout.make_environment("given", mpirun=True)
+    python = given / "bin" / "python"
+    result = checkout.local(MPIDDP_PYTHON=str(python))
+    assert result.returncode == 0, result.stderr
+    assert not installs(checkout)
+    assert f"-n 2 {python} -m mpiddp.train" in checkout.mpirun
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_without_ensurepip_a_user_gets_one_line(checkout):
+    result = checkout.local(FAKE_NO_ENSUREPIP="1")
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert line.endswith("first run: sudo apt-get install python3-venv")
+    assert not (checkout.root / ".venv" / "bin").exists()
+
+
+def test_without_ensurepip_root_installs_it(checkout):
+    checkout.program("apt-get", 'echo "apt-get $*" >>"$FAKE_LOG"; touch "${FAKE_LOG%/*}/ensurepip"')
+    result = checkout.local(FAKE_NO_ENSUREPIP="1", FAKE_USER="0")
+    assert result.returncode == 0, result.stderr
+    [line] = checkout.logged("apt-get")
+    assert "install -y" in line
+    assert line.endswith(" python3-venv")
+
+
+def test_without_ensurepip_and_packages_root_is_told(checkout):
+    checkout.program("apt-get", APT_GET_FAILS)
+    result = checkout.local(FAKE_NO_ENSUREPIP="1", FAKE_USER="0")
+    assert result.returncode == 1
+    assert "it lacks ensurepip; install python3.12-venv" in result.stderr
+    assert any(line.endswith("update -q") for line in checkout.logged("apt-get"))
+
+
+def test_root_elsewhere_than_on_debian_is_told(checkout, tmp_path):
+    checkout.program("apt-get", 'echo "apt-get $*" >>"$FAKE_LOG"')
+    (tmp_path / "os-release").write_text("ID=fedora\n")
+    result = checkout.local(FAKE_NO_ENSUREPIP="1", FAKE_USER="0")
+    assert result.returncode == 1
+    assert not checkout.logged("apt-get")
+
+
+def test_no_python_that_is_new_enough(checkout):
+    result = checkout.local(FAKE_OLD="1")
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert "no Python 3.11 or newer" in line
+
+
+def test_a_newer_python_beside_an_old_one_is_found(checkout):
+    checkout.program("python3", "exit 1")
+    shutil.copy(FAKES / "python", checkout.bin / "python3.12")
+    assert checkout.local().returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "-n 2 P"),
+        (["3"], "-n 3 P"),
+        (["08"], "-n 8 P"),
+        (["3", "--epochs", "4"], "-n 3 P --epochs 4"),
+        (["--epochs", "4"], "-n 2 P --epochs 4"),
+        (["-1"], "-n 2 P -1"),
+        (["2", "3"], "-n 2 P 3"),
+    ],
+)
+def test_ranks_and_options(checkout, arguments, expected):
+    checkout.local(*arguments)
+    command = f"{checkout.root}/.venv/bin/python -m mpiddp.train"
+    assert checkout.mpirun.endswith(expected.replace("P", command))
+
+
+def test_no_ranks(checkout):
+    result = checkout.local("0")
+    assert (result.returncode, result.stderr) == (2, "mpiddp: RANKS must be 1 or more, not 0\n")
+
+
+def test_the_exit_code_is_the_jobs(checkout):
+    assert checkout.local(FAKE_STATUS="75").returncode == 75
+
+
+def test_runs_stay_in_the_checkout(checkout, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    checkout.local("2", "--epochs", "1", cwd=elsewhere)
+    assert checkout.mpirun.endswith(f"--runs-dir {checkout.root}/runs --epochs 1")
+    checkout.local("--runs-dir=here", cwd=elsewhere)
+    assert checkout.mpirun.endswith("mpiddp.train --runs-dir=here")
+    checkout.local("--config", "mine.toml", cwd=elsewhere)
+    assert checkout.mpirun.endswith("mpiddp.train --config mine.toml")
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("home", [None, ""])
+def test_home_may_be_missing(checkout, home):
+    checkout.program("getent", 'echo "someone:x:1000:1000::/home/someone:/bin/sh"')
+    checkout.local(HOME=home)
+    assert "  HOME=/home/someone" in checkout.log
+
+
+def test_help_installs_nothing(checkout):
+    result = checkout.local("--help")
+    assert result.returncode == 0
+    assert "usage: bash jobs/local.sh [RANKS]" in result.stdout
+    assert "once it is installed" in result.stdout
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_all_checks_run_whatever_fails(checkout):
+    result = checkout.tests("-k", "some thing", FAKE_RUFF_STATUS="1", FAKE_MYPY_STATUS="1")
+    assert result.returncode == 1
+    report = "checks: FAILED: ruff check; mypy; see above\nthe summary of pytest\n"
+    assert result.stdout == report
+    steps = checkout.logged("-m ruff") + checkout.logged("-m mypy") + checkout.logged("-m pytest")
+    assert [line.split(": ", 1)[1] for line in steps] == [
+        "-m ruff check --quiet .",
+        "-m ruff format --check --quiet .",
+        "-m mypy --no-error-summary",
+        "-m pytest -k some thing",
+    ]
+
+
+def test_good_checks(checkout):
+    result = checkout.tests()
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "checks: lint and types are good\nthe summary of pytest\n"
+
+
+@pytest.mark.parametrize("check", ["SHELLCHECK", "MYPY", "RUFF"])
+def test_one_bad_check_is_enough(checkout, check):
+    assert checkout.tests(**{f"FAKE_{check}_STATUS": "1"}).returncode == 1
+
+
+def test_the_code_of_pytest_is_kept(checkout):
+    assert checkout.tests(FAKE_PYTEST_STATUS="5").returncode == 5
+    assert checkout.tests(FAKE_PYTEST_STATUS="2", FAKE_MYPY_STATUS="1").returncode == 2
+
+
+def test_the_tests_and_the_trainer_share_an_environment(checkout):
+    checkout.tests()
+    mpi, mpich = installs(checkout)
+    assert mpi.endswith("-e .[mpi,plot,tensorboard,test]")
+    assert mpich.endswith(
+        f"--prefix {checkout.root}/.mpich -c {checkout.root}/constraints.txt mpich"
+    )
+    checkout.tests()
+    assert not installs(checkout)
+    checkout.local()
+    assert not installs(checkout)
+
+
+def test_the_extras_of_the_tests_are_added_to_an_installed_venv(checkout):
+    checkout.local()
+    checkout.tests()
+    assert len(checkout.logged("-m venv")) == 0
+    assert len(installs(checkout)) == 2
+
+
+def test_another_mpich_is_installed_afresh(checkout):
+    checkout.tests()
+    (checkout.root / ".mpich" / "old").touch()
+    path = checkout.root / "constraints.txt"
+    path.write_text(path.read_text().replace("mpich==", "mpich==9."))
+    checkout.tests()
+    assert len(checkout.logged("--prefix")) == 1
+    assert not (checkout.root / ".mpich" / "old").exists()
+
+
+def test_root_fetches_open_mpi_4_once(checkout):
+    checkout.program("apt-get", APT_GET_FAILS)
+    result = checkout.tests(FAKE_USER="0")
+    assert result.returncode == 0
+    assert any(line.endswith(" openmpi-bin") for line in checkout.logged("apt-get"))
+    assert "there is no Debian Open MPI 4" in result.stderr
+    checkout.tests(FAKE_USER="0")
+    assert not checkout.logged("apt-get")
+
+
+def test_a_user_fetches_no_packages(checkout):
+    checkout.program("apt-get", 'echo "apt-get $*" >>"$FAKE_LOG"')
+    checkout.tests()
+    assert not checkout.logged("apt-get")
+
+
+def test_nothing_is_left_in_tmp(checkout):
+    before = set(os.listdir("/tmp"))
+    checkout.tests()
+    assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("mpiddp-")]
