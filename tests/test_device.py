@@ -123,9 +123,7 @@ def test_share_cores(masks, shares):
     assert [device.share_cores(sets, rank) for rank in range(len(sets))] == shares
 
 
-MASKS = st.lists(
-    st.frozensets(st.integers(0, 15), min_size=1, max_size=16), min_size=1, max_size=6
-)
+MASKS = st.lists(st.frozensets(st.integers(0, 15), min_size=1, max_size=16), min_size=1, max_size=6)
 
 
 @settings(deadline=None)
@@ -262,28 +260,34 @@ def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
 # On a real GPU
 
 
-def gpus() -> int:
+@pytest.fixture
+def gpu():
+    """The environment in which a job sees one GPU; the test is skipped where there is none."""
     import torch
 
-    return torch.cuda.device_count()
+    if not torch.cuda.device_count():
+        pytest.skip("no GPU")
+    return {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+IDENTITY = """
+import torch
+from mpiddp.launch import device
+identity = device.find_identity(0)
+assert device.find_identity(torch.cuda.device_count()) is None
+assert not torch.cuda.is_initialized()
+assert identity == str(torch.cuda.get_device_properties(0).uuid), identity
+"""
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(gpus() == 0, reason="no GPU")
-def test_a_real_gpu_has_an_identity_and_no_context_is_made():
-    import torch
-
-    assert not torch.cuda.is_initialized()
-    identity = device.find_identity(0)
-    assert identity is not None and len(identity) == 36
-    assert device.find_identity(gpus()) is None
-    assert not torch.cuda.is_initialized()
-    properties = torch.cuda.get_device_properties(0)
-    assert str(properties.uuid) == identity
+def test_a_real_gpu_has_an_identity_and_asking_makes_no_context(gpu):
+    alone = launchers.table()["alone"]
+    launchers.run(alone, 1, ["-c", IDENTITY], timeout=60, env=gpu).expect(0)
 
 
 ON_GPU = """
-import sys, torch, mpiddp
+import torch, mpiddp
 with mpiddp.init(timeout=60) as session:
     ones = torch.ones(4, device=session.device)
     torch.distributed.all_reduce(ones)
@@ -294,24 +298,20 @@ with mpiddp.init(timeout=60) as session:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(gpus() == 0, reason="no GPU")
-def test_a_session_on_a_real_gpu_uses_nccl():
+def test_a_session_on_a_real_gpu_uses_nccl(gpu):
     alone = launchers.table()["alone"]
-    env = {"CUDA_VISIBLE_DEVICES": "0"}
-    result = launchers.run(alone, 1, ["-c", ON_GPU], timeout=120, env=env).expect(0)
-    assert "backend         nccl" in result.stderr and "GPU " in result.stderr
+    result = launchers.run(alone, 1, ["-c", ON_GPU], timeout=120, env=gpu).expect(0)
+    assert "backend         nccl" in result.stderr and "devices         GPU " in result.stderr
 
 
 @pytest.mark.gpu
-@pytest.mark.mpi
-@pytest.mark.skipif(gpus() == 0, reason="no GPU")
-def test_two_ranks_share_a_real_gpu_only_when_asked():
+def test_two_ranks_share_a_real_gpu_only_when_asked(gpu):
     program = (
         "import sys, mpiddp\n"
         "with mpiddp.init(timeout=60, allow_shared_gpu=sys.argv[1] == 'yes') as session:\n"
         "    assert session.backend == 'gloo' and session.device.index == 0\n"
     )
-    row, env = launchers.table()["openmpi"], {"CUDA_VISIBLE_DEVICES": "0"}
-    refused = launchers.run(row, 2, ["-c", program, "no"], timeout=120, env=env).expect(3)
+    row = launchers.table()["openmpi"]
+    refused = launchers.run(row, 2, ["-c", program, "no"], timeout=120, env=gpu).expect(3)
     assert refused.stderr.count("would use a GPU that another rank uses") == 1
-    launchers.run(row, 2, ["-c", program, "yes"], timeout=120, env=env).expect(0)
+    launchers.run(row, 2, ["-c", program, "yes"], timeout=120, env=gpu).expect(0)

@@ -216,11 +216,8 @@ def _suggest(version: str, launcher: Launcher) -> str:
     program = _program()
     if launcher.key == "slurm":
         offered = _offered_by_srun()
-        wanted = _wanted_managers(version) or frozenset({"pmix", "pmi"})
-        for plugin in offered:
-            if ("pmix" in wanted and plugin.startswith("pmix")) or (
-                "pmi" in wanted and plugin in ("pmi2", "cray_shasta")
-            ):
+        for plugin in _fitting_plugins(version):
+            if plugin in offered:
                 return f"Start it with: srun --mpi={plugin} {program}"
         listed = ", ".join(offered) or "nothing"
         return (
@@ -228,6 +225,18 @@ def _suggest(version: str, launcher: Launcher) -> str:
             f"it with: {_own_launcher(version)} -n {launcher.size} {program}"
         )
     return f"Start it with: {_own_launcher(version)} -n {launcher.size} {program}"
+
+
+def _fitting_plugins(version: str) -> tuple[str, ...]:
+    """Slurm's MPI plugins that this library can use, the best first."""
+    wanted = _wanted_managers(version)
+    if wanted is None:
+        cray = ("cray_shasta",) if "CRAY" in version.upper() else ()
+        return (*cray, "pmix", "pmi2")
+    by_manager = {"pmix": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3"), "pmi": ("pmi2",)}
+    return tuple(
+        plugin for manager in sorted(wanted, reverse=True) for plugin in by_manager[manager]
+    )
 
 
 def _own_launcher(version: str) -> str:
@@ -244,7 +253,7 @@ def _own_launcher(version: str) -> str:
 
 
 def _offered_by_srun() -> list[str]:
-    """What ``srun --mpi=list`` offers here, in the order of preference; empty without srun."""
+    """What ``srun --mpi=list`` offers here; empty without srun."""
     try:
         answer = subprocess.run(
             ["srun", "--mpi=list"], capture_output=True, text=True, timeout=5, check=False
@@ -253,7 +262,7 @@ def _offered_by_srun() -> list[str]:
         return []
     words = re.findall(r"[\w]+", answer.stdout + answer.stderr)
     known = [word for word in words if re.fullmatch(r"pmix(_v\d+)?|pmi2|cray_shasta", word)]
-    return sorted(set(known), key=lambda plugin: (plugin != "pmix", plugin))
+    return sorted(set(known))
 
 
 def _program() -> str:

@@ -1,0 +1,92 @@
+"""What the ranks of a good session see, collected once for each launcher and number of ranks.
+
+A real job costs seconds, so the tests of the world, the session and the environment look at
+the same few jobs: every rank writes what it finds to a file, and ``collect`` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import launchers
+
+PROGRAM = '''
+import dataclasses, json, os, sys
+from pathlib import Path
+
+before = dict(os.environ)
+import mpiddp
+facts = {"early imports": [name for name in ("torch", "mpi4py") if name in sys.modules]}
+
+with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
+    import psutil, socket, torch
+    import torch.distributed as distributed
+    from torch._C._distributed_c10d import TCPStore
+
+    world = session.world
+    rank, size = world.rank, world.size
+    ones = torch.full((3,), float(rank + 1))
+    distributed.all_reduce(ones)
+    store = TCPStore(session.meeting.address, session.meeting.port, is_master=False)
+    store.set(f"facts/{rank}", str(rank))
+    distributed.barrier()
+    connections = psutil.Process().net_connections("inet")
+    facts |= {
+        "world": dataclasses.asdict(world),
+        "gethostname": socket.gethostname(),
+        "backend": session.backend,
+        "device": str(session.device),
+        "threads": session.threads,
+        "torch threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "any": [session.any(False), session.any(rank == size - 1), session.any(True)],
+        "agree": session.agree({"a": (1, 2.5, None, "x")}, "this") == {"a": (1, 2.5, None, "x")},
+        "broadcast": session.broadcast({"from": rank, "bytes": b"x"})["from"],
+        "sum": ones.tolist(),
+        "group": [distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()],
+        "comm": None if session.comm is None else [session.comm.rank, session.comm.size],
+        "stored": [store.get(f"facts/{other}").decode() for other in range(size)],
+        "master": [session.meeting.address, session.meeting.port],
+        "job": session.meeting.job,
+        "is_torchelastic_launched": distributed.is_torchelastic_launched(),
+        "listening": [list(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN],
+        "set": {name: value for name, value in os.environ.items() if before.get(name) != value},
+        "removed": sorted(before.keys() - os.environ.keys()),
+    }
+    del store
+
+facts["open afterwards"] = distributed.is_initialized()
+facts["changed afterwards"] = {
+    name: os.environ.get(name)
+    for name in before.keys() | os.environ.keys()
+    if os.environ.get(name) != before.get(name)
+}
+if "mpi4py" in sys.modules:
+    from mpi4py import MPI
+    facts["finalized"] = MPI.Is_finalized()
+Path(f"{rank}.json").write_text(json.dumps(facts))
+'''
+
+
+@cache
+def collect(
+    name: str, ranks: int, interface: str = "auto", variables: tuple[tuple[str, str], ...] = ()
+) -> tuple[list[dict[str, Any]], launchers.Result]:
+    """The facts of every rank, by rank, and the finished job."""
+    row = launchers.table()[name]
+    with tempfile.TemporaryDirectory() as folder:
+        result = launchers.run(
+            row,
+            ranks,
+            ["-c", PROGRAM, interface],
+            timeout=90,
+            env=dict(variables),
+            cwd=Path(folder),
+        ).expect(0)
+        files = {path.stem: json.loads(path.read_text()) for path in Path(folder).iterdir()}
+    assert files.keys() == {str(rank) for rank in range(ranks)}, str(result)
+    return [files[str(rank)] for rank in range(ranks)], result
