@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,32 +29,30 @@ class Series(Generic[T]):
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], T]],
+    names: Sequence[str],
+    measure: Callable[[str], T],
     *,
     rounds: int,
     warm_up: int,
     seed: int,
-    advance: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Series[T]]:
     """Measure every contender once per round, in an order drawn from ``seed``.
 
     Args:
+        names: of the contenders, all different.
+        measure: takes one sample of the contender with this name. What it raises is not caught.
         rounds: samples per contender, beside ``warm_up`` rounds before them.
-        advance: called with the contender's name before each measurement.
-
-    What a contender raises ends the measurement.
     """
     if rounds < 1 or warm_up < 0:
         raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
     generator = random.Random(seed)
-    results: dict[str, list[T]] = {name: [] for name in contenders}
-    positions: dict[str, list[int]] = {name: [] for name in contenders}
+    results: dict[str, list[T]] = {name: [] for name in names}
+    positions: dict[str, list[int]] = {name: [] for name in names}
     for _ in range(warm_up + rounds):
-        order = list(contenders)
+        order = list(names)
         generator.shuffle(order)
         for position, name in enumerate(order):
-            advance(name)
-            results[name].append(contenders[name]())
+            results[name].append(measure(name))
             positions[name].append(position)
     return {
         name: Series(
@@ -62,7 +60,7 @@ def interleave(
             tuple(results[name][warm_up:]),
             tuple(positions[name][warm_up:]),
         )
-        for name in contenders
+        for name in names
     }
 
 

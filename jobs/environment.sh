@@ -333,3 +333,33 @@ choose_mpirun() {
         say "using $mpirun${MPI4PY_LIBMPI:+ with $MPI4PY_LIBMPI}"
     fi
 }
+
+# Copies stdin to stdout without what mpirun and libmpi say about a rank that called MPI_Abort:
+# that rank has said why, in one message, and twenty lines that follow would bury it. Nothing
+# else is left out; errors of the launch itself pass.
+drop_abort_noise() {
+    trap '' HUP INT QUIT TERM
+    local line held='' state=pass
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $state/$line in
+        swallow/--------------------*) state=pass ;;
+        swallow/*) ;;
+        held/"MPI_ABORT was invoked on rank "* | held/*" has exited due to process rank "*" calling")
+            state=swallow
+            ;;
+        held/*)
+            printf '%s\n' "$held"
+            state=pass
+            ;;&
+        */--------------------*) held=$line state=held ;;
+        pass/"Abort("*") on node "*"application called MPI_Abort("*) ;;
+        pass/*" has sent help message help-mpi-api.txt / mpi-abort") state=aggregate ;;
+        aggregate/*"to see all help / error messages"*) state=pass ;;
+        *)
+            printf '%s\n' "$line"
+            state=pass
+            ;;
+        esac
+    done
+    [ "$state" != held ] || printf '%s\n' "$held"
+}

@@ -58,4 +58,4 @@ choose_mpirun "$ranks"
 if [ "$(pwd -P)" != "$ROOT" ] && ! has_option --runs-dir "$@" && ! has_option --config "$@"; then
     set -- --runs-dir "$ROOT/runs" "$@"
 fi
-exec "${MPIRUN[@]}" -n "$ranks" "$PYTHON" -m mpiddp.train "$@"
+exec "${MPIRUN[@]}" -n "$ranks" "$PYTHON" -m mpiddp.train "$@" 2> >(drop_abort_noise >&2)

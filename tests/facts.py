@@ -20,10 +20,22 @@ from pathlib import Path
 
 before = dict(os.environ)
 import mpiddp
+from mpiddp.launch import mpi
 facts = {"early imports": [name for name in ("torch", "mpi4py") if name in sys.modules]}
 
+def find_listening():
+    import psutil
+    connections = psutil.Process().net_connections("inet")
+    return [list(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN]
+
+def initialize(module, initialize=mpi.initialize):
+    answer = initialize(module)
+    facts["MPI listens"] = find_listening()
+    return answer
+
+mpi.initialize = initialize
 with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
-    import psutil, socket, torch
+    import socket, torch
     import torch.distributed as distributed
     from torch._C._distributed_c10d import TCPStore
 
@@ -34,7 +46,6 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
     store = TCPStore(session.meeting.address, session.meeting.port, is_master=False)
     store.set(f"facts/{rank}", str(rank))
     distributed.barrier()
-    connections = psutil.Process().net_connections("inet")
     facts |= {
         "world": dataclasses.asdict(world),
         "gethostname": socket.gethostname(),
@@ -42,7 +53,7 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
         "device": str(session.device),
         "threads": session.threads,
         "torch threads": torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": sorted(os.sched_getaffinity(0)),
         "any": [session.any(False), session.any(rank == size - 1), session.any(True)],
         "agree": session.agree({"a": (1, 2.5, None, "x")}, "this") == {"a": (1, 2.5, None, "x")},
         "broadcast": session.broadcast({"from": rank, "bytes": b"x"})["from"],
@@ -53,7 +64,7 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
         "master": [session.meeting.address, session.meeting.port],
         "job": session.meeting.job,
         "is_torchelastic_launched": distributed.is_torchelastic_launched(),
-        "listening": [list(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN],
+        "listening": find_listening(),
         "set": {name: value for name, value in os.environ.items() if before.get(name) != value},
         "removed": sorted(before.keys() - os.environ.keys()),
     }

@@ -1,0 +1,121 @@
+"""JSON records of measurements, with what they were measured on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.launchers import ROOT, THREADS, Mpirun, clean_environment
+from mpiddp.errors import ConfigurationError
+
+SCHEMA = 1
+"""Version of the records' form; a change that breaks readers raises it."""
+
+PACKAGES = ("mpiddp", "torch", "mpi4py", "numpy")
+
+_LIBRARY_VERSION = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+    "print(MPI.Get_library_version())"
+)
+
+
+def describe_environment(mpirun: Mpirun | None) -> dict[str, Any]:
+    """Versions, processor, kernel and settings that a measurement depends on.
+
+    No host name, and no value of a variable that was not set here.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "python": platform.python_version(),
+        "packages": {name: find_version(name) for name in PACKAGES},
+        "commit": find_commit(),
+        "launcher": mpirun.title if mpirun is not None else None,
+        "mpi_library": find_mpi_library(mpirun),
+        "processor": find_processor(),
+        "cores": psutil.cpu_count(logical=False),
+        "hardware_threads": psutil.cpu_count(),
+        "usable_hardware_threads": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "kernel": f"{platform.system()} {platform.release()}",
+        "load_average": list(os.getloadavg()),
+        "threads_per_process": THREADS,
+        "binding": "none",
+    }
+
+
+def find_version(package: str) -> str | None:
+    """Installed version of ``package``; of mpiddp, the checkout's. None if it is not there."""
+    if package == "mpiddp":
+        import mpiddp
+
+        return mpiddp.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_commit() -> str | None:
+    """The checkout's commit, ``+changes`` behind it where files differ; None outside git."""
+    commit = _ask(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"])
+    if commit is None:
+        return None
+    changed = _ask(["git", "-C", str(ROOT), "status", "--porcelain"])
+    return commit + ("+changes" if changed else "")
+
+
+def find_mpi_library(mpirun: Mpirun | None) -> str | None:
+    """First line of the MPI library's own version, without initialising MPI here."""
+    variables = mpirun.variables(1) if mpirun is not None else {}
+    text = _ask([sys.executable, "-c", _LIBRARY_VERSION], clean_environment(variables))
+    return text.strip("\0 \n").splitlines()[0].split(", package")[0] if text else None
+
+
+def find_processor() -> str | None:
+    """Model of the processor, as the kernel names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigurationError if ``path`` cannot become a file; checked before measuring."""
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a directory: expected the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"{path} cannot be written: permission denied")
+
+
+def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
+    """Write a record, whole or not at all."""
+    record = {"benchmark": benchmark, "schema": SCHEMA, **content}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    os.replace(temporary, path)
+
+
+def _ask(command: list[str], environment: Mapping[str, str] | None = None) -> str | None:
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=environment, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

@@ -1,0 +1,212 @@
+"""``python -m benchmarks startup``: launch to first all-reduce, mpiddp beside torchrun.
+
+Whole processes are timed, from before the launcher is started until it has ended, since that is
+what a user waits for; rank 0's first all-reduce is reported beside it. The floor is as many
+processes at once as there are ranks, each of which only imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from benchmarks import launchers, processes, records, startup_report
+from benchmarks.measure import interleave
+from benchmarks.startup_contenders import Contender, list_contenders, list_helps
+from benchmarks.startup_report import Group
+from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch.launcher import find_launcher
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and where the results go."""
+
+    ranks: tuple[int, ...]
+    repetitions: int
+    """Rounds that count."""
+    warm_up: int
+    """Rounds before them."""
+    seed: int
+    """Of the order within each round."""
+    deadline: float
+    """Seconds for one run."""
+    launcher: str | None
+    json: Path | None
+    plot: Path | None
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors take the way out like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; {self.prog} --help shows the options")
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+    parser = _Parser(
+        prog="python -m benchmarks startup",
+        description="Time whole processes from launch to first all-reduce, in turns: mpiddp "
+        "under mpirun, torchrun with the same script, and the floor, importing torch.",
+        allow_abbrev=False,
+    )
+    count, number = _at_least(1), _at_least(0)
+    add = parser.add_argument
+    add("--ranks", type=count, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
+    add("--repetitions", type=count, default=10, metavar="N", help="rounds (default: 10)")
+    add("--warm-up", type=number, default=1, metavar="N", help="rounds before them (default: 1)")
+    add("--seed", type=number, default=0, metavar="N", help="of the order (default: 0)")
+    add("--deadline", type=_seconds, default=120.0, metavar="SECONDS", help="per run (default: 120)")
+    add("--launcher", metavar="PROGRAM", help="mpirun to use (default: MPIDDP_MPIRUN, or this "
+        "Python's, or the first in PATH)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write every sample and the environment")
+    add("--plot", type=Path, metavar="FILE", help="draw the samples (.svg, .png or .pdf)")
+    values = vars(parser.parse_args(arguments))
+    return Options(**{**values, "ranks": tuple(dict.fromkeys(values["ranks"]))})
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"expected an integer >= {minimum}, found {text!r}")
+        return value
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
+    return value
+
+
+def check(options: Options) -> launchers.Mpirun:
+    """Refuse what cannot work before anything is measured; returns the mpirun to use."""
+    launcher = find_launcher()
+    if launcher is not None and (launcher.size or 1) > 1:
+        raise LaunchError(
+            f"{launcher.name} started {launcher.size} processes of this benchmark, which starts "
+            "its ranks itself: run it without a launcher"
+        )
+    for path in filter(None, (options.json, options.plot)):
+        records.check_writable(path)
+    if options.plot is not None:
+        from benchmarks.strips import check_drawable
+
+        check_drawable(options.plot)
+    return launchers.find_mpirun(options.launcher)
+
+
+def measure(options: Options, mpirun: launchers.Mpirun) -> list[Group]:
+    """Time all contenders, one group per number of ranks, and ``--help``.
+
+    Raises RunError, with its output, if any run fails.
+    """
+    groups = [(ranks, list_contenders(ranks, mpirun)) for ranks in options.ranks]
+    groups.append((0, list_helps()))
+    rounds = options.warm_up + options.repetitions
+    total = rounds * sum(len(contenders) for _, contenders in groups)
+    # disable=None: a bar only on a terminal.
+    with tqdm(total=total, disable=None, unit="run", leave=False) as bar:
+        return [_measure_group(ranks, each, options, bar) for ranks, each in groups]
+
+
+def _measure_group(
+    ranks: int, contenders: Sequence[Contender], options: Options, bar: tqdm[NoReturn]
+) -> Group:
+    programs = {contender.name: contender.program for contender in contenders}
+
+    def time(name: str) -> processes.Run:
+        bar.set_description(f"{name}, {ranks} ranks" if ranks else name)
+        run = processes.run(programs[name], options.deadline)
+        bar.update()
+        return run
+
+    series = interleave(
+        list(programs),
+        time,
+        rounds=options.repetitions,
+        warm_up=options.warm_up,
+        seed=options.seed,
+    )
+    return Group(ranks, tuple(contenders), series)
+
+
+def report(groups: Sequence[Group], targets: Sequence[startup_report.Target]) -> str:
+    """All that is printed."""
+    parts = []
+    for group in groups:
+        table = [startup_report.format_table(group), startup_report.describe_warm_up(group)]
+        parts.append("\n".join(filter(None, table)))
+    parts.append("\n".join(f"target: {target}" for target in targets))
+    return "\n\n".join(parts)
+
+
+def describe_environment(environment: Mapping[str, Any]) -> str:
+    """The line above the tables."""
+    return (
+        f"{environment['mpi_library'] or environment['launcher']}, "
+        f"torch {environment['packages']['torch']}, Python {environment['python']}, "
+        f"{environment['processor']}, {environment['cores']} cores; "
+        f"OMP_NUM_THREADS={environment['threads_per_process']}, processes unbound"
+    )
+
+
+def draw_groups(path: Path, groups: Sequence[Group], note: str) -> None:
+    """Draw the groups of ranks, one panel each."""
+    from benchmarks.strips import Panel, Row, draw
+
+    panels = [
+        Panel(
+            group.title,
+            tuple(
+                Row(each.name, tuple(group.seconds(each.name)), colour_of(each))
+                for each in group.contenders
+            ),
+        )
+        for group in groups
+        if group.ranks
+    ]
+    title = "Launch to first all-reduce and back"
+    draw(path, panels, title=title, unit="seconds of the whole process", note=note)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print the tables and write what was asked for."""
+    options = parse(arguments)
+    mpirun = check(options)
+    environment = records.describe_environment(mpirun)
+    heading = describe_environment(environment)
+    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n")
+    groups = measure(options, mpirun)
+    targets = startup_report.judge(groups)
+    print(report(groups, targets))
+    if options.json is not None:
+        records.write_record(
+            options.json,
+            "startup",
+            {
+                "environment": environment,
+                "load_average_after": list(os.getloadavg()),
+                "seed": options.seed,
+                "groups": startup_report.describe_groups(groups),
+                "targets": startup_report.describe_targets(targets),
+            },
+        )
+    if options.plot is not None:
+        draw_groups(options.plot, groups, heading)
