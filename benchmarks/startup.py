@@ -63,7 +63,9 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--repetitions", type=count, default=10, metavar="N", help="rounds (default: 10)")
     add("--warm-up", type=number, default=1, metavar="N", help="rounds before them (default: 1)")
     add("--seed", type=number, default=0, metavar="N", help="of the order (default: 0)")
-    add("--deadline", type=_seconds, default=120.0, metavar="SECONDS", help="per run (default: 120)")
+    add(
+        "--deadline", type=_seconds, default=120.0, metavar="SECONDS", help="per run (default: 120)"
+    )
     add("--launcher", metavar="PROGRAM", help="mpirun to use (default: MPIDDP_MPIRUN, or this "
         "Python's, or the first in PATH)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write every sample and the environment")
@@ -169,13 +171,14 @@ def describe_environment(environment: Mapping[str, Any]) -> str:
 
 def draw_groups(path: Path, groups: Sequence[Group], note: str) -> None:
     """Draw the groups of ranks, one panel each."""
-    from benchmarks.strips import Panel, Row, draw
+    from benchmarks.strips import BLUE, GREY, ORANGE, Panel, Row, draw
 
+    colours = {"mpiddp": BLUE, "torchrun": ORANGE, "floor": GREY}
     panels = [
         Panel(
             group.title,
             tuple(
-                Row(each.name, tuple(group.seconds(each.name)), colour_of(each))
+                Row(each.name, tuple(group.seconds(each.name)), colours[each.kind])
                 for each in group.contenders
             ),
         )

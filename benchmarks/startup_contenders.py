@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.launchers import ROOT, Mpirun, clean_environment
@@ -31,18 +32,26 @@ class Contender:
     """One row of the table."""
 
     name: str
+    kind: str
+    """``mpiddp``, ``torchrun``, ``floor`` or ``help``."""
     program: Program
     about: str
+    tuned: Mapping[str, str] = field(default_factory=dict)
+    """Variables that tune MPI; the others are the same for all."""
 
     def describe(self) -> str:
-        """The command line and the variables that set it apart, without this machine's paths."""
-        short = {sys.executable: "python", str(ROOT / "benchmarks"): "benchmarks"}
-        words = [os.path.relpath(w, ROOT) if w.startswith(str(ROOT)) else w
-                 for w in self.program.command]
-        words = [short.get(word, word) for word in words]
-        if os.path.isabs(words[0]):
-            words[0] = os.path.basename(words[0])
-        return shlex.join(words)
+        """The command line as one would type it in the checkout."""
+        program, *words = self.program.command
+        shown = [f"{name}={value}" for name, value in self.tuned.items()]
+        shown.append("python" if program == sys.executable else Path(program).name)
+        for word in words:
+            if word == sys.executable:
+                shown.append("python")
+            else:
+                path = Path(word)
+                inside = path.is_absolute() and path.is_relative_to(ROOT)
+                shown.append(str(path.relative_to(ROOT)) if inside else word)
+        return shlex.join(shown)
 
 
 def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
@@ -50,24 +59,19 @@ def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
     plain = clean_environment(mpirun.variables(ranks))
     tuned = {**plain, **mpirun.tuned}
     start = (*mpirun.command(ranks), sys.executable)
-    found = [
-        Contender(
-            MPIDDP,
-            Program((*start, "-m", "mpiddp", SCRIPT, STAMP), plain),
-            "a script written for torchrun, unchanged; MPI's default settings",
-        )
-    ]
+    unchanged = (*start, "-m", "mpiddp", SCRIPT, STAMP)
+    about = "a script written for torchrun, unchanged"
+    found = [Contender(MPIDDP, "mpiddp", Program(unchanged, plain), f"{about}; MPI's defaults")]
     if mpirun.tuned:
+        own = (*start, OWN_SCRIPT, STAMP)
         found += [
-            Contender(
-                MPIDDP_TUNED,
-                Program((*start, "-m", "mpiddp", SCRIPT, STAMP), tuned),
-                "the same script, " + " ".join(f"{k}={v}" for k, v in mpirun.tuned.items()),
-            ),
+            Contender(MPIDDP_TUNED, "mpiddp", Program(unchanged, tuned), about, mpirun.tuned),
             Contender(
                 SESSION_TUNED,
-                Program((*start, OWN_SCRIPT, STAMP), tuned),
-                "a script that uses mpiddp's session, the same variables",
+                "mpiddp",
+                Program(own, tuned),
+                "a script that uses mpiddp's session",
+                mpirun.tuned,
             ),
         ]
     return [*found, *_list_others(ranks)]
@@ -75,40 +79,41 @@ def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
 
 def _list_others(ranks: int) -> list[Contender]:
     plain = clean_environment()
-    torchrun = (
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nproc-per-node", str(ranks)),
-    )
-    # The default rendezvous waits for a random time of up to 0.3 s. The static one does not,
-    # but wants to be told a port: one outside the range that the kernel hands out, and another
-    # one for every process that measures.
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
+    # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
+    # not, but has to be told a port: one outside the range that the kernel hands out, and
+    # another one for every process that measures.
     port = 20000 + os.getpid() % 10000
-    static = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--monitor-interval", "0.01")
+    static = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+    quick = (*static, "--monitor-interval", "0.01")
     return [
         Contender(
-            TORCHRUN, Program((*torchrun, SCRIPT, STAMP), plain), "the same script, its defaults"
+            TORCHRUN,
+            "torchrun",
+            Program((*torchrun, SCRIPT, STAMP), plain),
+            "the same script; torchrun's defaults",
         ),
         Contender(
             TORCHRUN_STATIC,
-            Program((*torchrun, *static, SCRIPT, STAMP), plain),
-            "the same script, its quickest settings: " + shlex.join(static),
+            "torchrun",
+            Program((*torchrun, *quick, SCRIPT, STAMP), plain),
+            "the same script; torchrun's quickest settings",
         ),
         Contender(
             FLOOR,
+            "floor",
             Program((sys.executable, IMPORT), plain, copies=ranks),
-            f"the floor: {ranks} processes at once that import torch and leave",
+            "as many processes at once as ranks, which import torch and leave",
         ),
     ]
 
 
 def list_helps() -> list[Contender]:
-    """How long ``--help`` takes, and what Python alone takes of it."""
+    """How long the trainer's ``--help`` takes, and what Python alone takes of it."""
     plain = clean_environment()
+    train = (sys.executable, "-m", "mpiddp.train", "--help")
+    alone = (sys.executable, "-c", "pass")
     return [
-        Contender(
-            HELP,
-            Program((sys.executable, "-m", "mpiddp.train", "--help"), plain),
-            "one process",
-        ),
-        Contender(PYTHON, Program((sys.executable, "-c", "pass"), plain), "Python alone"),
+        Contender(HELP, "help", Program(train, plain), "one process, no launcher"),
+        Contender(PYTHON, "floor", Program(alone, plain), "Python alone"),
     ]

@@ -172,6 +172,7 @@ def _describe_contender(group: Group, contender: Contender) -> dict[str, Any]:
     seconds, first = group.seconds(contender.name), group.first(contender.name)
     found: dict[str, Any] = {
         "name": contender.name,
+        "kind": contender.kind,
         "about": contender.about,
         "command": contender.describe(),
         "copies": contender.program.copies,

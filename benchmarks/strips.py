@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 ROW_INCHES = 0.42
-COLOURS = ("#1f77b4", "#d95f02", "#7f7f7f")
-"""By emphasis: ours, others', the floor. Told apart by colour-blind eyes, too."""
+BLUE, ORANGE, GREY = "#1f77b4", "#d95f02", "#7f7f7f"
+"""Told apart by colour-blind eyes, too."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class Row:
 
     name: str
     values: tuple[float, ...]
-    colour: int = 0
-    """Index into COLOURS."""
+    colour: str = BLUE
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def draw(path: Path, panels: Sequence[Panel], *, title: str, unit: str, note: st
 def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.set_title(panel.title, loc="left", fontsize=10)
     for place, row in enumerate(panel.rows):
-        summary, colour = summarize(row.values), COLOURS[row.colour]
+        summary, colour = summarize(row.values), row.colour
         axis.barh(place, summary.median, height=0.62, color=colour, alpha=0.25)
         # Spread over the bar's height, in order of rounds: a drift shows as a slope.
         steps = max(1, len(row.values) - 1)

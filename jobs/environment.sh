@@ -339,27 +339,25 @@ choose_mpirun() {
 # else is left out; errors of the launch itself pass.
 drop_abort_noise() {
     trap '' HUP INT QUIT TERM
-    local line held='' state=pass
+    local line rule='' state=pass
     while IFS= read -r line || [ -n "$line" ]; do
         case $state/$line in
-        swallow/--------------------*) state=pass ;;
-        swallow/*) ;;
-        held/"MPI_ABORT was invoked on rank "* | held/*" has exited due to process rank "*" calling")
-            state=swallow
+        drop/--------------------*) state=pass && continue ;;
+        drop/*) continue ;;
+        # The rule above a paragraph is held back until its first line is known.
+        rule/"MPI_ABORT was invoked on rank "* | rule/*" has exited due to process rank "*" calling")
+            state=drop && continue
             ;;
-        held/*)
-            printf '%s\n' "$held"
-            state=pass
-            ;;&
-        */--------------------*) held=$line state=held ;;
-        pass/"Abort("*") on node "*"application called MPI_Abort("*) ;;
-        pass/*" has sent help message help-mpi-api.txt / mpi-abort") state=aggregate ;;
-        aggregate/*"to see all help / error messages"*) state=pass ;;
-        *)
-            printf '%s\n' "$line"
-            state=pass
-            ;;
+        rule/*) printf '%s\n' "$rule" ;;
+        hint/*"to see all help / error messages"*) state=pass && continue ;;
+        esac
+        state=pass
+        case $line in
+        --------------------*) rule=$line state=rule ;;
+        "Abort("*") on node "*"application called MPI_Abort("*) ;;
+        *" has sent help message help-mpi-api.txt / mpi-abort") state=hint ;;
+        *) printf '%s\n' "$line" ;;
         esac
     done
-    [ "$state" != held ] || printf '%s\n' "$held"
+    [ "$state" != rule ] || printf '%s\n' "$rule"
 }

@@ -224,6 +224,8 @@ def test_the_mpirun_beside_the_library_is_named(prefix):
         (["-m", "mpiddp.train"], "python -m mpiddp.train"),
         (["-u", "my script.py", "--epochs", "3"], "python 'my script.py' …"),
         (["-X", "dev", "-Wignore", "train.py"], "python train.py"),
+        # Code may have many lines, and a message has one.
+        (["-c", "import mpiddp\nmpiddp.init()", "x"], "python -c …"),
         (["train.py"], "python train.py"),
     ],
 )

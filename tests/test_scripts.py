@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,16 +100,18 @@ def checkout(tmp_path) -> Checkout:
     for name in ("tests", ".ci"):
         (root / name).mkdir()
     shutil.copy(launchers.ROOT / "tests" / "run.sh", root / "tests")
-    path = tmp_path / "bin"
+    # Links to real programs lie apart from what is made up: nothing is written through a link.
+    tools, path = tmp_path / "tools", tmp_path / "bin"
+    tools.mkdir()
     path.mkdir()
     for tool in TOOLS.split():
-        (path / tool).symlink_to(shutil.which(tool) or f"/no/{tool}")
+        (tools / tool).symlink_to(shutil.which(tool) or f"/no/{tool}")
     shutil.copy(FAKES / "python", path / "python3")
     release = tmp_path / "os-release"
     release.write_text("ID=debian\n")
     log = tmp_path / "log"
     environment = {
-        "PATH": str(path),
+        "PATH": f"{path}{os.pathsep}{tools}",
         "HOME": str(tmp_path),
         "OS_RELEASE": str(release),
         "FAKE_LOG": str(log),
@@ -466,6 +469,96 @@ def test_home_may_be_missing(checkout, home):
     checkout.program("getent", 'echo "someone:x:1000:1000::/home/someone:/bin/sh"')
     checkout.local(HOME=home)
     assert "  HOME=/home/someone" in checkout.log
+
+
+RULE = "-" * 74
+NOISE = f"""\
+mpiddp: rank 1 on vm: what went wrong
+{RULE}
+MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
+  Errorcode: 4
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+{RULE}
+{RULE}
+prterun has exited due to process rank 0 with PID 5 on node vm calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+{RULE}
+[vm:1] 1 more process has sent help message help-mpi-api.txt / mpi-abort
+[vm:1] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages
+Abort(4) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 4) - process 0
+"""
+NEWS = f"""\
+{RULE}
+prterun noticed that process rank 1 with PID 4597 on node vm exited on
+signal 9 (Killed).
+{RULE}
+{RULE}
+prterun has exited due to process rank 1 with PID 7 on node vm exiting
+improperly.
+{RULE}
+  MPI_ABORT was invoked \\n in words
+[vm:1] 1 more process has sent help message help-mpi-btl-tcp.txt / peer
+[vm:1] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages
+{RULE}
+There are not enough slots available
+{RULE}"""
+
+
+@pytest.mark.parametrize("order", ["first", "last", "twice"])
+def test_what_mpirun_says_about_an_abort_is_left_out_and_nothing_else(checkout, order):
+    checkout.local()
+    text = {"first": NOISE + NEWS, "last": f"{NEWS}\n{NOISE}", "twice": NOISE + NOISE + NEWS}[order]
+    own = NOISE.splitlines()[0]
+    kept = {"first": [own, NEWS], "last": [NEWS, own], "twice": [own, own, NEWS]}[order]
+    result = checkout.local(FAKE_ERRORS=text, FAKE_STATUS="4")
+    assert result.returncode == 4
+    assert result.stderr == "\n".join(kept) + "\n"
+
+
+BAD_OPTION = """
+import sys
+from mpi4py import MPI
+if "--fail" in sys.argv:
+    if MPI.COMM_WORLD.rank == 1:
+        print("one clear message", file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(2)
+    MPI.COMM_WORLD.Barrier()
+size = MPI.COMM_WORLD.allreduce(1)
+sys.stdout.write(f"one of {size}\\n")
+"""
+
+
+def test_every_mpi_with_the_real_script(launcher, tmp_path):
+    """The script, with an mpirun that it was not made for, and a trainer of a few lines."""
+    root = tmp_path / "check out"
+    for name in COPIED:
+        source = launchers.ROOT / name
+        target = root / name
+        target.parent.mkdir(exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    (root / "mpiddp").mkdir()
+    (root / "mpiddp" / "train.py").write_text(BAD_OPTION)
+    (root / "mpiddp" / "__init__.py").touch()
+    env = {"MPIDDP_PYTHON": sys.executable, "MPIDDP_MPIRUN": str(launcher.mpirun)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(root / "jobs" / "local.sh"), *arguments]
+        environment = launchers.clean_environment(env)
+        return subprocess.run(
+            command, env=environment, cwd="/", capture_output=True, text=True, timeout=60
+        )
+
+    for ranks in (2, (os.cpu_count() or 1) + 1):
+        good = run(str(ranks))
+        assert good.returncode == 0, good.stderr
+        assert good.stdout.splitlines() == [f"one of {ranks}"] * ranks
+    bad = run("--fail")
+    assert bad.returncode == 2
+    assert [line for line in bad.stderr.splitlines() if "using" not in line] == [
+        "one clear message"
+    ]
 
 
 def test_help_installs_nothing(checkout):

@@ -1,0 +1,354 @@
+"""What a session gives, agrees, sets, prints, and leaves as it was."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+
+import facts
+import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Options
+
+SIZES = [1, 2, 3, 4]
+
+TORCHRUN = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_what_every_rank_is_given(launcher, ranks):
+    found, _ = facts.collect(launcher.name, ranks)
+    jobs = {row["job"] for row in found}
+    assert len(jobs) == 1 and len(jobs.pop()) == 32
+    for row in found:
+        assert row["early imports"] == []
+        assert (row["backend"], row["device"]) == ("gloo", "cpu")
+        assert row["any"] == [False, True, True]
+        assert row["agree"] is True
+        assert row["broadcast"] == 0
+        # 1 + 2 + … + n
+        assert row["sum"] == [ranks * (ranks + 1) / 2] * 3
+        assert row["stored"] == [str(rank) for rank in range(ranks)]
+        assert row["master"] == found[0]["master"]
+        assert row["is_torchelastic_launched"] is True
+
+
+def check_environment(found: list[dict]) -> None:
+    for rank, row in enumerate(found):
+        address, port = row["master"]
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(len(found)),
+            "LOCAL_WORLD_SIZE": str(len(found)),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": str(rank),
+            "ROLE_NAME": "default",
+            "ROLE_WORLD_SIZE": str(len(found)),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        assert {name: row["set"].get(name) for name in expected} == expected
+        others = row["set"].keys() - expected.keys()
+        assert others - {"MPI4PY_RC_INITIALIZE"} == {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+        assert row["removed"] == []
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_environment_is_torchruns_and_is_given_back(launcher, ranks):
+    found, _ = facts.collect(launcher.name, ranks)
+    check_environment(found)
+    for row in found:
+        # A process that is spawned later must not initialise MPI either.
+        assert row["changed afterwards"] == {"MPI4PY_RC_INITIALIZE": "0"}
+        assert row["open afterwards"] is False
+        assert row["finalized"] is True
+
+
+def test_without_mpi_the_environment_is_the_same():
+    found, _ = facts.collect("alone", 1)
+    check_environment(found)
+    assert found[0]["changed afterwards"] == {}
+    assert "finalized" not in found[0]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_cores_are_shared(launcher, ranks):
+    found, _ = facts.collect(launcher.name, ranks)
+    masks = [set(row["cores"]) for row in found]
+    for row, mask in zip(found, masks, strict=True):
+        share = sum(Fraction(1, sum(core in other for other in masks)) for core in mask)
+        threads = max(1, int(share))
+        assert (row["threads"], row["torch threads"]) == (threads, threads)
+        assert row["set"]["OMP_NUM_THREADS"] == str(threads)
+
+
+def test_threads_that_the_user_chose_are_kept():
+    variables = (("OMP_NUM_THREADS", "3"),)
+    ((row,), result) = facts.collect("alone", 1, "auto", variables)
+    assert "OMP_NUM_THREADS" not in row["set"]
+    assert row["torch threads"] == 3
+    assert "changed" not in result.stderr
+
+
+def test_interfaces_that_the_user_chose_are_kept():
+    variables = (("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "=lo"), ("RANK", "17"))
+    ((row,), _) = facts.collect("alone", 1, "auto", variables)
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & row["set"].keys()
+    # What a job script exported is overwritten while the session lasts, and comes back.
+    assert row["set"]["RANK"] == "0"
+    assert row["changed afterwards"] == {}
+
+
+def check_listening(found: list[dict], address: str) -> None:
+    for rank, row in enumerate(found):
+        # MPI's own sockets are MPI's own business.
+        ours = [item for item in row["listening"] if item not in row.get("MPI listens", [])]
+        assert {host for host, _ in ours} <= {address}
+        # Rank 0 holds the store; every rank of a Gloo group listens for its peers.
+        assert (row["master"] in ours) == (rank == 0)
+        assert len(ours) <= 2 + (rank == 0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nothing_listens_outside_the_interface(launcher, ranks):
+    found, _ = facts.collect(launcher.name, ranks)
+    check_listening(found, "127.0.0.1")
+
+
+def test_without_mpi_nothing_listens_outside_the_interface():
+    found, _ = facts.collect("alone", 1)
+    check_listening(found, "127.0.0.1")
+
+
+# The block
+
+
+def block(result: launchers.Result) -> dict[str, str]:
+    """The lines of the start-up block by their heads."""
+    lines = result.stderr.splitlines()
+    begin = lines.index("mpiddp: started")
+    rows = [re.fullmatch(r"  (\S.*?)  +(\S.*)", line) for line in lines[begin + 1 :]]
+    return {row[1]: row[2] for row in rows if row is not None}
+
+
+NAMES = {"openmpi": r"Open MPI 5\.\S+", "openmpi4": r"Open MPI 4\.\S+", "mpich": r"MPICH \d\.\S+"}
+PHASES = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
+
+
+def test_the_block(launcher):
+    found, result = facts.collect(launcher.name, 3)
+    host = found[0]["gethostname"]
+    rows = block(result)
+    assert list(rows) == [
+        "ranks",
+        "ranks per node",
+        "master",
+        "interface",
+        "backend",
+        "devices",
+        "MPI",
+        "seconds",
+    ]
+    assert rows["ranks"] == f"3 ranks on 1 node: {host}"
+    assert rows["ranks per node"] == "3"
+    assert rows["master"] == "{} at {}:{}".format(host, *found[0]["master"])
+    assert rows["interface"] == "lo"
+    assert rows["backend"] == "gloo"
+    assert re.match(r"CPU, \d+ threads? per rank", rows["devices"])
+    assert re.fullmatch(NAMES[launcher.name], rows["MPI"])
+    phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([012])\)(?:, |$)", rows["seconds"])
+    assert [phase for phase, *_ in phases] == PHASES
+    assert sum(float(seconds) for _, seconds, _ in phases) < 60
+    # One block in all, and no rank says anything else.
+    assert result.stderr.count("mpiddp: ") == 1
+    assert result.stdout == ""
+
+
+def test_the_block_of_one_process():
+    _, result = facts.collect("alone", 1)
+    rows = block(result)
+    assert rows["ranks"].startswith("1 rank on 1 node: ")
+    assert rows["MPI"] == "none (one process)"
+    assert [item.rsplit(" ", 1)[0] for item in rows["seconds"].split(", ")] == PHASES
+
+
+# Agreement
+
+DIFFER = """
+import mpiddp
+with mpiddp.init(timeout=30) as session:
+    rank = session.world.rank
+    session.agree(7, "seven")
+    session.agree({"bytes": b"x" * 1000} if rank != 2 else "other", "the configuration")
+    raise SystemExit("not reached")
+"""
+
+
+def test_ranks_that_differ_are_named(launcher):
+    result = launchers.run(launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
+    wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
+    assert result.stderr.count(wanted) == 1
+    (line,) = [line for line in result.stderr.splitlines() if wanted in line]
+    assert "on rank 2: " in line and "rank 2 has 'other'" in line
+    assert "Traceback" not in result.output and "not reached" not in result.output
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_time_limit_is_positive(seconds):
+    with pytest.raises(ConfigurationError, match="timeout: expected seconds > 0"):
+        Options(timeout=seconds)
+
+
+# Life cycle
+
+TWICE = """
+import os, sys, mpiddp, torch.distributed as distributed
+for time in (1, 2):
+    with mpiddp.init(timeout=30) as session:
+        session.any(True)
+    session.close()
+    assert not distributed.is_initialized() and "MASTER_PORT" not in os.environ
+    print("closed", time, flush=True)
+"""
+
+
+def test_without_mpi_a_second_session_works():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", TWICE], timeout=60).expect(0)
+    assert result.stdout == "closed 1\nclosed 2\n"
+
+
+def test_with_mpi_a_second_session_is_refused(launcher):
+    result = launchers.run(launcher, 2, ["-c", TWICE], timeout=60).expect(3)
+    assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
+    assert result.stderr.count("MPI was shut down earlier in this process") == 1
+    assert "Traceback" not in result.output
+
+
+BARE = """
+import sys, mpiddp
+hook = sys.excepthook
+session = mpiddp.init(timeout=30)
+print("rank", session.world.rank, flush=True)
+if "close" in sys.argv:
+    session.close()
+    assert sys.excepthook is hook
+if "raise" in sys.argv and session.world.rank == 1:
+    raise ValueError("bare")
+session.any("raise" in sys.argv)
+"""
+
+
+def test_a_session_without_with_is_closed_at_exit(launcher):
+    result = launchers.run(launcher, 2, ["-c", BARE], timeout=60).expect(0)
+    assert "Traceback" not in result.output and result.stdout.count("rank ") == 2
+
+
+def test_a_session_without_with_ends_the_job_when_a_rank_raises(launcher):
+    result = launchers.run(launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
+    assert result.stderr.count("ValueError: bare") == 1
+    assert result.stderr.count("Traceback") == 1
+    assert "mpiddp: rank 1 of 2 on " in result.stderr
+
+
+def test_closing_gives_the_hook_back():
+    alone = launchers.table()["alone"]
+    program = BARE.replace("session.any(", "bool(")
+    launchers.run(alone, 1, ["-c", program, "close"], timeout=60).expect(0)
+    result = launchers.run(
+        alone, 1, ["-c", program.replace("== 1", "== 0"), "raise"], timeout=60
+    ).expect(1)
+    assert result.stderr.count("Traceback") == 1 and "ValueError: bare" in result.stderr
+
+
+MPI_IS_UP = """
+from mpi4py import MPI
+import mpiddp
+with mpiddp.init(timeout=30) as session:
+    assert session.world.size == MPI.COMM_WORLD.size == 2
+    assert session.comm is not MPI.COMM_WORLD
+assert MPI.COMM_WORLD.allreduce(1) == 2
+"""
+
+
+def test_an_mpi_that_was_up_before_stays_up(launcher):
+    launchers.run(launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
+
+
+GROUP_IS_UP = """
+import torch.distributed as distributed
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+import mpiddp
+mpiddp.init(timeout=30)
+"""
+
+
+def test_a_default_group_that_is_up_before_is_a_mistake():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", GROUP_IS_UP], timeout=60).expect(2)
+    assert "default group exists already" in result.stderr
+    assert "Traceback" not in result.output
+
+
+# Notebooks
+
+NOTEBOOK = """
+import sys, types
+ipython = types.ModuleType("IPython")
+ipython.get_ipython = lambda: object()
+sys.modules["IPython"] = ipython
+hook = sys.excepthook
+import mpiddp
+try:
+    mpiddp.init(backend="nccl", timeout=30)
+except mpiddp.ConfigurationError as error:
+    print("raised:", error)
+try:
+    mpiddp.init(timeout=-1)
+except mpiddp.ConfigurationError as error:
+    print("raised:", error)
+session = mpiddp.init(timeout=30)
+assert sys.excepthook is hook
+try:
+    with session:
+        raise KeyError("cell")
+except KeyError:
+    print("the cell failed, the kernel lives")
+with mpiddp.init(timeout=30) as session:
+    print("again", session.world.size)
+"""
+
+
+def test_in_a_notebook_errors_raise_and_the_kernel_lives():
+    alone = launchers.table()["alone"]
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    result = launchers.run(alone, 1, ["-c", NOTEBOOK], timeout=60, env=env).expect(0)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("raised: backend nccl needs a GPU")
+    assert lines[1].startswith("raised: timeout: expected seconds > 0")
+    assert lines[2:] == ["the cell failed, the kernel lives", "again 1"]
+    assert "Traceback" not in result.stderr
