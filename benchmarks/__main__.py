@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,5 +48,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    with WayOut() as way_out:
+    # A request to end arrives as an exception, so that running programs are ended, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with WayOut():
         run(sys.argv[1:])

@@ -70,6 +70,9 @@ class Mpirun:
         if self.family == "openmpi" and ranks > count_cores():
             # A rank that waits must not keep another one from its core.
             found["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        if self.family == "mpich":
+            # Hydra announces its host by a name that need not resolve.
+            found["HYDRA_IFACE"] = "lo"
         return found
 
     def command(self, ranks: int) -> tuple[str, ...]:
@@ -127,7 +130,7 @@ def _identify(program: Path) -> tuple[str, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"{program} --version does not answer: {error}") from None
     text = answer.stdout + answer.stderr
-    if match := re.search(r"\(Open MPI\) (\d[\w.]*)", text):
+    if match := re.search(r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)", text):
         return "openmpi", match[1]
     if match := re.search(r"HYDRA build details:\s*Version:\s*(\S+)", text):
         return "mpich", match[1]

@@ -47,6 +47,8 @@ class Run:
     """From before the first process is started until the last one has ended."""
     cpu_seconds: float
     """User and system time of all its processes."""
+    others_cpu_seconds: float
+    """What the rest of the machine took meanwhile: how far the run can be believed."""
     stamp_seconds: float | None
     """From the same beginning to the time that the program wrote; None if it wrote none."""
 
@@ -60,6 +62,7 @@ class _Ended:
     begin: float
     seconds: float
     cpu_seconds: float
+    machine_seconds: float
     codes: tuple[int, ...]
     expired: bool
 
@@ -89,7 +92,8 @@ def run(program: Program, deadline: float) -> Run:
             code = next(filter(None, ended.codes))
             raise RunError(_describe_failure(program, f"ended with exit code {code}", scratch))
         stamped = float(stamp.read_text()) - ended.begin if stamp.exists() else None
-        return Run(ended.seconds, ended.cpu_seconds, stamped)
+        others = max(0.0, ended.machine_seconds - ended.cpu_seconds)
+        return Run(ended.seconds, ended.cpu_seconds, others, stamped)
 
 
 def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended:
@@ -102,15 +106,25 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
     timer = threading.Timer(deadline, expire)
     timer.start()
     try:
+        machine_before = _count_machine_seconds()
         begin = time.monotonic()
         children = _start(program, scratch)
         cpu_seconds = sum(map(_reap, children))
         seconds = time.monotonic() - begin
+        machine_seconds = _count_machine_seconds() - machine_before
     finally:
         timer.cancel()
         timer.join()
     codes = tuple(child.returncode for child in children)
-    return _Ended(begin, seconds, cpu_seconds, codes, expired.is_set())
+    return _Ended(begin, seconds, cpu_seconds, machine_seconds, codes, expired.is_set())
+
+
+def _count_machine_seconds() -> float:
+    """CPU seconds that all programs took since the machine was started."""
+    times = psutil.cpu_times()
+    # The time of guests is part of the user time; a thief is busy on our cores, too.
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    return sum(getattr(times, name, 0.0) for name in names)
 
 
 def _start(program: Program, scratch: Path) -> list[subprocess.Popen[bytes]]:

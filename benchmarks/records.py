@@ -9,6 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ import psutil
 
 from benchmarks.launchers import ROOT, THREADS, Mpirun, clean_environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.mpi import library_name
 
 SCHEMA = 1
 """Version of the records' form; a change that breaks readers raises it."""
@@ -77,10 +79,10 @@ def find_commit() -> str | None:
 
 
 def find_mpi_library(mpirun: Mpirun | None) -> str | None:
-    """First line of the MPI library's own version, without initialising MPI here."""
+    """Name and version of the library that the ranks load, without initialising MPI here."""
     variables = mpirun.variables(1) if mpirun is not None else {}
     text = _ask([sys.executable, "-c", _LIBRARY_VERSION], clean_environment(variables))
-    return text.strip("\0 \n").splitlines()[0].split(", package")[0] if text else None
+    return library_name(text) if text else None
 
 
 def find_processor() -> str | None:
@@ -99,8 +101,10 @@ def check_writable(path: Path) -> None:
         raise ConfigurationError(f"{path} is a directory: expected the name of a file")
     if not path.parent.is_dir():
         raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(f"{path} cannot be written: permission denied")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:

@@ -153,8 +153,12 @@ def report(groups: Sequence[Group], targets: Sequence[startup_report.Target]) ->
     """All that is printed."""
     parts = []
     for group in groups:
-        table = [startup_report.format_table(group), startup_report.describe_warm_up(group)]
-        parts.append("\n".join(filter(None, table)))
+        lines = [
+            startup_report.format_table(group),
+            startup_report.describe_warm_up(group),
+            startup_report.describe_others(group),
+        ]
+        parts.append("\n".join(filter(None, lines)))
     parts.append("\n".join(f"target: {target}" for target in targets))
     return "\n\n".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -156,6 +157,21 @@ def describe_warm_up(group: Group) -> str:
     return f"warm-up: {'; '.join(parts)}" if parts else ""
 
 
+def describe_others(group: Group) -> str:
+    """How busy other programs kept the machine while the group was measured."""
+    cores = len(os.sched_getaffinity(0))
+    shares = [
+        run.others_cpu_seconds / run.seconds / cores
+        for series in group.series.values()
+        for run in series.samples
+    ]
+    summary = summarize(shares)
+    quartiles = f"{summary.lower_quartile:.0%}–{summary.upper_quartile:.0%}"
+    return (
+        f"other programs took {summary.median:.0%} of the cores meanwhile (quartiles {quartiles})"
+    )
+
+
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The groups for a record: every sample, in seconds, and what was computed from them."""
     return [
@@ -194,6 +210,7 @@ def _describe_run(run: Run) -> dict[str, float | None]:
     return {
         "seconds": run.seconds,
         "cpu_seconds": run.cpu_seconds,
+        "others_cpu_seconds": run.others_cpu_seconds,
         "first_all_reduce_seconds": run.stamp_seconds,
     }
 

@@ -63,7 +63,7 @@ def draw(path: Path, panels: Sequence[Panel], *, title: str, unit: str, note: st
     for axis, panel in zip(axes[:, 0], panels, strict=True):
         _draw_panel(axis, panel)
     axes[-1, 0].set_xlabel(unit)
-    axes[-1, 0].set_xlim(left=0)
+    axes[-1, 0].set_xlim(0, 1.1 * max(max(row.values) for panel in panels for row in panel.rows))
     figure.suptitle(title, fontsize=12)
     if note:
         figure.supxlabel(note, fontsize=7, color="#555555")

@@ -65,7 +65,7 @@ find_python() {
     die "no Python 3.11 or newer in PATH; install one, as with: apt-get install python3 python3-venv"
 }
 
-has_ensurepip() { "$1" -c 'import ensurepip' 2>/dev/null; }
+has_ensurepip() { "$1" -c 'import ensurepip; ensurepip.version()' >/dev/null 2>&1; }
 
 need_ensurepip() {
     has_ensurepip "$1" && return

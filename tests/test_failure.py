@@ -1,0 +1,441 @@
+"""The one way out: whatever fails on whichever rank ends the job, once, with its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+import launchers
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    PeerLostError,
+    UnreachableError,
+)
+from mpiddp.launch import failure
+from mpiddp.launch.failure import WayOut, Whereabouts
+from mpiddp.launch.world import World
+
+REPETITIONS = 10
+PROMISED = 2.0
+"""Seconds in which a failure ends the job."""
+HUNG = 15.0
+"""Seconds after which a job is taken to hang, however busy the machine is."""
+
+# argv: stage, rank that fails, how it fails
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+
+stage, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
+
+def fail(*_, **__):
+    Path(f"failed-{rank}").write_text(str(time.time()))
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "sleep":
+        time.sleep(1000)
+    if how == "exit":
+        sys.exit(5)
+    if how == "text":
+        sys.exit("all is said")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "done":
+        sys.exit(0)
+    raise ValueError("on purpose")
+
+from mpiddp.launch import device, rendezvous
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+
+fails = who in (rank, "all")
+if fails and stage == "before the group":
+    rendezvous.make_group = fail
+if fails and stage == "in the address phase":
+    device.find_placement = fail
+if fails and stage == "outside":
+    fail()
+
+with WayOut() as way_out:
+    if fails and stage == "before MPI":
+        fail()
+    with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), way_out) as session:
+        import torch, torch.distributed as distributed
+        way_out.run_directory = Path.cwd()
+        for step in range(100 if stage == "in a step" else 3):
+            way_out.step = step
+            if step == 2 and fails:
+                fail()
+            if how != "done":
+                distributed.all_reduce(torch.ones(10))
+                time.sleep(0.02)
+        if session.world.rank == 0:
+            way_out.finish()
+"""
+
+
+def run(row, ranks, stage, who, how, folder, timeout=60.0, **env):
+    """Run PROGRAM; the seconds from the first failure to the job's end go with the result."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    arguments = [script, stage, str(who), how]
+    result = launchers.run(row, ranks, arguments, timeout=timeout, cwd=folder, env=env)
+    now = time.time()
+    stamps = [float(path.read_text()) for path in folder.glob("failed-*")]
+    return result, now - min(stamps, default=now)
+
+
+def repetitions():
+    """Launcher, ranks and failing rank of each repetition: all of them, rank 0 included."""
+    rows = launchers.available()
+    for number in range(REPETITIONS):
+        ranks = 2 + number % 2
+        yield rows[number % len(rows)], ranks, (number // 2) % ranks
+
+
+def lines_of(result, start):
+    return [line for line in result.stderr.splitlines() if line.startswith(start)]
+
+
+def check_times(seconds):
+    assert max(seconds) < HUNG
+    assert statistics.median(seconds) < PROMISED
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("stage", ["before MPI", "before the group", "in a step"])
+def test_one_rank_raises(stage, tmp_path):
+    seconds = []
+    for number, (row, ranks, who) in enumerate(repetitions()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result, took = run(row, ranks, stage, who, "raise", folder)
+        seconds.append(took)
+        result.expect(1)
+        assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
+        assert result.stderr.count("ValueError: on purpose") == 1, str(result)
+        if stage == "before MPI":
+            assert len(lines_of(result, "mpiddp: failed")) == 1, str(result)
+            continue
+        step = " at step 2" if stage == "in a step" else ""
+        (heading,) = lines_of(result, "mpiddp: rank ")
+        assert re.fullmatch(rf"mpiddp: rank {who} of {ranks} on \S+{step}: failed", heading)
+        if stage == "in a step":
+            outcome = failure.read_outcome(folder)
+            assert outcome is not None
+            assert (outcome["code"], outcome["rank"], outcome["step"]) == (1, who, 2)
+            assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 0
+            assert "on purpose" in (folder / "logs" / f"rank-{who}.log").read_text()
+    check_times(seconds)
+
+
+@pytest.mark.mpi
+def test_one_rank_is_killed(tmp_path):
+    stages = ["before MPI", "in the address phase", "before the group", "in a step"]
+    seconds = []
+    for number, (row, ranks, who) in enumerate(repetitions()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        stage = stages[number % len(stages)]
+        result, took = run(row, ranks, stage, who, "kill", folder)
+        seconds.append(took)
+        # The victim's status (Hydra gives the signal alone), or what the survivors left with.
+        assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
+        assert "Traceback" not in result.stderr, str(result)
+        outcome = failure.read_outcome(folder)
+        assert outcome is None or outcome["code"] == 6
+    check_times(seconds)
+
+
+def test_ranks_that_all_fail_alike_say_so_once(launcher, tmp_path):
+    result, took = run(launcher, 3, "in a step", "all", "raise", tmp_path)
+    result.expect(1)
+    assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
+    assert len(lines_of(result, "mpiddp: rank ")) == 1
+    assert took < HUNG
+
+
+def test_ranks_that_all_fail_before_mpi_say_so_once(launcher, tmp_path):
+    result, took = run(launcher, 3, "before MPI", "all", "raise", tmp_path)
+    result.expect(1)
+    assert result.stderr.count("ValueError: on purpose") == 1, str(result)
+    assert took < HUNG
+
+
+# Other ends
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "who", "how", "code", "said"),
+    [
+        ("openmpi", 1, "exit", 5, r"mpiddp: rank 1 of 2 on \S+ at step 2: ended with exit code 5"),
+        ("mpich", 0, "exit", 5, r"mpiddp: rank 0 of 2 on \S+ at step 2: ended with exit code 5"),
+        ("mpich", 1, "text", 1, r"all is said"),
+        ("openmpi", 0, "interrupt", 130, r"mpiddp: rank 0 of 2 on \S+ at step 2: interrupted"),
+    ],
+)
+def test_other_ends_of_one_rank(name, who, how, code, said, tmp_path):
+    result, took = run(launchers.table()[name], 2, "in a step", who, how, tmp_path)
+    result.expect(code)
+    assert len(re.findall(f"^{said}$", result.stderr, re.MULTILINE)) == 1, str(result)
+    assert "Traceback" not in result.stderr
+    assert took < HUNG
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_done_early_waits_for_the_others(tmp_path):
+    result, _ = run(launchers.table()["openmpi"], 2, "in a step", 1, "done", tmp_path)
+    result.expect(0)
+    outcome = failure.read_outcome(tmp_path)
+    assert outcome is not None and (outcome["code"], outcome["reason"]) == (0, "done")
+
+
+@pytest.mark.parametrize("stage", ["before MPI", "before the group", "in a step"])
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("raise", 1, "ValueError: on purpose"),
+        ("exit", 5, ""),
+        ("text", 1, "all is said"),
+        ("interrupt", 130, "interrupted"),
+    ],
+)
+def test_one_process_fails(stage, how, code, said, tmp_path):
+    if stage != "in a step" and how != "raise":
+        pytest.skip("one kind of failure is enough for the earlier stages")
+    result, took = run(launchers.table()["alone"], 1, stage, 0, how, tmp_path, timeout=20)
+    result.expect(code)
+    assert said in result.stderr
+    assert result.stderr.count("Traceback (most recent call last)") == (how == "raise")
+    # With one process there is no rank to name.
+    assert "rank 0 of" not in result.stderr
+    assert took < HUNG
+
+
+# Deadlines
+
+
+def expire(name, ranks, stage, who, how, folder):
+    """Run to a deadline of 4 s; the message of the one rank that speaks."""
+    result, took = run(
+        launchers.table()[name], ranks, stage, who, how, folder, timeout=60, LIMIT="4"
+    )
+    result.expect(4)
+    assert "Traceback" not in result.stderr
+    (line,) = lines_of(result, "mpiddp: ")[-1:]
+    assert len([x for x in lines_of(result, "mpiddp: ") if "within 4 s" in x]) == 1, str(result)
+    assert took < 4 + HUNG
+    return line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("name", "who"), [("openmpi", 1), ("mpich", 0), ("mpich", 1)])
+def test_a_rank_that_never_comes_to_mpi(name, who, tmp_path):
+    line = expire(name, 2, "outside", who, "sleep", tmp_path)
+    assert "MPI_Init did not return within 4 s" in line
+    assert "started 2 ranks" in line and "--timeout" in line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("name", "who"), [("openmpi", 0), ("mpich", 2)])
+def test_a_rank_that_is_stopped(name, who, tmp_path):
+    line = expire(name, 3, "in the address phase", who, "stop", tmp_path)
+    assert "did not get past 'address'" in line
+    assert re.search(rf"waited for rank {who} on \S+ \(no answer\)", line), line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("name", "who"), [("openmpi", 1), ("mpich", 0)])
+def test_a_rank_that_is_stuck_before_the_group(name, who, tmp_path):
+    line = expire(name, 3, "before the group", who, "sleep", tmp_path)
+    assert "did not get past 'group'" in line
+    others = {0, 1, 2} - {who}
+    assert re.search(rf"waited for .*rank {who} on \S+ \(.*fail \(program\.py:\d+\)", line), line
+    assert not any(f"rank {other} " in line for other in others), line
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MpiddpError("x"), 1),
+        (ConfigurationError("x"), 2),
+        (LaunchError("x"), 3),
+        (UnreachableError("x"), 4),
+        (PeerLostError("x"), 6),
+        (ValueError("x"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(), 0),
+        (SystemExit(None), 0),
+        (SystemExit(0), 0),
+        (SystemExit(5), 5),
+        (SystemExit(-1), 255),
+        (SystemExit(256), 0),
+        (SystemExit("text"), 1),
+        (SystemExit(True), 1),
+    ],
+    ids=repr,
+)
+def test_exit_codes(error, code):
+    # Those of SystemExit are what Python itself leaves with.
+    assert failure.exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        # What Gloo and the store said when a peer was killed.
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1"), True),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), True),
+        (RuntimeError("Connection reset by peer"), True),
+        (RuntimeError("NCCL communicator was aborted"), True),
+        (RuntimeError("shape '[2]' is invalid for input of size 3"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+    ids=repr,
+)
+def test_peer_loss(error, lost):
+    assert failure.is_peer_loss(error) is lost
+
+
+def test_a_lost_connection_of_the_store_is_a_lost_peer():
+    from torch.distributed import DistNetworkError
+
+    assert failure.is_peer_loss(DistNetworkError("whatever it says"))
+
+
+IMPORT, GROUP = 2 * 1, 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("answers", "size", "missing"),
+    [
+        # Rank 1 has not answered.
+        ({0: Whereabouts(GROUP, "a")}, 2, {1: "no answer"}),
+        # Rank 1 is phases behind; 2 is done with its own part.
+        (
+            {0: Whereabouts(GROUP, "a"), 1: Whereabouts(IMPORT, "b"), 2: Whereabouts(GROUP, "a")},
+            3,
+            {1: "still in 'import torch', b"},
+        ),
+        (
+            {0: Whereabouts(GROUP, "a"), 1: Whereabouts(GROUP + 1, "c")},
+            2,
+            {0: "still in 'group', a"},
+        ),
+        # All in one phase: the odd one out, or all where nobody is.
+        ({i: Whereabouts(GROUP, "ab"[i == 1]) for i in range(3)}, 3, {1: "in b"}),
+        ({i: Whereabouts(GROUP, "ab"[i]) for i in range(2)}, 2, {0: "in a", 1: "in b"}),
+        ({i: Whereabouts(GROUP, "a") for i in range(2)}, 2, {0: "in a", 1: "in a"}),
+    ],
+)
+def test_who_is_missing(answers, size, missing):
+    assert failure.find_missing(answers, size) == missing
+
+
+def raised(error):
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def shared_way_out():
+    way_out = WayOut()
+    way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+    way_out.step = 17
+    return way_out
+
+
+def test_reports_say_who_where_and_when():
+    way_out = shared_way_out()
+    place = "mpiddp: rank 3 of 8 on node2 at step 17: "
+    assert way_out.describe(ConfigurationError("no such data")) == f"{place}no such data\n"
+    assert way_out.describe(SystemExit(7)) == f"{place}ended with exit code 7\n"
+    assert way_out.describe(SystemExit("bye")) == "bye\n"
+    assert way_out.describe(KeyboardInterrupt()) == f"{place}interrupted\n"
+    lost = way_out.describe(RuntimeError("Connection closed by peer"))
+    assert lost == f"{place}a peer is gone or has stopped: Connection closed by peer\n"
+    lines = way_out.describe(raised(KeyError("k"))).splitlines()
+    assert lines[:2] == [f"{place}failed", "Traceback (most recent call last):"]
+    assert lines[-1] == "KeyError: 'k'"
+
+
+def test_somebodys_script_keeps_its_own_errors():
+    way_out = shared_way_out()
+    way_out.runs_script = True
+    lines = way_out.describe(raised(RuntimeError("Connection closed by peer"))).splitlines()
+    assert lines[-1] == "RuntimeError: Connection closed by peer"
+
+
+def test_frames_that_only_carried_the_call_are_left_out():
+    way_out = WayOut()
+    way_out.hidden_files = (__file__,)
+    try:
+        json.loads("{")
+    except ValueError as error:
+        lines = way_out.describe(error).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert __file__ not in "\n".join(lines) and "json" in lines[1]
+
+
+def test_the_outcome_of_a_run(tmp_path):
+    assert failure.read_outcome(tmp_path) is None
+    way_out = shared_way_out()
+    way_out.run_directory, way_out.attempt = tmp_path, 2
+    way_out.finish()
+    assert failure.read_outcome(tmp_path) == {
+        "code": 0,
+        "reason": "done",
+        "rank": 3,
+        "host": "node2",
+        "step": 17,
+        "attempt": 2,
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
+    for text in ("", "{", "[1]", '"x"'):
+        (tmp_path / "outcome.json").write_text(text)
+        assert failure.read_outcome(tmp_path) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path):
+    way_out = shared_way_out()
+    way_out.run_directory = tmp_path
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="outcome"):
+        way_out.finish()
+
+
+def test_in_a_notebook_nothing_is_aborted(monkeypatch):
+    monkeypatch.setattr(failure, "in_notebook", lambda: True)
+    with pytest.raises(ValueError, match="cell"), WayOut():
+        raise ValueError("cell")
+
+
+def test_success_passes():
+    with pytest.raises(SystemExit) as caught, WayOut():
+        raise SystemExit(0)
+    assert caught.value.code == 0
+    with WayOut() as way_out:
+        assert isinstance(way_out, WayOut)
+
+
+def test_where_the_main_thread_is():
+    assert failure.find_position().startswith("find_position (failure.py:")
