@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+PHASES = ("MPI", "import torch", "address", "store", "group", "first all-reduce")
+"""The phases of start-up, in order."""
+
 
 class Watch:
     """Calls ``expire(phase)`` from its own thread when a phase outlasts ``seconds``.

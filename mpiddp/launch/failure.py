@@ -15,16 +15,10 @@ In a notebook errors are raised and nothing is aborted.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 import threading
 import time
-import traceback
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,47 +27,33 @@ from mpiddp.errors import (
     FAILURE,
     SUCCESS,
     LaunchError,
-    MpiddpError,
     PeerLostError,
     UnreachableError,
 )
 from mpiddp.launch import mpi
 from mpiddp.launch.deadline import Watch
 from mpiddp.launch.launcher import Launcher, find_launcher
+from mpiddp.launch.outcome import Outcome, outcome_path, write_outcome
+from mpiddp.launch.report import describe_error, exit_code, is_peer_loss
+from mpiddp.launch.roll_call import (
+    ROLL_CALL_SECONDS,
+    Whereabouts,
+    call_the_roll,
+    describe_missing,
+    find_missing,
+    find_position,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpiddp.launch.world import Roster, World
 
-PHASES = ("MPI", "import torch", "address", "store", "group", "first all-reduce")
-"""The phases of start-up, in order."""
-
 ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' or the store's answer before it speaks itself."""
 PATIENCE_SECONDS = 1.5
 """How long a rank that leaves the speaking to another one waits to be ended by it."""
-ROLL_CALL_SECONDS = 1.0
-ROLL_CALL_TAG = 1
 FAILURE_KEY = "mpiddp/failure"
-INTERRUPTED = 130
-
-# What Gloo, NCCL and the store say when the other side has gone or stopped.
-_PEER_LOSS = re.compile(
-    r"connection (was )?(closed|reset|refused) by|connection reset|broken pipe|socket closed|"
-    r"failed to (send|recv)|timed out waiting|remote process exited|nccl.*(timeout|abort)",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True)
-class Whereabouts:
-    """How far one rank has come when a deadline expires."""
-
-    place: int
-    """Twice the number of its phase, one more if it has only the others to wait for."""
-    position: str
-    """Function, file and line that its main thread is in."""
 
 
 class WayOut:
@@ -138,22 +118,13 @@ class WayOut:
 
     def describe(self, error: BaseException) -> str:
         """The report of ``error``: one line for mistakes of the user's, else a traceback."""
-        place = self._place()
-        if isinstance(error, MpiddpError):
-            return f"mpiddp: {place}{error}\n"
-        if isinstance(error, SystemExit):
-            if isinstance(error.code, str):
-                return f"{error.code}\n"
-            return f"mpiddp: {place}ended with exit code {exit_code(error)}\n"
-        if isinstance(error, KeyboardInterrupt):
-            return f"mpiddp: {place}interrupted\n"
-        if self._is_peer_loss(error):
-            return f"mpiddp: {place}a peer is gone or has stopped: {error}\n"
-        lines = traceback.format_exception(
-            type(error), error, _visible_part(error.__traceback__, self.hidden_files)
+        return describe_error(
+            error,
+            self._place(),
+            is_shared=self._is_shared(),
+            lost_peer=self._is_peer_loss(error),
+            hidden_files=self.hidden_files,
         )
-        heading = f"mpiddp: {place}failed\n" if self._is_shared() else ""
-        return heading + "".join(lines)
 
     def _place(self) -> str:
         if not self._is_shared() or self.world is None:
@@ -324,40 +295,16 @@ class WayOut:
         return rank <= 1, text
 
     def _call_the_roll(self, phase: str) -> tuple[bool, str]:
-        """Ask which ranks are there and how far they are; rank 0 hears and tells."""
-        from mpi4py import MPI
-
         communicator = self.communicator
         assert communicator is not None
-        rank, size = communicator.Get_rank(), communicator.Get_size()
-        mine = Whereabouts(2 * PHASES.index(phase) + self._waiting, find_position())
-        if rank != 0:
-            communicator.isend(mine, 0, ROLL_CALL_TAG)
-            time.sleep(ROLL_CALL_SECONDS + ANSWER_SECONDS)
-            # Still here, so rank 0 has not ended the job.
-            return rank == 1, self._describe_missing(phase, {0: "no answer"})
-        answers = {0: mine}
-        end = time.monotonic() + ROLL_CALL_SECONDS
-        status = MPI.Status()
-        while len(answers) < size and time.monotonic() < end:
-            if communicator.iprobe(MPI.ANY_SOURCE, ROLL_CALL_TAG, status):
-                answers[status.Get_source()] = communicator.recv(
-                    source=status.Get_source(), tag=ROLL_CALL_TAG
-                )
-            else:
-                time.sleep(0.01)
-        return True, self._describe_missing(phase, find_missing(answers, size))
-
-    def _describe_missing(self, phase: str, missing: dict[int, str]) -> str:
-        names = [
-            f"{self._describe_rank(rank)} ({where})" for rank, where in sorted(missing.items())[:8]
-        ]
-        if len(missing) > len(names):
-            names.append(f"and {len(missing) - len(names)} more")
-        return (
-            f"start-up did not get past {phase!r} within {self.seconds:g} s; waited for "
-            f"{', '.join(names)}. Look at what these do; --timeout SECONDS waits longer"
-        )
+        answers = call_the_roll(communicator, Whereabouts(phase, self._waiting, find_position()))
+        if answers is not None:
+            missing = find_missing(answers, communicator.Get_size())
+            return True, describe_missing(phase, self.seconds, missing, self._describe_rank)
+        time.sleep(ROLL_CALL_SECONDS + ANSWER_SECONDS)
+        # Still here, so rank 0 has not ended the job: it is the one that is missing.
+        text = describe_missing(phase, self.seconds, {0: "no answer"}, self._describe_rank)
+        return communicator.Get_rank() == 1, text
 
     def _describe_rank(self, rank: int) -> str:
         if self.roster is not None:
@@ -382,104 +329,21 @@ class WayOut:
     def _write_outcome(self, code: int, reason: str) -> None:
         if self.run_directory is None or self.world is None:
             return
-        outcome = {
-            "code": code,
-            "reason": reason,
-            "rank": self.world.rank,
-            "host": self.world.hostname,
-            "step": self.step,
-            "attempt": self.attempt,
-        }
-        path = outcome_path(self.run_directory)
-        temporary = path.with_name(f".{path.name}.{self.world.rank}")
+        world = self.world
+        outcome = Outcome(code, reason, world.rank, world.hostname, self.step, self.attempt)
         try:
-            temporary.write_text(json.dumps(outcome, indent=2) + "\n")
-            os.replace(temporary, path)
+            write_outcome(self.run_directory, outcome)
         except OSError as error:
             if code == SUCCESS:
                 raise
+            path = outcome_path(self.run_directory)
             sys.stderr.write(f"mpiddp: {path} could not be written: {error}\n")
-
-
-def exit_code(error: BaseException) -> int:
-    """The exit code of ``error`` by its type (`mpiddp.errors`)."""
-    if isinstance(error, MpiddpError):
-        return error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    if isinstance(error, SystemExit):
-        if error.code is None:
-            return SUCCESS
-        return error.code & 0xFF if isinstance(error.code, int) else FAILURE
-    return FAILURE
-
-
-def is_peer_loss(error: BaseException) -> bool:
-    """Whether torch.distributed says that another process is gone or silent."""
-    if not isinstance(error, RuntimeError):
-        return False
-    distributed = sys.modules.get("torch.distributed")
-    network_error = getattr(distributed, "DistNetworkError", None)
-    if network_error is not None and isinstance(error, network_error):
-        return True
-    return _PEER_LOSS.search(str(error)) is not None
-
-
-def find_position() -> str:
-    """Where the main thread of this process is: ``function (file.py:12)``."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None:
-        return "unknown"
-    code = frame.f_code
-    return f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})"
-
-
-def find_missing(answers: Mapping[int, Whereabouts], size: int) -> dict[int, str]:
-    """The ranks that keep the others waiting, and what is known of each.
-
-    They are those that did not answer, and those in an earlier phase than the furthest. If all
-    are in the same one, they are those in another position than most; without a majority all.
-    """
-    missing = {rank: "no answer" for rank in range(size) if rank not in answers}
-    furthest = max(answer.place for answer in answers.values())
-    for rank, answer in answers.items():
-        if answer.place < furthest:
-            missing[rank] = f"still in {PHASES[answer.place // 2]!r}, {answer.position}"
-    if missing:
-        return missing
-    (usual, count), *_ = Counter(answer.position for answer in answers.values()).most_common()
-    return {
-        rank: f"in {answer.position}"
-        for rank, answer in answers.items()
-        if answer.position != usual or 2 * count <= size or count == size
-    }
 
 
 def in_notebook() -> bool:
     """Whether this process is an interactive IPython or Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
-
-
-def outcome_path(run_directory: Path) -> Path:
-    """Where the outcome of a run stands."""
-    return run_directory / "outcome.json"
-
-
-def read_outcome(run_directory: Path) -> dict[str, Any] | None:
-    """The outcome of a run: code, reason, rank, host, step, attempt; None if none was written."""
-    try:
-        outcome = json.loads(outcome_path(run_directory).read_text())
-    except (OSError, ValueError):
-        return None
-    return outcome if isinstance(outcome, dict) else None
-
-
-def _visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:
-    """The traceback without the leading frames of the files that only carried the call."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in hidden_files:
-        trace = trace.tb_next
-    return trace
 
 
 def _flush(stream: Any) -> None:

@@ -5,15 +5,14 @@ Nothing here communicates. `rendezvous` finds out which candidate every node rea
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.interface_rule import InterfaceRule, nccl_setting
 
 # Interfaces that containers and virtual machines use among themselves on one host. Every host
 # may own the same address on them (172.17.0.1), so they come last.
@@ -49,41 +48,6 @@ class Candidate:
     interface: str
 
 
-@dataclass(frozen=True)
-class InterfaceRule:
-    """Which interfaces may be used, in the terms of NCCL_SOCKET_IFNAME.
-
-    NCCL's syntax is ``[^][=]name,name…``: ``^`` excludes, ``=`` compares whole names instead of
-    prefixes (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
-    """
-
-    names: tuple[str, ...]
-    exact: bool = False
-    exclude: bool = False
-    source: str = "--interface"
-
-    @staticmethod
-    def from_nccl(text: str, source: str) -> InterfaceRule:
-        """Parse NCCL's syntax; ``name:port`` items lose their port."""
-        exclude = text.startswith("^")
-        text = text[exclude:]
-        exact = text.startswith("=")
-        names = (item.split(":")[0].strip() for item in text[exact:].split(","))
-        return InterfaceRule(tuple(name for name in names if name), exact, exclude, source)
-
-    def admits(self, name: str) -> bool:
-        """Whether NCCL, given this rule, would consider the interface ``name``."""
-        matches = any(
-            name == wanted if self.exact else name.startswith(wanted) for wanted in self.names
-        )
-        return matches != self.exclude
-
-    @property
-    def nccl(self) -> str:
-        """The value of NCCL_SOCKET_IFNAME that says the same."""
-        return ("^" if self.exclude else "") + ("=" if self.exact else "") + ",".join(self.names)
-
-
 def list_interfaces() -> tuple[Interface, ...]:
     """This host's interfaces that are up and have an IPv4 address."""
     import socket
@@ -98,76 +62,6 @@ def list_interfaces() -> tuple[Interface, ...]:
         if addresses and state is not None and state.isup:
             found.append(Interface(name, addresses, state.speed))
     return tuple(found)
-
-
-def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
-    """Read ``--interface``: ``auto``, ``NAME[,NAME…]``, ``HOST=NAME,…`` or NCCL's syntax.
-
-    HOST may be a shell pattern (``node*``) and is compared with the short and the full name. A
-    host that no item names chooses by itself: None, like ``auto``.
-    """
-    text = text.strip()
-    if text == "auto":
-        return None
-    if not text.strip("^=, "):
-        raise ConfigurationError(
-            f"--interface {text!r} names no interface: expected auto, NAME, HOST=NAME,… or "
-            "NCCL's syntax (^docker,lo or =eth0)"
-        )
-    if text.startswith(("^", "=")):
-        return InterfaceRule.from_nccl(text, "--interface")
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    if not any("=" in item for item in items):
-        return InterfaceRule(tuple(items), exact=True)
-    names = []
-    for item in items:
-        host, equals, name = item.partition("=")
-        if not (host and equals and name):
-            raise ConfigurationError(f"--interface: expected HOST=NAME, found {item!r} in {text!r}")
-        if fnmatch.fnmatch(hostname, host) or fnmatch.fnmatch(hostname.split(".")[0], host):
-            names.append(name)
-    return InterfaceRule(tuple(names), exact=True) if names else None
-
-
-def find_rule(
-    option: str, hostname: str, variables: Mapping[str, str] | None = None
-) -> InterfaceRule | None:
-    """The rule in force on this host: the option's, else NCCL's own settings, else Gloo's."""
-    variables = os.environ if variables is None else variables
-    rule = parse_interface_option(option, hostname)
-    if rule is not None:
-        return rule
-    nccl = nccl_setting(variables)
-    if nccl:
-        return InterfaceRule.from_nccl(nccl, environment.NCCL_SOCKET_IFNAME)
-    gloo = variables.get(environment.GLOO_SOCKET_IFNAME)
-    if gloo:
-        return InterfaceRule(
-            tuple(gloo.split(",")), exact=True, source=environment.GLOO_SOCKET_IFNAME
-        )
-    return None
-
-
-def nccl_setting(variables: Mapping[str, str]) -> str | None:
-    """What NCCL itself will take for its interfaces: the variable, else its configuration files.
-
-    NCCL reads ``$NCCL_CONF_FILE`` or ``~/.nccl.conf``, then ``/etc/nccl.conf``; the first value
-    found counts.
-    """
-    value = variables.get(environment.NCCL_SOCKET_IFNAME)
-    if value:
-        return value
-    user_file = variables.get(environment.NCCL_CONF_FILE) or os.path.expanduser("~/.nccl.conf")
-    for path in (Path(user_file), Path("/etc/nccl.conf")):
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, equals, value = line.partition("=")
-            if equals and name.strip() == environment.NCCL_SOCKET_IFNAME:
-                return value.strip()
-    return None
 
 
 def list_candidates(

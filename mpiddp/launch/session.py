@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch import mpi, rendezvous
-from mpiddp.launch.failure import WayOut, exit_code
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.report import exit_code
 from mpiddp.launch.world import World, solitary_world
 
 if TYPE_CHECKING:

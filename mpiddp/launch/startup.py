@@ -16,9 +16,11 @@ from typing import Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch import device, mpi, network, rendezvous, summary
-from mpiddp.launch.deadline import Watch
-from mpiddp.launch.failure import PHASES, WayOut, in_notebook
+from mpiddp.launch.deadline import PHASES, Watch
+from mpiddp.launch.failure import WayOut, in_notebook
+from mpiddp.launch.interface_rule import find_rule
 from mpiddp.launch.launcher import Launcher, find_launcher, has_manager_hint
+from mpiddp.launch.reception import Reception, meet
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.launch.world import Neighbourhood, check_size, find_oddities, find_world, gather_roster
@@ -219,11 +221,11 @@ class _Starter:
         """The leaders' part: candidates, attempts, agreement."""
         world = self.session.world
         interfaces = network.list_interfaces()
-        rule = network.find_rule(self.options.interface, world.hostname)
+        rule = find_rule(self.options.interface, world.hostname)
         reception, problem = None, None
         if world.rank == 0:
             try:
-                reception = rendezvous.Reception(
+                reception = Reception(
                     network.list_candidates(interfaces, rule, world.node_count, world.hostname)
                 )
             except Exception as error:
@@ -232,7 +234,7 @@ class _Starter:
         if leaders is not None and leaders.bcast(problem is not None):
             raise problem or ConfigurationError("rank 0 has no address to offer")
         if leaders is not None:
-            agreement = rendezvous.meet(reception, leaders, world.hostname, self.options.timeout)
+            agreement = meet(reception, leaders, world.hostname, self.options.timeout)
         elif reception is not None:
             agreement = reception.agree_alone()
         else:

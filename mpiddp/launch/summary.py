@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch import mpi
+from mpiddp.launch.compatibility import library_name
 from mpiddp.launch.world import Roster, fold_hostnames
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def describe_start(
     hostnames = roster.hostnames if roster is not None else (world.hostname,)
     local_sizes = roster.local_sizes if roster is not None else (world.local_size,)
     if session._module is not None:
-        library = mpi.library_name(session._module.Get_library_version())
+        library = library_name(session._module.Get_library_version())
     else:
         library = "none (one process)"
     backend = session.backend if session._group else f"left to the script ({session.backend})"

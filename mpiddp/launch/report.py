@@ -1,0 +1,83 @@
+"""What a failure looks like to the user: its message, its exit code, whose fault it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+
+from mpiddp.errors import FAILURE, SUCCESS, MpiddpError
+
+INTERRUPTED = 130
+
+# What Gloo, NCCL and the store say when the other side has gone or stopped.
+_PEER_LOSS = re.compile(
+    r"connection (was )?(closed|reset|refused) by|connection reset|broken pipe|socket closed|"
+    r"failed to (send|recv)|timed out waiting|remote process exited|nccl.*(timeout|abort)",
+    re.IGNORECASE,
+)
+
+
+def describe_error(
+    error: BaseException,
+    place: str,
+    *,
+    is_shared: bool,
+    lost_peer: bool,
+    hidden_files: Sequence[str],
+) -> str:
+    """The report of ``error``: one line for mistakes of the user's, else a traceback.
+
+    Args:
+        place: ``rank 1 of 4 on node002 at step 7: ``, or empty where nothing needs telling apart.
+        is_shared: whether other processes belong to the job; a traceback is headed then.
+        lost_peer: whether the error is another rank's end, as seen from here.
+        hidden_files: source files whose frames are left out at the top of a traceback.
+    """
+    if isinstance(error, MpiddpError):
+        return f"mpiddp: {place}{error}\n"
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            return f"{error.code}\n"
+        return f"mpiddp: {place}ended with exit code {exit_code(error)}\n"
+    if isinstance(error, KeyboardInterrupt):
+        return f"mpiddp: {place}interrupted\n"
+    if lost_peer:
+        return f"mpiddp: {place}a peer is gone or has stopped: {error}\n"
+    lines = traceback.format_exception(
+        type(error), error, _visible_part(error.__traceback__, hidden_files)
+    )
+    return (f"mpiddp: {place}failed\n" if is_shared else "") + "".join(lines)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of ``error`` by its type (`mpiddp.errors`)."""
+    if isinstance(error, MpiddpError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return SUCCESS
+        return error.code & 0xFF if isinstance(error.code, int) else FAILURE
+    return FAILURE
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether torch.distributed says that another process is gone or silent."""
+    if not isinstance(error, RuntimeError):
+        return False
+    distributed = sys.modules.get("torch.distributed")
+    network_error = getattr(distributed, "DistNetworkError", None)
+    if network_error is not None and isinstance(error, network_error):
+        return True
+    return _PEER_LOSS.search(str(error)) is not None
+
+
+def _visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:
+    """The traceback without the leading frames of the files that only carried the call."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in hidden_files:
+        trace = trace.tb_next
+    return trace
