@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.launchers import ROOT, THREADS, Mpirun, clean_environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.mpi import library_name
+from mpiddp.launch.compatibility import library_name
 
 SCHEMA = 1
 """Version of the records' form; a change that breaks readers raises it."""

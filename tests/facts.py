@@ -14,7 +14,7 @@ from typing import Any
 
 import launchers
 
-PROGRAM = '''
+PROGRAM = """
 import dataclasses, json, os, sys
 from pathlib import Path
 
@@ -80,7 +80,7 @@ if "mpi4py" in sys.modules:
     from mpi4py import MPI
     facts["finalized"] = MPI.Is_finalized()
 Path(f"{rank}.json").write_text(json.dumps(facts))
-'''
+"""
 
 
 @cache

@@ -17,7 +17,8 @@ from torch import nn
 
 import launchers
 from mpiddp.errors import ConfigurationError, MpiddpError
-from mpiddp.launch.failure import WayOut, read_outcome
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.outcome import read_outcome
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
 from mpiddp.training import models

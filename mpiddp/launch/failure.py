@@ -56,6 +56,10 @@ PATIENCE_SECONDS = 1.5
 FAILURE_KEY = "mpiddp/failure"
 
 
+class _Left(SystemExit):
+    """Everything was said already; only the exit code is left to carry out of the program."""
+
+
 class WayOut:
     """The way out of one process. As a context manager it catches every exception of its body.
 
@@ -100,8 +104,12 @@ class WayOut:
     # Ending
 
     def fail(self, error: BaseException) -> None:
-        """End the job because of ``error``. Returns only in a notebook, for the error to rise."""
-        if in_notebook():
+        """End the job because of ``error``.
+
+        Returns only where the error is to rise further: in a notebook, and for an exit that was
+        reported before.
+        """
+        if in_notebook() or isinstance(error, _Left):
             return
         if not self._leaving.acquire(blocking=False):
             _sleep_for_ever()
@@ -163,7 +171,7 @@ class WayOut:
             MPI.COMM_WORLD.Abort(code)
         if self._is_shared() or threading.current_thread() is not threading.main_thread():
             os._exit(code)
-        raise SystemExit(code)
+        raise _Left(code)
 
     # Who speaks
 

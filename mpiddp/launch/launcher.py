@@ -65,8 +65,7 @@ def is_first(variables: Mapping[str, str] | None = None) -> bool:
 def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
     """Tasks of the Slurm job around a process that no launcher started; 1 outside Slurm."""
     variables = os.environ if variables is None else variables
-    text = variables.get(environment.SLURM_JOB_TASKS, "")
-    return int(text) if text.isdigit() else 1
+    return _count(variables.get(environment.SLURM_JOB_TASKS, "")) or 1
 
 
 def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
@@ -77,14 +76,15 @@ def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
             "start the job again from a shell without variables of an earlier launch"
         )
     size = _integer(row, row.size, variables)
-    if size is not None and not 0 <= rank < size:
-        raise LaunchError(
-            f"{row.name} says rank {rank} ({row.rank}) of {size} ({row.size}), which contradict "
-            "each other: start the job again from a shell without variables of an earlier launch"
-        )
     sizes: tuple[int, ...] = () if size is None else (size,)
     if row.key == "slurm":
         sizes += _heterogeneous_sizes(variables)
+    if rank < 0 or (sizes and rank >= max(sizes)):
+        of = f" of {max(sizes)} ({row.size})" if sizes else ""
+        raise LaunchError(
+            f"{row.name} says rank {rank} ({row.rank}){of}, which cannot be: "
+            "start the job again from a shell without variables of an earlier launch"
+        )
     return Launcher(
         key=row.key,
         name=row.name,
@@ -108,12 +108,16 @@ def _integer(row: LauncherVariables, name: str | None, variables: Mapping[str, s
 
 
 def _heterogeneous_sizes(variables: Mapping[str, str]) -> tuple[int, ...]:
-    components = variables.get(environment.SLURM_HETEROGENEOUS_SIZE, "")
-    if not components.isdigit():
-        return ()
-    names = [f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}" for index in range(int(components))]
-    counts = [variables.get(name, "") for name in names]
-    return (sum(int(count) for count in counts),) if all(c.isdigit() for c in counts) else ()
+    components = _count(variables.get(environment.SLURM_HETEROGENEOUS_SIZE, ""))
+    names = [f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}" for index in range(components or 0)]
+    counts = [_count(variables.get(name, "")) for name in names]
+    known = [count for count in counts if count is not None]
+    return (sum(known),) if known and len(known) == len(counts) else ()
+
+
+def _count(text: str) -> int | None:
+    """A number as Slurm writes it, in ASCII digits; None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _process_managers(row: LauncherVariables, variables: Mapping[str, str]) -> frozenset[str]:

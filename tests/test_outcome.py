@@ -1,0 +1,38 @@
+"""What a run leaves behind to say how it ended."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mpiddp.launch.outcome import read_outcome
+from test_failure import shared_way_out
+
+
+def test_the_outcome_of_a_run(tmp_path):
+    assert read_outcome(tmp_path) is None
+    way_out = shared_way_out()
+    way_out.run_directory, way_out.attempt = tmp_path, 2
+    way_out.finish()
+    assert read_outcome(tmp_path) == {
+        "code": 0,
+        "reason": "done",
+        "rank": 3,
+        "host": "node2",
+        "step": 17,
+        "attempt": 2,
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
+    for text in ("", "{", "[1]", '"x"'):
+        (tmp_path / "outcome.json").write_text(text)
+        assert read_outcome(tmp_path) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path):
+    way_out = shared_way_out()
+    way_out.run_directory = tmp_path
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="outcome"):
+        way_out.finish()

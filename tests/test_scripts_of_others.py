@@ -1,0 +1,445 @@
+"""Scripts written for torchrun or for plain Python, run unchanged by ``python -m mpiddp``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import threading
+
+import pytest
+
+import launchers
+from mpiddp.__main__ import parse
+from mpiddp.errors import ConfigurationError
+
+ALONE = launchers.table()["alone"]
+PREFIX = ["-m", "mpiddp"]
+
+SCRIPTS = {
+    "helper.py": "HERE = __file__\n",
+    "package/__init__.py": "",
+    "package/helper.py": "HERE = __file__\n",
+    "folder/__main__.py": "import sys\nprint(sys.argv, __name__, __file__, sys.path[0])\n",
+    "ends.py": """
+        import sys
+        how = sys.argv[1]
+        def inner():
+            raise KeyError("at the bottom")
+        if how == "raise":
+            inner()
+        if how == "chain":
+            try:
+                inner()
+            except KeyError as error:
+                raise ValueError("because") from error
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        if how == "deep":
+            import json
+            json.loads("{")
+        if how == "none":
+            sys.exit()
+        if how.isdigit():
+            sys.exit(int(how))
+        if how == "text":
+            sys.exit("some text")
+        print("done")
+    """,
+    "syntax.py": "print('never')\nif True\n    pass\n",
+    "future.py": """
+        from __future__ import annotations
+        def f(x: not_defined): return f.__annotations__
+        print(f(1), eval("(lambda y: 1).__code__.co_flags") & 0x1000000)
+    """,
+    # What a script can see of how it was started.
+    "see.py": """
+    'The docstring.'
+    import json, sys
+    import helper
+    print(json.dumps([
+        sys.argv, __name__, __file__, __package__, __doc__, sys.path[0], helper.HERE,
+        sys.modules["__main__"].__dict__ is globals(), __builtins__.__name__,
+        __cached__, __spec__ and __spec__.name, type(__loader__).__name__,
+    ]))
+    """,
+    "package/see.py": """
+    import json, sys
+    from . import helper
+    print(json.dumps([
+        sys.argv, __name__, __file__, __package__, sys.path[0], helper.HERE,
+        sys.modules["__main__"].__dict__ is globals(), __spec__.name, __spec__.origin,
+    ]))
+    """,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in SCRIPTS.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    (tmp_path / "below").mkdir()
+    return tmp_path
+
+
+def compare(arguments, folder, cwd=None):
+    """Run as plain Python and through mpiddp, alone; both results."""
+    plain = launchers.run(ALONE, 1, arguments, timeout=60, cwd=cwd or folder)
+    ours = launchers.run(ALONE, 1, [*PREFIX, *arguments], timeout=60, cwd=cwd or folder)
+    assert ours.returncode == plain.returncode, f"{plain}\n{ours}"
+    assert ours.stdout == plain.stdout
+    return plain, ours
+
+
+def said(result):
+    """stderr without the start-up block."""
+    lines = result.stderr.splitlines(keepends=True)
+    if "mpiddp: started\n" in lines:
+        begin = lines.index("mpiddp: started\n")
+        end = next(i for i, line in enumerate(lines) if line.startswith("  seconds ")) + 1
+        lines = lines[:begin] + lines[end:]
+    return "".join(lines)
+
+
+def test_a_script_sees_what_plain_python_shows(folder):
+    plain, _ = compare(["see.py", "--timeout", "5", "-m", "x"], folder)
+    # Not vacuous: the script did see its own arguments.
+    assert json.loads(plain.stdout)[0] == ["see.py", "--timeout", "5", "-m", "x"]
+
+
+def test_a_script_in_another_folder(folder):
+    compare(["../see.py"], folder, cwd=folder / "below")
+
+
+def test_a_module_sees_what_plain_python_shows(folder):
+    plain, _ = compare(["-m", "package.see", "--help"], folder)
+    assert json.loads(plain.stdout)[1] == "__main__"
+
+
+def test_a_folder_with_a_main(folder):
+    plain, _ = compare(["folder", "a"], folder)
+    assert "['folder', 'a'] __main__" in plain.stdout
+
+
+def test_flags_of_future_imports_are_the_scripts_own(folder):
+    plain, _ = compare(["future.py"], folder)
+    assert plain.stdout.startswith("{'x': 'not_defined'}")
+
+
+@pytest.mark.parametrize("how", ["raise", "chain", "deep"])
+def test_a_traceback_is_plain_pythons(how, folder):
+    plain, ours = compare(["ends.py", how], folder)
+    assert plain.returncode == 1 and "Traceback" in plain.stderr
+    assert said(ours) == plain.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "text"),
+    [("none", 0, ""), ("0", 0, ""), ("3", 3, ""), ("text", 1, "some text\n"), ("on", 0, "")],
+)
+def test_an_exit_is_plain_pythons(how, code, text, folder):
+    plain, ours = compare(["ends.py", how], folder)
+    assert (plain.returncode, plain.stderr) == (code, text)
+    # An exit code other than 0 is said, as mpirun would not say whose it is.
+    assert said(ours) in (text, f"mpiddp: ended with exit code {code}\n")
+
+
+def test_a_syntax_error_is_plain_pythons(folder):
+    plain, ours = compare(["syntax.py"], folder)
+    assert "SyntaxError" in plain.stderr
+    assert said(ours) == plain.stderr
+
+
+def test_spawned_and_pickled_things_find_main(folder):
+    (folder / "pickles.py").write_text(
+        textwrap.dedent("""
+        import multiprocessing, pickle, sys
+        class Thing:
+            def __eq__(self, other): return type(self) is type(other)
+        def work(thing): return isinstance(thing, Thing), __name__, thing
+        if __name__ == "__main__":
+            assert pickle.loads(pickle.dumps(Thing())) == Thing()
+            assert Thing.__module__ == "__main__"
+            for method in ("fork", "spawn", "forkserver"):
+                with multiprocessing.get_context(method).Pool(1) as pool:
+                    print(method, pool.apply(work, [Thing()])[:2])
+        """)
+    )
+    compare(["pickles.py"], folder)
+
+
+# Under several ranks
+
+TRAIN = """
+    import json, os, sys, time
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+
+    class Squares(Dataset):
+        def __len__(self): return 6
+        def __getitem__(self, i): return torch.tensor(float(i * i))
+
+    def main():
+        facts = {"before": dist.is_initialized(), "launched": dist.is_torchelastic_launched()}
+        if sys.argv[1] == "bare":
+            dist.init_process_group()
+        elif sys.argv[1] == "gloo":
+            dist.init_process_group("gloo", init_method="env://")
+        else:
+            dist.init_process_group(
+                "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+            )
+        rank = dist.get_rank()
+        total = torch.tensor([rank + 1.0])
+        dist.all_reduce(total)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
+        facts |= {
+            "argv": sys.argv,
+            "name": __name__,
+            "world": [rank, dist.get_world_size()],
+            "sum": total.item(),
+            "environment": {name: os.environ.get(name) for name in NAMES},
+            "workers": {},
+        }
+        methods = ("fork", "spawn", "forkserver") if sys.argv[1] == "bare" else ()
+        for method in methods:
+            loader = DataLoader(
+                Squares(), batch_size=4, num_workers=1, multiprocessing_context=method
+            )
+            facts["workers"][method] = [batch.sum().item() for batch in loader]
+        if "again" in sys.argv:
+            dist.destroy_process_group()
+            dist.init_process_group("gloo")
+            dist.all_reduce(total)
+            facts["second sum"] = total.item()
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        dist.barrier()
+        dist.destroy_process_group()
+        with open(f"{rank}.json", "w") as file:
+            json.dump(facts, file)
+
+    NAMES = (
+        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
+        "ROLE_NAME ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+        "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE "
+        "OMP_NUM_THREADS"
+    ).split()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def train(row, ranks, arguments, folder, **env):
+    """Run the torchrun script; the finished job and what each rank found."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(textwrap.dedent(TRAIN))
+    command = [*PREFIX, "--timeout", "60", "train.py", *arguments]
+    result = launchers.run(row, ranks, command, timeout=120, cwd=folder, env=env).expect(0)
+    return result, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def check(found, ranks, arguments):
+    for rank, facts in enumerate(found):
+        assert facts["before"] is False and facts["launched"] is True
+        assert facts["argv"] == ["train.py", *arguments] and facts["name"] == "__main__"
+        assert facts["world"] == [rank, ranks]
+        assert facts["sum"] == ranks * (ranks + 1) / 2
+        environment = dict(facts["environment"])
+        job = environment.pop("TORCHELASTIC_RUN_ID")
+        port, threads = environment.pop("MASTER_PORT"), environment.pop("OMP_NUM_THREADS")
+        assert job.startswith("mpiddp-") and int(port) > 0 and int(threads) > 0
+        assert environment == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": str(rank),
+            "ROLE_NAME": "default",
+            "ROLE_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    assert len({facts["environment"]["TORCHELASTIC_RUN_ID"] for facts in found}) == 1
+
+
+# 0 + 1 + 4 + 9, and 16 + 25
+BATCHES = [14.0, 41.0]
+
+
+def test_a_torchrun_script_with_workers(launcher, tmp_path):
+    result, found = train(launcher, 2, ["bare", "--epochs", "3"], tmp_path)
+    check(found, 2, ["bare", "--epochs", "3"])
+    for facts in found:
+        assert facts["workers"] == dict.fromkeys(("fork", "spawn", "forkserver"), BATCHES)
+    assert "backend         left to the script (gloo)" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_torchrun_script_alone(tmp_path):
+    _, found = train(ALONE, 1, ["bare"], tmp_path)
+    check(found, 1, ["bare"])
+
+
+@pytest.mark.mpi
+def test_env_with_and_without_rank_and_again(tmp_path):
+    for name, ranks, way in [("mpich", 3, "gloo"), ("openmpi", 2, "rank")]:
+        _, found = train(launchers.table()[name], ranks, [way, "again"], tmp_path / way)
+        check(found, ranks, [way, "again"])
+        first = ranks * (ranks + 1) / 2
+        assert [facts["second sum"] for facts in found] == [ranks * first] * ranks
+
+
+@pytest.mark.mpi
+def test_two_jobs_at_once(tmp_path):
+    found = {}
+
+    def job(name):
+        row = launchers.table()[name]
+        found[name] = train(row, 2, ["gloo"], tmp_path / name, PAUSE="1")[1]
+
+    threads = [threading.Thread(target=job, args=[name]) for name in ("openmpi", "mpich")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.keys() == {"openmpi", "mpich"}
+    for facts in found.values():
+        check(facts, 2, ["gloo"])
+    ports = {facts[0]["environment"]["MASTER_PORT"] for facts in found.values()}
+    runs = {facts[0]["environment"]["TORCHELASTIC_RUN_ID"] for facts in found.values()}
+    assert len(ports) == len(runs) == 2
+
+
+FAILS = """
+    import os, sys, time
+    if "group" in sys.argv:
+        import torch.distributed as dist
+        dist.init_process_group()
+    if os.environ["RANK"] == sys.argv[1]:
+        if sys.argv[2] == "raise":
+            raise KeyError("x")
+        if sys.argv[2] == "SyntaxError":
+            compile("a b", "made.py", "exec")
+        sys.exit(int(sys.argv[2]) if sys.argv[2].isdigit() else sys.argv[2])
+    time.sleep(60)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "who", "how", "code", "text"),
+    [
+        ("openmpi", "1", "raise", 1, "KeyError: 'x'"),
+        ("mpich", "0", "raise", 1, "KeyError: 'x'"),
+        ("mpich", "1", "7", 7, ""),
+        ("openmpi", "0", "75", 75, ""),
+        ("openmpi", "1", "good-bye", 1, "good-bye"),
+        ("mpich", "1", "raise group", 1, "KeyError: 'x'"),
+    ],
+)
+def test_one_rank_of_a_script_ends_the_job(name, who, how, code, text, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(textwrap.dedent(FAILS))
+    arguments = [*PREFIX, script, who, *how.split()]
+    result = launchers.run(launchers.table()[name], 2, arguments, timeout=40).expect(code)
+    assert result.stderr.count(text) == 1 or not text
+    assert result.stderr.count("Traceback (most recent call last)") == ("raise" in how)
+    if "raise" in how:
+        lines = result.stderr.splitlines()
+        begin = lines.index("Traceback (most recent call last):")
+        # Nothing of mpiddp or runpy stands between the head and the script's own frame.
+        assert lines[begin + 1].startswith(f'  File "{script}", line ')
+        assert lines[begin - 1].startswith(f"mpiddp: rank {who} of 2 on ")
+
+
+@pytest.mark.mpi
+def test_a_script_that_never_calls_torch_distributed():
+    program = ["-m", "timeit", "-n", "1", "-r", "1", "-s", "pass", "pass"]
+    result = launchers.run(launchers.table()["mpich"], 2, [*PREFIX, *program], timeout=60)
+    result.expect(0)
+    assert result.stdout.count("1 loop, best of 1") == 2
+
+
+# Mistakes
+
+
+def test_help_needs_nothing():
+    result = launchers.run(ALONE, 1, [*PREFIX, "--help"], timeout=30, env={"MPI4PY_LIBMPI": "/x"})
+    result.expect(0)
+    for option in ("--timeout", "--interface", "--allow-shared-gpu", "-m MODULE", "SCRIPT"):
+        assert option in result.stdout
+
+
+@pytest.mark.mpi
+def test_help_under_mpirun_is_printed_once():
+    result = launchers.run(launchers.table()["openmpi"], 2, [*PREFIX, "--help"], timeout=30)
+    assert result.expect(0).stdout.count("--interface") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["absent.py"], "script 'absent.py' cannot be read: No such file"),
+        (["--bogus", "x.py"], "--bogus"),
+        ([], "no SCRIPT given"),
+        (["--timeout", "0", "x.py"], "timeout"),
+        (["--timeout", "soon", "x.py"], "--timeout"),
+        (["-m"], "-m expects the name of a module"),
+    ],
+)
+def test_mistakes_of_one_process(arguments, words):
+    result = launchers.run(ALONE, 1, [*PREFIX, *arguments], timeout=20).expect(2)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("mpiddp: ") and words in line
+
+
+@pytest.mark.parametrize("arguments", [["absent.py"], ["--interface", "absent0", "-m", "timeit"]])
+def test_mistakes_of_every_rank_are_said_once(launcher, arguments):
+    result = launchers.run(launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("mpiddp: ")]
+    assert arguments[arguments.index("--interface") + 1 if len(arguments) > 1 else 0] in line
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.mpi
+def test_an_interface_that_is_chosen(tmp_path):
+    arguments = [*PREFIX, "--interface", "lo", "-m", "timeit", "-n", "1", "pass"]
+    env = {"MPIR_CVAR_NOLOCAL": "1"}
+    row = launchers.table()["mpich"]
+    result = launchers.run(row, 2, arguments, timeout=60, env=env).expect(0)
+    assert "interface       lo\n" in result.stderr and " at 127.0.0.1:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["s.py"], ("auto", 300.0, False, None, ["s.py"])),
+        (["s.py", "--timeout", "5"], ("auto", 300.0, False, None, ["s.py", "--timeout", "5"])),
+        (["--timeout", "5", "s.py", "-m"], ("auto", 5.0, False, None, ["s.py", "-m"])),
+        (["--timeout=5", "-m", "a.b", "-m"], ("auto", 5.0, False, "a.b", ["-m"])),
+        (
+            ["--allow-shared-gpu", "--interface", "^lo", "s.py"],
+            ("^lo", 300.0, True, None, ["s.py"]),
+        ),
+        (
+            ["--interface=eth0", "--", "-odd.py", "x"],
+            ("eth0", 300.0, False, None, ["-odd.py", "x"]),
+        ),
+    ],
+)
+def test_options_end_where_the_script_begins(arguments, expected):
+    options, module, rest = parse(arguments)
+    found = (options.interface, options.timeout, options.allow_shared_gpu, module, rest)
+    assert found == expected
+
+
+def test_abbreviations_are_no_options():
+    with pytest.raises(ConfigurationError, match="--time"):
+        parse(["--time", "s.py"])
