@@ -74,7 +74,7 @@ def run(program: Program, deadline: float) -> Run:
     it cannot be started, ends with another exit code than 0, or passes the deadline.
     """
     mark = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory(prefix="mpiddp-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         stamp = scratch / "stamp"
         started = Program(

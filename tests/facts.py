@@ -7,6 +7,7 @@ the same few jobs: every rank writes what it finds to a file, and ``collect`` re
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,11 @@ if "mpi4py" in sys.modules:
     facts["finalized"] = MPI.Is_finalized()
 Path(f"{rank}.json").write_text(json.dumps(facts))
 """
+
+
+def messages(result: launchers.Result) -> list[str]:
+    """Lines that mpiddp wrote to stderr; launchers put spaces and zeros of their own before."""
+    return re.findall(r"^[\0 ]*(mpiddp: .*)$", result.stderr, re.MULTILINE)
 
 
 @cache

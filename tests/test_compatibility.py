@@ -12,6 +12,7 @@ import psutil._psutil_linux
 import pytest
 
 import launchers
+from facts import messages
 from mpiddp.errors import LaunchError
 from mpiddp.launch import compatibility
 from mpiddp.launch.launcher import Launcher
@@ -189,9 +190,9 @@ def test_the_command_is_taken_from_what_srun_offers(
     assert command in compatibility.alone_message(version, launcher("slurm", "srun", managers))
 
 
-def test_a_cray_srun_fits_mpich(prefix, tmp_path):
-    offer(tmp_path, "MPI plugin types are...\n\tnone\n\tcray_shasta\n", 1)
-    message = compatibility.alone_message(MPICH, launcher("slurm", "srun"))
+def test_a_cray_srun_fits_cray_mpich(prefix, tmp_path):
+    offer(tmp_path, "MPI plugin types are...\n\tnone\n\tpmi2\n\tcray_shasta\n", 1)
+    message = compatibility.alone_message(CRAY, launcher("slurm", "srun"))
     assert "Start it with: srun --mpi=cray_shasta python" in message
 
 
@@ -335,5 +336,5 @@ def test_a_linked_gpu_library_is_found(linked, code, tmp_path):
 def test_ranks_without_the_gpu_library_end_before_mpi(launcher):
     program = "import mpiddp; mpiddp.init(timeout=30)"
     result = launchers.run(launcher, 2, ["-c", program], timeout=60, env=ASKED).expect(3)
-    (line,) = [line for line in result.output.splitlines() if line.startswith("mpiddp: ")]
+    (line,) = messages(result)
     assert "export MPICH_GPU_SUPPORT_ENABLED=0" in line and "Traceback" not in result.output

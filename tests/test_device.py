@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launchers
+from facts import messages
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch import device
 from mpiddp.launch.device import Placement
@@ -240,7 +241,7 @@ with mpiddp.init(timeout=30) as session:
 def test_two_ranks_on_one_gpu_end_before_nccl():
     row = launchers.table()["mpich"]
     result = launchers.run(row, 2, ["-c", FAKE_GPUS], timeout=60).expect(3)
-    lines = [line for line in result.stderr.splitlines() if line.startswith("mpiddp: ")]
+    lines = messages(result)
     assert len(lines) == 1 and "ranks 0, 1 would use a GPU that another rank uses" in lines[0]
     assert "2 ranks for 1 visible GPU" in lines[0] and "--allow-shared-gpu" in lines[0]
     assert "Traceback" not in result.output

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import launchers
+from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch import failure
 from mpiddp.launch.failure import WayOut
@@ -100,7 +101,7 @@ def repetitions():
 
 
 def lines_of(result, start):
-    return [line for line in result.stderr.splitlines() if line.startswith(start)]
+    return [line for line in messages(result) if line.startswith(start)]
 
 
 def check_times(seconds):

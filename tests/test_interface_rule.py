@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.interface_rule import (
     InterfaceRule,
+    find_rule,
+    nccl_setting,
+    parse_interface_option,
 )
 
 NAMES = st.sampled_from(

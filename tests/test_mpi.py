@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 import launchers
+from facts import messages
 from mpiddp.launch import mpi
 
 
@@ -37,7 +38,7 @@ HELLO = textwrap.dedent("""
 
 def one_message(result: launchers.Result, *words: str) -> str:
     """The only message of a job that was refused, which holds ``words``."""
-    lines = [line for line in result.output.splitlines() if line.startswith("mpiddp: ")]
+    lines = messages(result)
     assert len(lines) == 1, str(result)
     assert "Traceback" not in result.output
     for word in words:

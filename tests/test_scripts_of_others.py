@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import launchers
+from facts import messages
 from mpiddp.__main__ import parse
 from mpiddp.errors import ConfigurationError
 
@@ -209,11 +210,6 @@ TRAIN = """
                 Squares(), batch_size=4, num_workers=1, multiprocessing_context=method
             )
             facts["workers"][method] = [batch.sum().item() for batch in loader]
-        if "again" in sys.argv:
-            dist.destroy_process_group()
-            dist.init_process_group("gloo")
-            dist.all_reduce(total)
-            facts["second sum"] = total.item()
         time.sleep(float(os.environ.get("PAUSE", "0")))
         dist.barrier()
         dist.destroy_process_group()
@@ -288,12 +284,10 @@ def test_a_torchrun_script_alone(tmp_path):
 
 
 @pytest.mark.mpi
-def test_env_with_and_without_rank_and_again(tmp_path):
+def test_env_with_and_without_rank(tmp_path):
     for name, ranks, way in [("mpich", 3, "gloo"), ("openmpi", 2, "rank")]:
-        _, found = train(launchers.table()[name], ranks, [way, "again"], tmp_path / way)
-        check(found, ranks, [way, "again"])
-        first = ranks * (ranks + 1) / 2
-        assert [facts["second sum"] for facts in found] == [ranks * first] * ranks
+        _, found = train(launchers.table()[name], ranks, [way], tmp_path / way)
+        check(found, ranks, [way])
 
 
 @pytest.mark.mpi
@@ -356,7 +350,7 @@ def test_one_rank_of_a_script_ends_the_job(name, who, how, code, text, tmp_path)
         begin = lines.index("Traceback (most recent call last):")
         # Nothing of mpiddp or runpy stands between the head and the script's own frame.
         assert lines[begin + 1].startswith(f'  File "{script}", line ')
-        assert lines[begin - 1].startswith(f"mpiddp: rank {who} of 2 on ")
+        assert f"mpiddp: rank {who} of 2 on " in lines[begin - 1]
 
 
 @pytest.mark.mpi
@@ -380,7 +374,7 @@ def test_help_needs_nothing():
 @pytest.mark.mpi
 def test_help_under_mpirun_is_printed_once():
     result = launchers.run(launchers.table()["openmpi"], 2, [*PREFIX, "--help"], timeout=30)
-    assert result.expect(0).stdout.count("--interface") == 2
+    assert result.expect(0).stdout.count("--interface") == 1
 
 
 @pytest.mark.parametrize(
@@ -403,7 +397,7 @@ def test_mistakes_of_one_process(arguments, words):
 @pytest.mark.parametrize("arguments", [["absent.py"], ["--interface", "absent0", "-m", "timeit"]])
 def test_mistakes_of_every_rank_are_said_once(launcher, arguments):
     result = launchers.run(launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("mpiddp: ")]
+    (line,) = messages(result)
     assert arguments[arguments.index("--interface") + 1 if len(arguments) > 1 else 0] in line
     assert "Traceback" not in result.output
 

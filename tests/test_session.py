@@ -150,7 +150,7 @@ def test_without_mpi_nothing_listens_outside_the_interface():
 def block(result: launchers.Result) -> dict[str, str]:
     """The lines of the start-up block by their heads."""
     lines = result.stderr.splitlines()
-    begin = lines.index("mpiddp: started")
+    begin = next(i for i, line in enumerate(lines) if line.endswith("mpiddp: started"))
     rows = [re.fullmatch(r"  (\S.*?)  +(\S.*)", line) for line in lines[begin + 1 :]]
     return {row[1]: row[2] for row in rows if row is not None}
 

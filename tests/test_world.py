@@ -196,7 +196,7 @@ INIT = "import mpiddp; mpiddp.init(timeout=30)"
 
 def expect_refusal(result: launchers.Result, *words: str) -> None:
     """One message in all the output, on one line, which holds ``words``."""
-    lines = [line for line in result.stderr.splitlines() if line.startswith("mpiddp: ")]
+    lines = facts.messages(result)
     assert len(lines) == 1, str(result)
     # torchrun has a traceback of its own, in which nothing of ours stands.
     assert "/mpiddp/" not in result.output
