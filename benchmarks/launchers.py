@@ -62,7 +62,11 @@ class Mpirun:
         if self.family != "openmpi":
             return {}
         shared_memory = "vader" if self._is_open_mpi_4 else "sm"
-        return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": f"self,{shared_memory},tcp"}
+        return {
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": f"self,{shared_memory},tcp",
+            "UCX_MEM_EVENTS": "n",
+        }
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables that the ranks need, however MPI is tuned."""

@@ -310,6 +310,8 @@ choose_mpirun() {
         # One node: probing for fast networks would take a second, and binding a rank to
         # one core would leave the others idle.
         default OMPI_MCA_pml ob1
+        # UCX patches the allocator while it is loaded, even where it is not used then.
+        default UCX_MEM_EVENTS n
         if [ "$family" = "openmpi 4" ]; then
             default OMPI_MCA_btl self,vader,tcp
             default OMPI_MCA_hwloc_base_binding_policy none
