@@ -58,7 +58,8 @@ def init(
 
     Collective: every process of the launch calls it, once. The Session is a context manager;
     leaving it closes everything in the right order. An exception that leaves it, on any rank,
-    ends the whole job.
+    ends the whole job. Without ``with``, uncaught exceptions do so too, but Python tells nobody
+    about sys.exit(n): the other ranks then wait.
 
     Args:
         backend: ``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU.

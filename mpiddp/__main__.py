@@ -8,12 +8,15 @@ tracebacks and exit codes.
 from __future__ import annotations
 
 import argparse
+import atexit
+import importlib.util
 import io
 import os
 import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import NoReturn
@@ -40,10 +43,13 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message}; python -m mpiddp --help shows the options")
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, str | None, list[str]]:
+def parse(
+    arguments: Sequence[str], *, show_help: bool = True
+) -> tuple[Options, str | None, list[str]]:
     """Split the command line into mpiddp's options, the module (or None), and the rest.
 
-    The rest begins with the script's path where no module is named.
+    The rest begins with the script's path where no module is named. ``--help`` raises
+    SystemExit(0), after it was printed if ``show_help``.
     """
     parser = _Parser(
         prog="python -m mpiddp",
@@ -71,7 +77,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, str | None, list[str]]:
         "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU, with Gloo"
     )
     own, module, rest = _split(arguments)
-    values = parser.parse_args(own)
+    with redirect_stdout(sys.stdout if show_help else io.StringIO()):
+        values = parser.parse_args(own)
     if module is None and not rest:
         parser.error("no SCRIPT given")
     options = Options("auto", values.timeout, values.interface, values.allow_shared_gpu)
@@ -92,6 +99,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
                 arguments[position + 1],
                 list(arguments[position + 2 :]),
             )
+        if word.startswith("-m") and word[2:3] not in ("", "-"):
+            return list(arguments[:position]), word[2:], list(arguments[position + 1 :])
         if word == "--":
             return list(arguments[:position]), None, list(arguments[position + 1 :])
         if not word.startswith("-"):
@@ -102,19 +111,28 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 
 def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
     """What runs a file as ``__main__``. Raises ConfigurationError if it cannot be read."""
-    file = Path(path)
-    if file.is_dir() or file.suffix in (".zip", ".pyz"):
-        return _prepare_path(path, arguments)
+    if os.path.isdir(path):
+        return _prepare_folder(path, arguments)
     try:
-        with io.open_code(str(file)) as source:
+        with io.open_code(path) as source:
             text = source.read()
     except OSError as error:
         raise ConfigurationError(
             f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
         ) from None
-
+    if path.endswith((".zip", ".pyz")):
+        return _prepare_archive(path, arguments)
     # As in plain Python, __file__ is absolute and sys.argv[0] is what was typed.
-    location = os.path.abspath(path)
+    location = os.path.join(os.getcwd(), path)
+    return _prepare_text(
+        text, location, os.path.dirname(os.path.realpath(path)), [path, *arguments]
+    )
+
+
+def _prepare_text(
+    text: bytes, location: str, folder: str, words: list[str]
+) -> Callable[[], object]:
+    """What runs the text of a file at ``location``, with ``folder`` first in the path."""
 
     def run() -> None:
         main = types.ModuleType("__main__")
@@ -124,21 +142,37 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
             __builtins__=__builtins__,
             __loader__=SourceFileLoader("__main__", location),
         )
-        sys.argv = [path, *arguments]
-        _set_first_path(str(file.resolve().parent))
-        # Pickle and spawned workers look the script's names up here.
+        sys.argv = words
+        _set_first_path(folder)
+        # Pickle looks the script's names up here, and so do the answers of spawned workers,
+        # under an alias that multiprocessing made when it was imported.
         sys.modules["__main__"] = main
+        if "__mp_main__" in sys.modules:
+            sys.modules["__mp_main__"] = main
         exec(compile(text, location, "exec", dont_inherit=True), main.__dict__)
 
     return run
 
 
-def _prepare_path(path: str, arguments: Sequence[str]) -> Callable[[], object]:
-    """A directory or archive with a ``__main__.py``, which runpy knows how to run."""
+def _prepare_folder(path: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """A directory with a ``__main__.py``."""
+    folder = os.path.join(os.getcwd(), path)
+    location = os.path.join(folder, "__main__.py")
+    try:
+        text = Path(location).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"directory {path!r} has no __main__.py that can be read: {error.strerror}"
+        ) from None
+    return _prepare_text(text, location, folder, [path, *arguments])
+
+
+def _prepare_archive(path: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """A zip file with a ``__main__.py``, which runpy knows how to run."""
 
     def run() -> None:
         sys.argv = [path, *arguments]
-        # run_path puts the archive or directory first itself.
+        # run_path puts the archive first itself.
         if not sys.flags.safe_path:
             sys.path.pop(0)
         runpy.run_path(path, run_name="__main__")
@@ -147,7 +181,12 @@ def _prepare_path(path: str, arguments: Sequence[str]) -> Callable[[], object]:
 
 
 def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], object]:
-    """What runs a module as ``python -m`` does."""
+    """What runs a module as ``python -m`` does. Raises ConfigurationError if it is not there."""
+    package = name.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        raise ConfigurationError(
+            f"no module named {package!r} (looked in {os.getcwd()} and {sys.prefix})"
+        )
 
     def run() -> None:
         sys.argv = [name, *arguments]
@@ -167,14 +206,13 @@ def main() -> None:
     """Start the launch, run the script in it, and leave with the script's exit code."""
     with WayOut() as way_out:
         way_out.hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
-        arguments = sys.argv[1:]
-        if arguments[:1] in (["-h"], ["--help"]) and not is_first():
-            return
-        options, module, rest = parse(arguments)
+        options, module, rest = parse(sys.argv[1:], show_help=is_first())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
-        with start(options, way_out, make_group=False):
-            way_out.runs_script = True
-            run()
+        session = start(options, way_out, make_group=False)
+        # Registered before the script's own functions, it runs after them and after its threads.
+        atexit.register(session.close)
+        way_out.runs_script = True
+        run()
 
 
 if __name__ == "__main__":

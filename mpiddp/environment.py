@@ -26,9 +26,11 @@ class LauncherVariables:
     """The launcher started this process where any of these is set."""
     rank: str
     size: str | None = None
-    local_rank: str | None = None
-    local_size: str | None = None
 
+
+SLURM_STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
+SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Step ids from here on are the batch script, salloc's shell and the like: nobody's srun."""
 
 # The order matters: an mpirun inside a Slurm allocation starts its daemons as a Slurm step, so
 # its processes carry Slurm's step variables beside their own; torchrun is started by either.
@@ -39,8 +41,6 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("TORCHELASTIC_RUN_ID",),
         rank="RANK",
         size="WORLD_SIZE",
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
     ),
     LauncherVariables(
         key="openmpi",
@@ -48,8 +48,6 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("OMPI_COMM_WORLD_SIZE",),
         rank="OMPI_COMM_WORLD_RANK",
         size="OMPI_COMM_WORLD_SIZE",
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     # read: `prterun` without Open MPI's personality gives the rank alone.
     LauncherVariables(key="prrte", name="PRRTE", signs=("PRTE_LAUNCHED",), rank="PMIX_RANK"),
@@ -60,8 +58,6 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("HYDI_CONTROL_FD", "MPI_LOCALNRANKS"),
         rank="PMI_RANK",
         size="PMI_SIZE",
-        local_rank="MPI_LOCALRANKID",
-        local_size="MPI_LOCALNRANKS",
     ),
     # read: HPE PALS (`mpiexec` of Cray systems) gives no size to compare with.
     LauncherVariables(
@@ -69,7 +65,6 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         name="HPE PALS",
         signs=("PALS_RANKID",),
         rank="PALS_RANKID",
-        local_rank="PALS_LOCAL_RANKID",
     ),
     # read
     LauncherVariables(
@@ -78,7 +73,6 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("FLUX_TASK_RANK",),
         rank="FLUX_TASK_RANK",
         size="FLUX_JOB_SIZE",
-        local_rank="FLUX_TASK_LOCAL_ID",
     ),
     # read
     LauncherVariables(
@@ -87,18 +81,15 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("JSM_NAMESPACE_RANK",),
         rank="JSM_NAMESPACE_RANK",
         size="JSM_NAMESPACE_SIZE",
-        local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",
     ),
     # SLURM_LOCALID exists, SLURM_LOCAL_ID does not. Step variables, never the job's: the job's
     # node list and task count describe the allocation, not what srun started.
     LauncherVariables(
         key="slurm",
         name="srun",
-        signs=("SLURM_STEP_ID", "SLURM_STEPID"),
+        signs=SLURM_STEP_IDS,
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
-        local_rank="SLURM_LOCALID",
     ),
 )
 

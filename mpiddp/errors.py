@@ -2,7 +2,8 @@
 
     MpiddpError                 1   our code, or the user's, failed
     ├── ConfigurationError      2   bad arguments or configuration
-    ├── LaunchError             3   the launch is wrong: every rank alone, wrong PMI, GPUs shared
+    ├── LaunchError             3   the launch is wrong: wrong PMI, no MPI, GPUs shared
+    │   └── AloneError          3   every rank would be rank 0 of 1
     ├── UnreachableError        4   ranks could not reach each other in time
     └── PeerLostError           6   a rank or peer was lost or stalled
 
@@ -36,6 +37,13 @@ class LaunchError(MpiddpError):
     """The processes were started in a way that cannot work."""
 
     exit_code = 3
+
+
+class AloneError(LaunchError):
+    """Library and launcher do not fit, so that every process would be rank 0 of 1.
+
+    All processes of the launch find this alike, and none of them can ask another.
+    """
 
 
 class UnreachableError(MpiddpError):

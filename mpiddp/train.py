@@ -9,12 +9,15 @@ from mpiddp.launch.launcher import is_first
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 from mpiddp.training.config import parse
+from mpiddp.training.run_directory import forget_outcome
 
 
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
     with WayOut() as way_out:
         configuration = parse(sys.argv[1:], show_help=is_first())
+        if is_first():
+            way_out.run_directory = forget_outcome(configuration)
         options = Options(
             backend=configuration.backend,
             timeout=configuration.timeout,

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from mpiddp import environment
-from mpiddp.errors import LaunchError
+from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import Launcher
 
 
@@ -36,7 +36,7 @@ def check_library(version: str, launcher: Launcher) -> None:
     if wanted is None or (launcher.size or 0) < 2 or launcher.key in ("torchrun", "jsm"):
         return
     if not wanted & launcher.process_managers:
-        raise LaunchError(alone_message(version, launcher))
+        raise AloneError(alone_message(version, launcher))
 
 
 def alone_message(version: str, launcher: Launcher) -> str:
@@ -190,7 +190,12 @@ def _offered_by_srun() -> list[str]:
 def _program() -> str:
     """How this program was started, shortened: its options follow as an ellipsis."""
     words = sys.orig_argv[1:]
-    start = next((i for i, word in enumerate(words) if word == "-m" or word[:1] != "-"), 0)
+    start = 0
+    while words[start : start + 1] and words[start][0] == "-" and words[start] not in ("-m", "-c"):
+        # Python's own options with a value of their own.
+        start += 2 if words[start] in ("-W", "-X") else 1
+    if words[start : start + 1] == ["-c"]:
+        return "python -c …"
     length = start + (2 if words[start : start + 1] == ["-m"] else 1)
     shown = ["python", *words[start:length]]
     return " ".join(map(shlex.quote, shown)) + (" …" if len(words) > length else "")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PHASES = ("MPI", "import torch", "address", "store", "group", "first all-reduce")
+PHASES = ("MPI", "import torch", "address", "store", "group", "first all-reduce", "summary")
 """The phases of start-up, in order."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpiddp.launch.world import World
+
+UUID_BYTES = 96
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Placement:
     index: int | None
     """The one it takes, counted among those it sees; None without GPUs."""
     identity: str | None
-    """UUID of that GPU, where the driver tells."""
+    """UUID of that GPU, where NVML tells."""
     cores: frozenset[int]
     """Cores that this process may run on."""
 
@@ -59,7 +62,7 @@ def find_placement(world: World) -> Placement:
 def choose_index(visible: int, local_rank: int) -> int | None:
     """One visible GPU is this rank's own; of several it takes the one of its local rank.
 
-    With more ranks than GPUs the count starts again; ``judge`` decides whether that may be.
+    With more ranks than GPUs the count starts again; ``find_shared`` tells whether that may be.
     """
     if visible == 0:
         return None
@@ -74,24 +77,34 @@ def find_cores() -> frozenset[int]:
 
 
 def find_identity(index: int) -> str | None:
-    """UUID of visible GPU ``index`` from the CUDA driver, or None where it does not tell.
+    """UUID of visible GPU ``index`` from NVML, or None where it does not tell.
 
-    cuDeviceGetUuid needs no context, unlike the runtime's device properties, and knows
-    CUDA_VISIBLE_DEVICES and MIG instances.
+    NVML needs neither a context nor CUDA's initialisation, after which CUDA_VISIBLE_DEVICES would
+    be fixed and a forked child could not use CUDA: a script may still rely on both.
     """
+    visible = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
+    entries = [entry.strip() for entry in visible.split(",")] if visible is not None else None
+    entry = entries[index] if entries is not None and index < len(entries) else str(index)
+    if not entry.isdecimal():
+        return entry  # GPU-… and MIG-… entries are UUIDs themselves.
+    return _ask_nvml(int(entry))
+
+
+def _ask_nvml(number: int) -> str | None:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
-    handle = ctypes.c_int()
-    identity = (ctypes.c_ubyte * 16)()
-    query = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
-    failed = (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(handle), index)
-        or query(ctypes.byref(identity), handle)
-    )
-    return None if failed else str(uuid.UUID(bytes=bytes(identity)))
+    handle, identity = ctypes.c_void_p(), ctypes.create_string_buffer(UUID_BYTES)
+    if nvml.nvmlInit_v2():
+        return None
+    try:
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(
+            ctypes.c_uint(number), ctypes.byref(handle)
+        ) or nvml.nvmlDeviceGetUUID(handle, identity, ctypes.c_uint(UUID_BYTES))
+    finally:
+        nvml.nvmlShutdown()
+    return None if failed else identity.value.decode()
 
 
 def assign(
@@ -156,7 +169,8 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
             f"{hostname}: {visible} GPUs visible, {count} rank{'s' if count > 1 else ''} on this "
             f"node; to use them all: --ntasks-per-node={visible}"
         )
-    if visible == 1 and count > 1:
+    identities = {placement.identity for placement in placements}
+    if visible == 1 and count > 1 and (None in identities or len(identities) == count):
         remarks.append(
             f"{hostname}: each rank sees one GPU, which is its device 0 whatever its local rank; "
             "a script that calls set_device(LOCAL_RANK) needs all of them visible: "
@@ -174,12 +188,11 @@ def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
     return max(1, int(share + 1e-9))
 
 
-def choose_backend(
-    requested: str, everyone_owns_a_gpu: bool, anyone_shares: bool, lacking: int | None
-) -> str:
+def choose_backend(requested: str, anyone_shares: bool, lacking: int | None) -> str:
     """NCCL where every rank has its own GPU, else Gloo; or what was asked for, if it can work.
 
     Args:
+        anyone_shares: whether two ranks use one GPU.
         lacking: the lowest rank without a GPU, or None.
 
     Raises:
@@ -205,7 +218,7 @@ def choose_backend(
                 "backend nccl: this torch was built without NCCL: choose --backend gloo"
             )
     if requested == "auto":
-        usable = everyone_owns_a_gpu and distributed.is_nccl_available()
+        usable = lacking is None and not anyone_shares and distributed.is_nccl_available()
         return "nccl" if usable else "gloo"
     return requested
 

@@ -15,7 +15,10 @@ In a notebook errors are raised and nothing is aborted.
 
 from __future__ import annotations
 
+import array
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -24,8 +27,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpiddp.errors import (
-    FAILURE,
     SUCCESS,
+    AloneError,
     LaunchError,
     PeerLostError,
     UnreachableError,
@@ -34,7 +37,7 @@ from mpiddp.launch import mpi
 from mpiddp.launch.deadline import Watch
 from mpiddp.launch.launcher import Launcher, find_launcher
 from mpiddp.launch.outcome import Outcome, outcome_path, write_outcome
-from mpiddp.launch.report import describe_error, exit_code, is_peer_loss
+from mpiddp.launch.report import describe_error, exit_code, has_trace, is_peer_loss
 from mpiddp.launch.roll_call import (
     ROLL_CALL_SECONDS,
     Whereabouts,
@@ -51,8 +54,12 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' or the store's answer before it speaks itself."""
-PATIENCE_SECONDS = 1.5
+PATIENCE_SECONDS = 10.0
 """How long a rank that leaves the speaking to another one waits to be ended by it."""
+CARRY_SECONDS = 60.0
+"""How long a failure that came before MPI waits for the others in MPI_Init."""
+SPEAKERS = 4
+"""How many ranks may have to step in for each other where nobody can be asked."""
 FAILURE_KEY = "mpiddp/failure"
 
 
@@ -63,7 +70,7 @@ class _Left(SystemExit):
 class WayOut:
     """The way out of one process. As a context manager it catches every exception of its body.
 
-    `session.start` tells it, as start-up proceeds, what it may use to reach the other ranks.
+    `startup.start` tells it, as start-up proceeds, what it may use to reach the other ranks.
     """
 
     def __init__(self) -> None:
@@ -85,9 +92,12 @@ class WayOut:
         self.hidden_files: tuple[str, ...] = ()
         """Source files whose frames are left out at the top of a traceback."""
         self.seconds = 300.0
-        """Time limit of MPI_Init when a failure is carried into it."""
+        """Time limit of each phase of start-up."""
         self._waiting = False
+        self._process = os.getpid()
         self._leaving = threading.Lock()
+        self._leaver: int | None = None
+        """The thread that is ending this process."""
 
     def __enter__(self) -> WayOut:
         return self
@@ -106,19 +116,34 @@ class WayOut:
     def fail(self, error: BaseException) -> None:
         """End the job because of ``error``.
 
-        Returns only where the error is to rise further: in a notebook, and for an exit that was
-        reported before.
+        Returns only where the error is to rise further: in a notebook, in a forked child, and
+        for an exit that was reported before.
         """
-        if in_notebook() or isinstance(error, _Left):
+        if isinstance(error, _Left) or not self._is_in_charge():
             return
-        if not self._leaving.acquire(blocking=False):
-            _sleep_for_ever()
+        code = self._code(error)
+        self._begin_leaving(code)
         if self._speaks(error):
             self._report(error)
         else:
             self._log(self.describe(error))
             time.sleep(PATIENCE_SECONDS)
-        self._end(self._code(error))
+        self._end(code)
+
+    def _is_in_charge(self) -> bool:
+        """Whether ending the job is up to this process: not a child's, nor a lone notebook's."""
+        return os.getpid() == self._process and (self._is_shared() or not in_notebook())
+
+    def _begin_leaving(self, code: int) -> None:
+        """Let one thread, once, end this process; the others stop here."""
+        if not self._leaving.acquire(blocking=False):
+            if self._leaver == threading.get_ident():
+                self._end(code)
+            _sleep_for_ever()
+        self._leaver = threading.get_ident()
+        if threading.current_thread() is threading.main_thread():
+            # A second Ctrl-C must not stop the first one's report half-way.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def finish(self) -> None:
         """Write the outcome of a run that is done (exit code 0). Called by rank 0."""
@@ -135,10 +160,21 @@ class WayOut:
         )
 
     def _place(self) -> str:
-        if not self._is_shared() or self.world is None:
+        if not self._is_shared():
             return ""
+        rank, hostname = self._who()
+        size = self.world.size if self.world is not None else None
+        if size is None and self.launcher is not None:
+            size = self.launcher.size
+        of = f" of {size}" if size is not None else ""
         step = f" at step {self.step}" if self.step is not None else ""
-        return f"rank {self.world.rank} of {self.world.size} on {self.world.hostname}{step}: "
+        return f"rank {rank}{of} on {hostname}{step}: "
+
+    def _who(self) -> tuple[int, str]:
+        """Rank and host, from the launcher where MPI has not told yet."""
+        if self.world is not None:
+            return self.world.rank, self.world.hostname
+        return self.launcher.rank if self.launcher is not None else 0, socket.gethostname()
 
     def _is_shared(self) -> bool:
         """Whether other processes belong to the job."""
@@ -153,14 +189,17 @@ class WayOut:
         return PeerLostError.exit_code if self._is_peer_loss(error) else exit_code(error)
 
     def _report(self, error: BaseException) -> None:
-        report = self.describe(error)
-        reason = f"{type(error).__name__}: {error}"
-        self._log(report)
-        self._write_outcome(self._code(error), reason)
+        # The console first: files may be on a system that has stopped answering.
         _flush(sys.stdout)
-        # One write, so that no other rank's output falls in between.
-        sys.stderr.write(report)
+        report = self.describe(error)
+        if self.runs_script and sys.excepthook is not sys.__excepthook__ and has_trace(error):
+            sys.excepthook(type(error), error, error.__traceback__)
+        else:
+            # One write, so that no other rank's output falls in between.
+            sys.stderr.write(report)
         _flush(sys.stderr)
+        self._log(report)
+        self._write_outcome(self._code(error), f"{type(error).__name__}: {error}")
 
     def _end(self, code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
@@ -179,16 +218,24 @@ class WayOut:
         if self.communicator is None:
             self._carry_into_mpi(error)
         if self.communicator is None:
-            first = self.launcher is None or self.launcher.rank == 0
-            if not first:
-                time.sleep(ANSWER_SECONDS)
-            return first
+            return self._speaks_without_mpi(error)
         if not self._is_shared():
             return True
         if self.starting:
-            speaker = self._agree(failed=True, seconds=ANSWER_SECONDS)
-            return speaker is None or speaker == self.communicator.Get_rank()
+            failed = self._agree(self._code(error), ANSWER_SECONDS)
+            return failed is None or failed[0] == self.communicator.Get_rank()
         return self._claim()
+
+    def _speaks_without_mpi(self, error: BaseException) -> bool:
+        """Nobody can be asked: the launcher's rank 0 speaks, the others if they live on.
+
+        A pair of library and launcher that do not fit is found by all ranks alike, so that
+        rank 0's word is enough.
+        """
+        if self.launcher is None or self.launcher.rank == 0:
+            return True
+        time.sleep(ANSWER_SECONDS)
+        return not isinstance(error, AloneError)
 
     def _carry_into_mpi(self, error: BaseException) -> None:
         """Join MPI with a failure that came before it, where MPI can be joined."""
@@ -198,16 +245,21 @@ class WayOut:
             return
         if isinstance(error, LaunchError) or self.launcher is None or not self._is_shared():
             return
-        with_deadline = Watch(self.seconds, self.expire)
+
+        def give_up(_: str) -> None:
+            self._report(error)
+            self._end(self._code(error))
+
+        watch = Watch(min(self.seconds, CARRY_SECONDS), give_up)
         try:
-            with with_deadline.phase("MPI"):
+            with watch.phase("MPI"):
                 module = mpi.load(self.launcher)
                 mpi.initialize(module)
-            self.join(module.COMM_WORLD)
+                self.join(module.COMM_WORLD)
         except Exception:  # What failed first is what the user must read.
             return
         finally:
-            with_deadline.close()
+            watch.close()
 
     def join(self, world_communicator: MPI.Intracomm) -> None:
         """Take a communicator for failure's own messages. Collective."""
@@ -221,36 +273,35 @@ class WayOut:
         if self.communicator is None:
             return
         self._waiting = True
-        speaker = self._agree(failed=False, seconds=float("inf"))
-        self._waiting = False
-        if speaker is not None and self._leaving.acquire(blocking=False):
+        try:
+            failed = self._agree(None, float("inf"))
+        finally:
+            self._waiting = False
+        if failed is not None:
+            # Another rank speaks, and ends this one.
+            self._begin_leaving(failed[1])
             time.sleep(PATIENCE_SECONDS)
-            self._end(FAILURE)
-        if speaker is not None:
-            _sleep_for_ever()
+            self._end(failed[1])
 
-    def _agree(self, *, failed: bool, seconds: float) -> int | None:
-        """Lowest rank that failed in this phase; None if none did, or nobody answers in time."""
-        import array
+    def _agree(self, code: int | None, seconds: float) -> tuple[int, int] | None:
+        """The lowest rank that failed in this phase and its exit code.
 
+        None if none did, or not everyone answers within ``seconds``. ``code`` is this rank's own
+        exit code, or None.
+        """
         if self.communicator is None:
             return None
         from mpi4py import MPI
 
-        rank, size = self.communicator.Get_rank(), self.communicator.Get_size()
-        mine = array.array("q", [rank if failed else size])
-        lowest = array.array("q", [size])
+        none = self.communicator.Get_size() << 8
+        mine = none if code is None else self.communicator.Get_rank() << 8 | code
+        buffer, lowest = array.array("q", [mine]), array.array("q", [none])
         request = self.communicator.Iallreduce(
-            [mine, MPI.INT64_T], [lowest, MPI.INT64_T], op=MPI.MIN
+            [buffer, MPI.INT64_T], [lowest, MPI.INT64_T], op=MPI.MIN
         )
-        end = time.monotonic() + seconds
-        pause = mpi.FIRST_PAUSE
-        while not request.Test():
-            if time.monotonic() > end:
-                return None
-            time.sleep(pause)
-            pause = min(2 * pause, mpi.LONGEST_PAUSE)
-        return lowest[0] if lowest[0] < size else None
+        if not mpi.wait(request, seconds) or lowest[0] >= none:
+            return None
+        return lowest[0] >> 8, lowest[0] & 0xFF
 
     def _claim(self) -> bool:
         """Whether this rank is the first to claim the report in the store, or gets no answer."""
@@ -261,8 +312,8 @@ class WayOut:
         def ask() -> None:
             try:
                 answer.append(self.store.add(FAILURE_KEY, 1))
-            except Exception:  # A store that cannot answer leaves the claim to whoever asks.
-                return
+            except Exception:  # The store has gone with rank 0: whoever asks may speak, but late.
+                time.sleep(ANSWER_SECONDS)
 
         thread = threading.Thread(target=ask, name="mpiddp-claim", daemon=True)
         thread.start()
@@ -273,46 +324,54 @@ class WayOut:
 
     def expire(self, phase: str) -> None:
         """End the job because a phase of start-up outlasted its time. Runs on Watch's thread."""
-        if in_notebook() or not self._leaving.acquire(blocking=False):
+        if not self._is_in_charge():
             return
+        code = UnreachableError.exit_code
+        self._begin_leaving(code)
         if self.communicator is None:
-            speaks, text = self._explain_silent_init()
+            text = self._explain_silent_init()
         else:
-            speaks, text = self._call_the_roll(phase)
-        error = UnreachableError(text)
-        if speaks:
-            self._report(error)
+            text = self._call_the_roll(phase)
+        if text is not None:
+            self._report(UnreachableError(text))
         else:
             time.sleep(PATIENCE_SECONDS)
-        self._end(error.exit_code)
+        self._end(code)
 
-    def _explain_silent_init(self) -> tuple[bool, str]:
-        """Inside MPI_Init nobody knows who is missing, only how many were expected."""
+    def _explain_silent_init(self) -> str | None:
+        """Inside MPI_Init nobody knows who is missing, only how many were expected.
+
+        Rank 0 speaks at once. If it is the one that is stuck, the next one steps in, and so on.
+        """
         launcher = self.launcher
-        text = (
+        rank = launcher.rank if launcher else 0
+        time.sleep(min(rank, SPEAKERS) * ANSWER_SECONDS)
+        if rank >= SPEAKERS:
+            return None
+        return (
             f"MPI_Init did not return within {self.seconds:g} s: "
             f"{launcher.name if launcher else 'the launcher'} started "
             f"{(launcher.size if launcher else None) or 'several'} ranks, and at least one of "
             "them did not come. Look for ranks that are stuck before mpiddp.init(), or nodes "
             "that cannot reach each other; --timeout SECONDS waits longer"
         )
-        rank = launcher.rank if launcher else 0
-        # Rank 0 speaks at once; if it is the one that is stuck, rank 1 does.
-        if rank != 0:
-            time.sleep(ANSWER_SECONDS)
-        return rank <= 1, text
 
-    def _call_the_roll(self, phase: str) -> tuple[bool, str]:
+    def _call_the_roll(self, phase: str) -> str | None:
+        from mpi4py import MPI
+
         communicator = self.communicator
         assert communicator is not None
+        rank = communicator.Get_rank()
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            # The main thread is inside MPI, and this library takes one thread at a time.
+            return describe_missing(phase, self.seconds, {}, self._describe_rank)
         answers = call_the_roll(communicator, Whereabouts(phase, self._waiting, find_position()))
         if answers is not None:
             missing = find_missing(answers, communicator.Get_size())
-            return True, describe_missing(phase, self.seconds, missing, self._describe_rank)
-        time.sleep(ROLL_CALL_SECONDS + ANSWER_SECONDS)
-        # Still here, so rank 0 has not ended the job: it is the one that is missing.
-        text = describe_missing(phase, self.seconds, {0: "no answer"}, self._describe_rank)
-        return communicator.Get_rank() == 1, text
+            return describe_missing(phase, self.seconds, missing, self._describe_rank)
+        # Rank 0 ends the job while this sleeps, unless it is missing itself.
+        time.sleep(ROLL_CALL_SECONDS + min(rank, 2 * SPEAKERS) * ANSWER_SECONDS)
+        return describe_missing(phase, self.seconds, {0: "no answer"}, self._describe_rank)
 
     def _describe_rank(self, rank: int) -> str:
         if self.roster is not None:
@@ -324,21 +383,20 @@ class WayOut:
     # Files
 
     def _log(self, report: str) -> None:
-        if self.run_directory is None or self.world is None:
+        if self.run_directory is None:
             return
         try:
             folder = self.run_directory / "logs"
             folder.mkdir(exist_ok=True)
-            with (folder / f"rank-{self.world.rank}.log").open("a") as log:
+            with (folder / f"rank-{self._who()[0]}.log").open("a") as log:
                 log.write(report)
         except OSError:
             return  # The report itself must come out even where the disk is full.
 
     def _write_outcome(self, code: int, reason: str) -> None:
-        if self.run_directory is None or self.world is None:
+        if self.run_directory is None:
             return
-        world = self.world
-        outcome = Outcome(code, reason, world.rank, world.hostname, self.step, self.attempt)
+        outcome = Outcome(code, reason, *self._who(), self.step, self.attempt)
         try:
             write_outcome(self.run_directory, outcome)
         except OSError as error:

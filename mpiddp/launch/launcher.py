@@ -24,7 +24,6 @@ class Launcher:
     sizes: tuple[int, ...]
     """World sizes that agree with the launcher: one, none if it does not say, several for a
     heterogeneous Slurm job, where a step may span one component or all of them."""
-    local_rank: int | None
     process_managers: frozenset[str]
     """Interfaces that it offers to an MPI library: "pmix", "pmi"."""
 
@@ -46,6 +45,8 @@ def find_launcher(variables: Mapping[str, str] | None = None) -> Launcher | None
             continue
         run_id = variables.get(environment.TORCHELASTIC_RUN_ID, "")
         if row.key == "torchrun" and run_id.startswith(environment.OUR_RUN_ID_PREFIX):
+            continue
+        if row.key == "slurm" and _is_special_step(variables):
             continue
         return _read(row, variables)
     return None
@@ -90,7 +91,6 @@ def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
         name=row.name,
         rank=rank,
         sizes=sizes,
-        local_rank=_integer(row, row.local_rank, variables),
         process_managers=_process_managers(row, variables),
     )
 
@@ -107,12 +107,21 @@ def _integer(row: LauncherVariables, name: str | None, variables: Mapping[str, s
         ) from None
 
 
+def _is_special_step(variables: Mapping[str, str]) -> bool:
+    """Whether this is a batch script or an interactive shell, which are steps of one task too."""
+    steps = (_count(variables.get(name, "")) for name in environment.SLURM_STEP_IDS)
+    return any(step is not None and step >= environment.SLURM_FIRST_SPECIAL_STEP for step in steps)
+
+
 def _heterogeneous_sizes(variables: Mapping[str, str]) -> tuple[int, ...]:
-    components = _count(variables.get(environment.SLURM_HETEROGENEOUS_SIZE, ""))
-    names = [f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}" for index in range(components or 0)]
-    counts = [_count(variables.get(name, "")) for name in names]
-    known = [count for count in counts if count is not None]
-    return (sum(known),) if known and len(known) == len(counts) else ()
+    components = _count(variables.get(environment.SLURM_HETEROGENEOUS_SIZE, "")) or 0
+    total = 0
+    for index in range(components):
+        count = _count(variables.get(f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}", ""))
+        if count is None:
+            return ()
+        total += count
+    return (total,) if components else ()
 
 
 def _count(text: str) -> int | None:

@@ -79,13 +79,19 @@ def initialize(MPI: Any) -> bool:
     return initialized_here
 
 
-def wait(request: MPI.Request) -> None:
+def wait(request: MPI.Request, seconds: float = float("inf")) -> bool:
     """Wait for an MPI request while sleeping in between, so that waiting costs no core.
 
     MPI's own waits spin. During start-up the cores are needed for importing torch, and with
     more ranks than cores a spinning rank keeps the one that it waits for from running.
+
+    Returns whether the request was completed within ``seconds``.
     """
+    end = time.monotonic() + seconds
     pause = FIRST_PAUSE
     while not request.Test():
+        if time.monotonic() > end:
+            return False
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+    return True

@@ -1,6 +1,6 @@
 """Interfaces and addresses: which ones could carry this job, and what NCCL and Gloo are told.
 
-Nothing here communicates. `rendezvous` finds out which candidate every node really reaches.
+Nothing here communicates. `reception` finds out which candidate every node really reaches.
 """
 
 from __future__ import annotations
@@ -69,14 +69,17 @@ def list_candidates(
 ) -> tuple[Candidate, ...]:
     """Addresses that rank 0 offers, best first.
 
-    Loopback is offered only where all ranks are on one node. Between nodes, real interfaces come
-    before container bridges and link-local addresses, the faster one first.
+    Loopback is offered only where all ranks are on one node, or by its name. Between nodes, real
+    interfaces come before container bridges and link-local addresses, the faster one first.
 
     Raises ConfigurationError when the rule leaves nothing.
     """
     admitted = [i for i in interfaces if rule is None or rule.admits(i.name)]
-    if rule is None or (not admitted and node_count == 1 and rule.source != "--interface"):
-        admitted = [i for i in interfaces if i.is_loopback == (node_count == 1)]
+    by_name = rule is not None and rule.exact and not rule.exclude
+    if node_count > 1 and not by_name:
+        admitted = [i for i in admitted if not i.is_loopback]
+    elif rule is None or (not admitted and rule.source != "--interface"):
+        admitted = [i for i in interfaces if i.is_loopback]
     candidates = [
         (IPv4Address(address).is_link_local, interface.is_bridge, -interface.speed, order, address)
         for order, interface in enumerate(admitted)
@@ -123,20 +126,21 @@ def choose_variables(
     Args:
         used: interfaces over which this node and rank 0 reached each other, the agreed one first.
 
-    What the user, the environment or NCCL's configuration files say is left alone. NCCL is told
+    ``--interface`` is the user's latest word and overrides the environment. Otherwise what the
+    environment or NCCL's configuration files say is left alone. NCCL is told
     only between nodes and only where it could pick an interface that leads elsewhere. Gloo would
     look its own host name up, which may answer 127.0.1.1 or nothing, so it is always told.
     """
     variables = os.environ if variables is None else variables
     chosen = {}
-    if not nccl_setting(variables):
-        if rule is not None and rule.source == "--interface":
-            chosen[environment.NCCL_SOCKET_IFNAME] = rule.nccl
-        elif node_count > 1 and used:
-            others = [i for i in interfaces if not i.is_loopback and i.name not in used]
-            if others:
-                chosen[environment.NCCL_SOCKET_IFNAME] = "=" + ",".join(used)
-    if not variables.get(environment.GLOO_SOCKET_IFNAME):
+    commanded = rule is not None and rule.source == "--interface"
+    if rule is not None and commanded:
+        chosen[environment.NCCL_SOCKET_IFNAME] = rule.nccl
+    elif node_count > 1 and used and not nccl_setting(variables):
+        others = [i for i in interfaces if not i.is_loopback and i.name not in used]
+        if others:
+            chosen[environment.NCCL_SOCKET_IFNAME] = "=" + ",".join(used)
+    if commanded or not variables.get(environment.GLOO_SOCKET_IFNAME):
         name = _gloo_interface(interfaces, used, rule)
         if name is not None:
             chosen[environment.GLOO_SOCKET_IFNAME] = name

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from mpiddp.launch.world import World
 
 
+SLACK_SECONDS = 5.0
+"""How much longer torch waits than the phase may take: the phase's own deadline comes first, and
+knows who is missing."""
+
+
 @dataclass(frozen=True)
 class Meeting:
     """The agreed address of the store."""
@@ -38,7 +43,7 @@ def make_store(meeting: Meeting, world: World, descriptor: int | None, timeout: 
         meeting.port,
         world.size,
         descriptor is not None,
-        timedelta(seconds=timeout),
+        timedelta(seconds=timeout + SLACK_SECONDS),
         wait_for_workers=False,
         master_listen_fd=descriptor,
     )
@@ -62,8 +67,7 @@ def make_group(
             "init_process_group(), or run the script with python -m mpiddp"
         )
     prefixed = PrefixStore("mpiddp/default_pg", store)
-    # The phase's own deadline comes first, and knows who is missing.
-    prefixed.set_timeout(timedelta(seconds=timeout + 5))
+    prefixed.set_timeout(timedelta(seconds=timeout + SLACK_SECONDS))
     distributed.init_process_group(
         backend,
         store=prefixed,

@@ -12,12 +12,14 @@ from mpiddp.errors import FAILURE, SUCCESS, MpiddpError
 
 INTERRUPTED = 130
 
-# What Gloo, NCCL and the store say when the other side has gone or stopped.
+# What Gloo, NCCL and the store say when the other side has gone or stopped, ...
 _PEER_LOSS = re.compile(
-    r"connection (was )?(closed|reset|refused) by|connection reset|broken pipe|socket closed|"
-    r"failed to (send|recv)|timed out waiting|remote process exited|nccl.*(timeout|abort)",
+    r"connection (closed|reset|refused)|broken pipe|socket closed|failed to (send|recv)|"
+    r"timed out waiting|remote process exited|timeout|aborted",
     re.IGNORECASE,
 )
+# ... and how it is told that they said it: anybody may raise a RuntimeError.
+_SPEAKER = re.compile(r"gloo/transport|gloo::|ProcessGroup(Gloo|NCCL)|NCCL error|ncclRemoteError")
 
 
 def describe_error(
@@ -41,7 +43,7 @@ def describe_error(
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             return f"{error.code}\n"
-        return f"mpiddp: {place}ended with exit code {exit_code(error)}\n"
+        return f"mpiddp: {place}ended with exit code {exit_code(error)}\n" if is_shared else ""
     if isinstance(error, KeyboardInterrupt):
         return f"mpiddp: {place}interrupted\n"
     if lost_peer:
@@ -50,6 +52,11 @@ def describe_error(
         type(error), error, _visible_part(error.__traceback__, hidden_files)
     )
     return (f"mpiddp: {place}failed\n" if is_shared else "") + "".join(lines)
+
+
+def has_trace(error: BaseException) -> bool:
+    """Whether plain Python would show a traceback."""
+    return not isinstance(error, MpiddpError | SystemExit)
 
 
 def exit_code(error: BaseException) -> int:
@@ -73,7 +80,8 @@ def is_peer_loss(error: BaseException) -> bool:
     network_error = getattr(distributed, "DistNetworkError", None)
     if network_error is not None and isinstance(error, network_error):
         return True
-    return _PEER_LOSS.search(str(error)) is not None
+    text = str(error)
+    return _SPEAKER.search(text) is not None and _PEER_LOSS.search(text) is not None
 
 
 def _visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:

@@ -96,6 +96,11 @@ def describe_missing(
     phase: str, seconds: float, missing: Mapping[int, str], name: Callable[[int], str]
 ) -> str:
     """The message of an expired deadline; ``name`` turns a rank into ``rank 3 on node002``."""
+    if not missing:
+        return (
+            f"start-up did not get past {phase!r} within {seconds:g} s; "
+            "--timeout SECONDS waits longer"
+        )
     names = [f"{name(rank)} ({where})" for rank, where in sorted(missing.items())[:SHOWN]]
     if len(missing) > len(names):
         names.append(f"and {len(missing) - len(names)} more")

@@ -6,12 +6,14 @@ import array
 import atexit
 import hashlib
 import os
+import pickle
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.errors import SUCCESS, ConfigurationError, PeerLostError
 from mpiddp.launch import mpi, rendezvous
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.report import exit_code
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+
+LONGEST_TIMEOUT = 1e6
+"""Seconds; what torch's timers hold."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,11 @@ class Options:
     """Whether several ranks may use one GPU (with Gloo)."""
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ConfigurationError(f"timeout: expected seconds > 0, found {self.timeout}")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise ConfigurationError(
+                f"timeout: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "
+                f"found {self.timeout}"
+            )
 
 
 class Session:
@@ -48,8 +56,12 @@ class Session:
     `startup.start` fills it in phase by phase.
     """
 
-    def __init__(self, way_out: WayOut) -> None:
+    def __init__(self, way_out: WayOut, timeout: float) -> None:
         self._way_out = way_out
+        self._timeout = timeout
+        self._process = os.getpid()
+        self._own: MPI.Intracomm | None = None
+        """For the methods below; whatever is pending on ``comm`` is the user's."""
         self._module: Any = None
         self._finalize = False
         self._store: Any = None
@@ -59,7 +71,7 @@ class Session:
         self._on_close: list[Callable[[], None]] = []
         self.world: World = solitary_world()
         self.comm: MPI.Intracomm | None = None
-        """A communicator of mpiddp's own over all ranks, or None without MPI."""
+        """An mpi4py communicator over all ranks, for the user's messages; None without MPI."""
         self.device: torch.device
         """This rank's GPU, or the CPU."""
         self.backend = ""
@@ -78,14 +90,14 @@ class Session:
         Raises:
             ConfigurationError: on every rank, saying which ranks differ from rank 0.
         """
-        if self.comm is None:
+        if self._own is None:
             return value
         digest = hashlib.sha256(repr(value).encode()).digest()
         first = self.broadcast(digest)
         if not self.any(digest != first):
             return value
-        # Only now is it worth asking everyone.
-        rows = self.comm.allgather((digest, repr(value)[:120]))
+        # Only now, when all have answered, is it worth asking everyone.
+        rows = self._own.allgather((digest, repr(value)[:120]))
         odd = [rank for rank, row in enumerate(rows) if row[0] != first]
         names = ", ".join(map(str, odd[:8])) + (", …" if len(odd) > 8 else "")
         raise ConfigurationError(
@@ -94,21 +106,46 @@ class Session:
         )
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on any rank. Collective."""
-        if self.comm is None:
+        """Whether ``flag`` is true on any rank. Collective.
+
+        Raises:
+            PeerLostError: not all ranks came within the session's timeout.
+        """
+        if self._own is None:
             return bool(flag)
         from mpi4py import MPI
 
         mine, result = array.array("b", [bool(flag)]), array.array("b", [0])
-        mpi.wait(self.comm.Iallreduce([mine, MPI.INT8_T], [result, MPI.INT8_T], op=MPI.MAX))
+        self._wait(
+            self._own.Iallreduce([mine, MPI.INT8_T], [result, MPI.INT8_T], op=MPI.MAX), "any"
+        )
         return bool(result[0])
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's ``value``, on every rank; any object that pickle takes. Collective."""
-        if self.comm is None:
+        """Rank 0's ``value``, on every rank; any object that pickle takes. Collective.
+
+        Raises:
+            PeerLostError: rank 0 did not come within the session's timeout.
+        """
+        if self._own is None:
             return value
-        received: T = self.comm.bcast(value)
+        from mpi4py import MPI
+
+        content = bytearray(pickle.dumps(value) if self.world.rank == 0 else b"")
+        length = array.array("q", [len(content)])
+        self._wait(self._own.Ibcast([length, MPI.INT64_T]), "broadcast")
+        if self.world.rank != 0:
+            content = bytearray(length[0])
+        self._wait(self._own.Ibcast([content, MPI.BYTE]), "broadcast")
+        received: T = value if self.world.rank == 0 else pickle.loads(content)
         return received
+
+    def _wait(self, request: MPI.Request, what: str) -> None:
+        if not mpi.wait(request, self._timeout):
+            raise PeerLostError(
+                f"session.{what}() waited {self._timeout:g} s for the other ranks: every rank "
+                "must call it; --timeout SECONDS waits longer"
+            )
 
     def __enter__(self) -> Session:
         return self
@@ -126,9 +163,10 @@ class Session:
     def close(self) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
 
-        Waits for all ranks. Variables that were set at the start get their old values back.
+        Waits for all ranks, however long they still work. Variables that were set at the start
+        get their old values back, except the one that keeps child processes out of MPI.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         atexit.unregister(self.close)
@@ -139,12 +177,12 @@ class Session:
 
             if distributed.is_initialized():
                 distributed.destroy_process_group()
-        if self.comm is not None:
-            mpi.wait(self.comm.Ibarrier())
+        if self._own is not None:
+            mpi.wait(self._own.Ibarrier())
         if self.world.rank != 0:
             self._drop_store()
-        if self.comm is not None:
-            mpi.wait(self.comm.Ibarrier())
+        if self._own is not None:
+            mpi.wait(self._own.Ibarrier())
         self._drop_store()
         self._close_mpi()
         self._restore_variables()
@@ -173,5 +211,17 @@ class Session:
         if self.comm is not None:
             self.comm.Free()
             self.comm = None
+        if self._own is not None:
+            self._own.Free()
+            self._own = None
         if self._finalize:
             self._module.Finalize()
+
+    def abandon(self) -> None:
+        """Undo a start-up that failed, as far as one process can: for a notebook's next try."""
+        self._closed = True
+        distributed = sys.modules.get("torch.distributed")
+        if self._group and distributed is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+        self._drop_store()
+        self._restore_variables()

@@ -82,9 +82,11 @@ class _Starter:
         self.options = options
         self.way_out = way_out
         self.make_group = make_group
-        self.session = Session(way_out)
+        self.session = Session(way_out, options.timeout)
         self.launcher: Launcher | None = None
         self.neighbourhood: Neighbourhood | None = None
+        self.torch_import: TorchImport | None = None
+        self.reception: Reception | None = None
         self.descriptor: int | None = None
         self.assignment: device.Assignment
         way_out.seconds = options.timeout
@@ -108,12 +110,21 @@ class _Starter:
                     self._settle(self._open_group)
                 with self.watch.phase("first all-reduce"):
                     self._settle(self._try_group)
+            with self.watch.phase("summary"):
+                self._conclude()
         except BaseException:
-            self.watch.close()
+            self._abandon()
             raise
-        self._conclude()
-        self.watch.close()
+        finally:
+            self.watch.close()
         return self.session
+
+    def _abandon(self) -> None:
+        if self.torch_import is not None:
+            self.torch_import.wake_collector()
+        if self.reception is not None:
+            self.reception.hand_over(None)
+        self.session.abandon()
 
     def _settle(self, work: Callable[[], None]) -> None:
         error: BaseException | None = None
@@ -140,10 +151,10 @@ class _Starter:
         check_size(module.COMM_WORLD.Get_size(), version, self.launcher)
         if way_out.communicator is None:
             way_out.join(module.COMM_WORLD)
-        session.comm = module.COMM_WORLD.Dup()
-        session.world, self.neighbourhood = find_world(session.comm)
+        session.comm, session._own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
+        session.world, self.neighbourhood = find_world(session._own)
         way_out.world = session.world
-        way_out.roster = gather_roster(session.world, self.neighbourhood, session.comm)
+        way_out.roster = gather_roster(session.world, self.neighbourhood, session._own)
 
     def _load_mpi(self) -> Any:
         """The module mpi4py.MPI, or None where this process is alone and needs nobody."""
@@ -162,6 +173,7 @@ class _Starter:
             raise
 
     def _join_import(self) -> None:
+        assert self.torch_import is not None
         self.torch_import.join()
 
     def _find_device(self) -> None:
@@ -185,14 +197,13 @@ class _Starter:
 
     def _choose_backend(self) -> str:
         session = self.session
-        owns = self.assignment.index is not None
         shares = session.any(self.assignment.shared)
-        everyone = not session.any(not owns or self.assignment.shared)
+        lacks = self.assignment.index is None
         lacking = None
-        if session.any(not owns):
-            ranks = session.comm.allgather(owns) if session.comm is not None else [owns]
-            lacking = ranks.index(False)
-        return device.choose_backend(self.options.backend, everyone, shares, lacking)
+        if session.any(lacks):
+            ranks = session._own.allgather(lacks) if session._own is not None else [lacks]
+            lacking = ranks.index(True)
+        return device.choose_backend(self.options.backend, shares, lacking)
 
     def _find_address(self) -> None:
         """Agree on the address of the store, and tell every rank of its node's interfaces."""
@@ -222,10 +233,10 @@ class _Starter:
         world = self.session.world
         interfaces = network.list_interfaces()
         rule = find_rule(self.options.interface, world.hostname)
-        reception, problem = None, None
+        problem: Exception | None = None
         if world.rank == 0:
             try:
-                reception = Reception(
+                self.reception = Reception(
                     network.list_candidates(interfaces, rule, world.node_count, world.hostname)
                 )
             except Exception as error:
@@ -234,14 +245,15 @@ class _Starter:
         if leaders is not None and leaders.bcast(problem is not None):
             raise problem or ConfigurationError("rank 0 has no address to offer")
         if leaders is not None:
-            agreement = meet(reception, leaders, world.hostname, self.options.timeout)
-        elif reception is not None:
-            agreement = reception.agree_alone()
+            agreement = meet(self.reception, leaders, world.hostname, self.options.timeout)
+        elif self.reception is not None:
+            agreement = self.reception.agree_alone()
         else:
             raise problem or ConfigurationError("this process has no address to offer")
         winner = agreement.common[0]
-        if reception is not None:
-            self.descriptor = reception.hand_over(winner)
+        if self.reception is not None:
+            self.descriptor = self.reception.hand_over(winner)
+            self.reception = None
         offer = agreement.offers[winner]
         meeting = rendezvous.Meeting(
             offer.candidate.address, offer.port, offer.candidate.interface, agreement.token.hex()
@@ -271,9 +283,10 @@ class _Starter:
     def _conclude(self) -> None:
         """Say what was started, and let go of what only start-up needed."""
         session = self.session
+        assert self.torch_import is not None
         durations = self.watch.durations | {"import torch": self.torch_import.seconds}
         seconds = {phase: durations[phase] for phase in PHASES if phase in durations}
-        slowest = summary.find_slowest(seconds, session.comm)
+        slowest = summary.find_slowest(seconds, session._own)
         report = summary.NodeReport(
             interface=self.interface,
             device=summary.describe_device(session.device, session.threads),

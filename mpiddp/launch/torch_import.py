@@ -31,9 +31,15 @@ class TorchImport:
         self._thread.join()
         if self._rests:
             gc.freeze()
-            gc.enable()
+        self.wake_collector()
         if self._error is not None:
             raise self._error
+
+    def wake_collector(self) -> None:
+        """Let the garbage collector work again; also for a start-up that does not get to join."""
+        if self._rests:
+            gc.enable()
+            self._rests = False
 
     def _run(self) -> None:
         begin = time.monotonic()

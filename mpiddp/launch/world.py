@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from mpiddp.errors import LaunchError
+from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.compatibility import alone_message, library_name
 from mpiddp.launch.launcher import Launcher, tasks_of_allocation
 
@@ -71,7 +71,7 @@ def check_size(size: int, version: str, launcher: Launcher | None) -> None:
     if launcher is None or not launcher.sizes or size in launcher.sizes:
         return
     if size == 1:
-        raise LaunchError(alone_message(version, launcher))
+        raise AloneError(alone_message(version, launcher))
     raise LaunchError(
         f"{launcher.name} started {launcher.size} processes, but {library_name(version)} "
         f"sees {size}: the environment mixes two launches; start the job again from a shell "

@@ -67,6 +67,31 @@ def open_run(configuration: Configuration) -> RunDirectory:
         raise _unwritable(path, error) from None
 
 
+def forget_outcome(configuration: Configuration) -> Path | None:
+    """Delete the outcome of an earlier attempt at this run, before the next one can fail.
+
+    Call it on rank 0 alone, first of all. Returns the run's directory, for the way out to write
+    into whatever comes next; None where the run is new, in use, or finished.
+    """
+    name, is_fixed = _choose_name(configuration)
+    path = configuration.runs_dir / name
+    if not is_fixed:
+        return None
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _refuse_finished(path)
+        outcome_path(path).unlink(missing_ok=True)
+    except (OSError, ConfigurationError):
+        return None  # open_run refuses it, with the reason.
+    finally:
+        os.close(lock)
+    return path
+
+
 def _choose_name(configuration: Configuration) -> tuple[str, bool]:
     """Return the run's name, and whether it must be this one."""
     if configuration.name is not None:
