@@ -24,6 +24,9 @@ STAMP = "STAMP"
 MARK = "MPIDDP_BENCHMARK_RUN"
 """Every process of a run carries it in its environment: launchers detach their children."""
 
+KILL_SECONDS = 10.0
+"""How long a process may take to disappear once it has been killed."""
+
 SHOWN_CHARACTERS = 4000
 """How much of a failed run's output is shown."""
 
@@ -101,7 +104,9 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
 
     def expire() -> None:
         expired.set()
-        kill_marked(mark)
+        # What cannot be killed is reported by ``run``, which tries it again.
+        with contextlib.suppress(RunError):
+            kill_marked(mark)
 
     timer = threading.Timer(deadline, expire)
     timer.start()
@@ -157,8 +162,15 @@ def _reap(child: subprocess.Popen[bytes]) -> float:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that carries ``mark``; returns when none is left."""
+    """Kill every process that carries ``mark``; returns when none is left.
+
+    Raises RunError if one is still there after KILL_SECONDS, as in an uninterruptible wait.
+    """
+    end = time.monotonic() + KILL_SECONDS
     while left := find_marked(mark):
+        if time.monotonic() > end:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise RunError(f"killed {KILL_SECONDS:g} s ago and still there: process {pids}")
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()

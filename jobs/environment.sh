@@ -338,14 +338,21 @@ choose_mpirun() {
 
 # Copies stdin to stdout without what mpirun and libmpi say about a rank that called MPI_Abort:
 # that rank has said why, in one message, and twenty lines that follow would bury it. Nothing
-# else is left out; errors of the launch itself pass.
+# else is left out: errors of the launch itself pass, and so does what another rank says in the
+# midst of such a paragraph.
 drop_abort_noise() {
     trap '' HUP INT QUIT TERM
     local line rule='' state=pass
     while IFS= read -r line || [ -n "$line" ]; do
         case $state/$line in
         drop/--------------------*) state=pass && continue ;;
-        drop/*) continue ;;
+        drop/ | drop/"  Proc: "* | drop/"  Errorcode: "* | drop/"with errorcode "*) continue ;;
+        drop/"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.") continue ;;
+        drop/"You may or may not see output from other processes, depending on") continue ;;
+        drop/"exactly when Open MPI kills them.") continue ;;
+        drop/'"abort". This may have caused other processes in the application to be') continue ;;
+        drop/"terminated by signals sent by "*" (as reported here).") continue ;;
+        drop/*) printf '%s\n' "$line" && continue ;;
         # The rule above a paragraph is held back until its first line is known.
         rule/"MPI_ABORT was invoked on rank "* | rule/*" has exited due to process rank "*" calling")
             state=drop && continue

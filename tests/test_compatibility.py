@@ -49,7 +49,7 @@ VERSIONS = {
 
 
 def launcher(key: str, name: str, managers: str = "", size: int | None = 4) -> Launcher:
-    return Launcher(key, name, 0, () if size is None else (size,), 0, frozenset(managers.split()))
+    return Launcher(key, name, 0, () if size is None else (size,), frozenset(managers.split()))
 
 
 LAUNCHERS = {

@@ -166,35 +166,35 @@ def nccl(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("requested", "owns", "shares", "lacking", "built", "backend"),
+    ("requested", "shares", "lacking", "built", "backend"),
     [
-        ("auto", True, False, None, True, "nccl"),
-        ("auto", True, False, None, False, "gloo"),
-        ("auto", False, True, None, True, "gloo"),
-        ("auto", False, False, 1, True, "gloo"),
-        ("gloo", True, False, None, True, "gloo"),
-        ("gloo", False, True, None, True, "gloo"),
-        ("nccl", True, False, None, True, "nccl"),
+        ("auto", False, None, True, "nccl"),
+        ("auto", False, None, False, "gloo"),
+        ("auto", True, None, True, "gloo"),
+        ("auto", False, 1, True, "gloo"),
+        ("gloo", False, None, True, "gloo"),
+        ("gloo", True, None, True, "gloo"),
+        ("nccl", False, None, True, "nccl"),
     ],
 )
-def test_choose_backend(requested, owns, shares, lacking, built, backend, nccl):
+def test_choose_backend(requested, shares, lacking, built, backend, nccl):
     nccl(built)
-    assert device.choose_backend(requested, owns, shares, lacking) == backend
+    assert device.choose_backend(requested, shares, lacking) == backend
 
 
 @pytest.mark.parametrize(
-    ("requested", "owns", "shares", "lacking", "built", "kind", "words"),
+    ("requested", "shares", "lacking", "built", "kind", "words"),
     [
-        ("nccl", False, False, 3, True, ConfigurationError, ["rank 3", "--backend gloo"]),
-        ("nccl", False, True, None, True, LaunchError, ["share a GPU", "--backend gloo"]),
-        ("nccl", True, False, None, False, ConfigurationError, ["without NCCL"]),
-        ("mpi", True, False, None, True, ConfigurationError, ["'mpi'", "auto, nccl or gloo"]),
+        ("nccl", False, 3, True, ConfigurationError, ["rank 3", "--backend gloo"]),
+        ("nccl", True, None, True, LaunchError, ["share a GPU", "--backend gloo"]),
+        ("nccl", False, None, False, ConfigurationError, ["without NCCL"]),
+        ("mpi", False, None, True, ConfigurationError, ["'mpi'", "auto, nccl or gloo"]),
     ],
 )
-def test_backends_that_cannot_work(requested, owns, shares, lacking, built, kind, words, nccl):
+def test_backends_that_cannot_work(requested, shares, lacking, built, kind, words, nccl):
     nccl(built)
     with pytest.raises(kind) as caught:
-        device.choose_backend(requested, owns, shares, lacking)
+        device.choose_backend(requested, shares, lacking)
     assert all(word in str(caught.value) for word in words)
 
 

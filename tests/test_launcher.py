@@ -72,31 +72,29 @@ INSIDE_ALLOCATION = {**STEP, **OPEN_MPI_5, "SLURM_PROCID": "0", "SLURM_STEP_NUM_
 HYDRA_INSIDE = {**STEP, **HYDRA, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
 
 RECORDED = {
-    # environment: (key, sizes, local rank, process managers); the rank is 2 throughout
-    "mpirun 5": (OPEN_MPI_5, "openmpi", (4,), 0, {"pmix"}),
-    "mpirun 4": (OPEN_MPI_4, "openmpi", (4,), 0, {"pmix"}),
-    "hydra": (HYDRA, "hydra", (4,), 0, {"pmi"}),
-    "torchrun": (TORCHRUN, "torchrun", (4,), 0, set()),
-    "torchrun in a step": ({**SRUN_PMIX, **TORCHRUN}, "torchrun", (4,), 0, {"pmix"}),
-    "srun pmix": (SRUN_PMIX, "slurm", (4,), 0, {"pmix"}),
-    "srun pmi2": (SRUN_PMI2, "slurm", (4,), 0, {"pmi"}),
-    "srun none": (STEP, "slurm", (4,), 0, set()),
-    "mpirun in an allocation": (INSIDE_ALLOCATION, "openmpi", (4,), 0, {"pmix"}),
-    "mpiexec in an allocation": (HYDRA_INSIDE, "hydra", (4,), 0, {"pmi"}),
-    "ours under srun": ({**SRUN_PMIX, **OURS}, "slurm", (4,), 0, {"pmix"}),
+    # environment: (key, sizes, process managers); the rank is 2 throughout
+    "mpirun 5": (OPEN_MPI_5, "openmpi", (4,), {"pmix"}),
+    "mpirun 4": (OPEN_MPI_4, "openmpi", (4,), {"pmix"}),
+    "hydra": (HYDRA, "hydra", (4,), {"pmi"}),
+    "torchrun": (TORCHRUN, "torchrun", (4,), set()),
+    "torchrun in a step": ({**SRUN_PMIX, **TORCHRUN}, "torchrun", (4,), {"pmix"}),
+    "srun pmix": (SRUN_PMIX, "slurm", (4,), {"pmix"}),
+    "srun pmi2": (SRUN_PMI2, "slurm", (4,), {"pmi"}),
+    "srun none": (STEP, "slurm", (4,), set()),
+    "mpirun in an allocation": (INSIDE_ALLOCATION, "openmpi", (4,), {"pmix"}),
+    "mpiexec in an allocation": (HYDRA_INSIDE, "hydra", (4,), {"pmi"}),
+    "ours under srun": ({**SRUN_PMIX, **OURS}, "slurm", (4,), {"pmix"}),
     "intel": (
         {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_RANK": "2", "PMI_SIZE": "4"},
         "hydra",
         (4,),
-        1,
         {"pmi"},
     ),
-    "prte": ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, "prrte", (), None, {"pmix"}),
+    "prte": ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, "prrte", (), {"pmix"}),
     "pals": (
         {"PALS_RANKID": "2", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "2"},
         "pals",
         (),
-        1,
         {"pmi"},
     ),
     "flux": (
@@ -108,7 +106,6 @@ RECORDED = {
         },
         "flux",
         (4,),
-        1,
         {"pmi"},
     ),
     "jsm": (
@@ -120,19 +117,24 @@ RECORDED = {
         },
         "jsm",
         (4,),
-        1,
         set(),
     ),
 }
 
 
+@pytest.mark.parametrize("step", [0xFFFFFFFA, 0xFFFFFFFB])
+def test_a_batch_script_and_salloc_s_shell_are_no_launch(step):
+    variables = {**STEP, "SLURM_STEP_ID": str(step), "SLURM_STEPID": str(step)}
+    assert find_launcher({**variables, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_environments(name):
-    variables, key, sizes, local_rank, managers = RECORDED[name]
+    variables, key, sizes, managers = RECORDED[name]
     launcher = find_launcher(variables)
     assert launcher is not None
     assert (launcher.key, launcher.rank, launcher.sizes) == (key, 2, sizes)
-    assert (launcher.local_rank, launcher.process_managers) == (local_rank, managers)
+    assert launcher.process_managers == managers
     assert launcher.size == (4 if sizes else None)
     assert not is_first(variables)
 
@@ -200,7 +202,7 @@ def test_a_rank_in_the_second_component_counts_the_first_too():
         ({"OMPI_COMM_WORLD_SIZE": "0"}, ["OMPI_COMM_WORLD_SIZE"]),
         ({"OMPI_COMM_WORLD_RANK": ""}, ["OMPI_COMM_WORLD_RANK is not set"]),
         ({"OMPI_COMM_WORLD_RANK": "two"}, ["OMPI_COMM_WORLD_RANK", "'two'"]),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1.5"}, ["OMPI_COMM_WORLD_LOCAL_RANK", "'1.5'"]),
+        ({"OMPI_COMM_WORLD_SIZE": "1.5"}, ["OMPI_COMM_WORLD_SIZE", "'1.5'"]),
     ],
 )
 def test_contradictions_name_the_launcher_and_the_variable(changes, named):
@@ -215,7 +217,7 @@ TABLE = sorted(
     {
         name
         for row in environment.LAUNCHERS
-        for name in (*row.signs, row.rank, row.size, row.local_rank, row.local_size)
+        for name in (*row.signs, row.rank, row.size)
         if name is not None
     }
     | set(environment.MANAGER_HINTS)

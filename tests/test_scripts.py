@@ -517,6 +517,58 @@ def test_what_mpirun_says_about_an_abort_is_left_out_and_nothing_else(checkout, 
     assert result.stderr == "\n".join(kept) + "\n"
 
 
+OPEN_MPI_4_NOISE = f"""\
+{RULE}
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+with errorcode 4.
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+You may or may not see output from other processes, depending on
+exactly when Open MPI kills them.
+{RULE}
+"""
+OPEN_MPI_5_NOISE = f"""\
+{RULE}
+MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
+  Proc: [[5704,1],0]
+  Errorcode: 4
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+You may or may not see output from other processes, depending on
+exactly when Open MPI kills them.
+{RULE}
+{RULE}
+prterun has exited due to process rank 0 with PID 0 on node vm calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+{RULE}
+"""
+OF_ANOTHER_RANK = """\
+mpiddp: rank 2 of 3 on node2 at step 7: failed
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    train()
+ValueError: on purpose
+"""
+
+
+@pytest.mark.parametrize("noise", [OPEN_MPI_4_NOISE, OPEN_MPI_5_NOISE], ids=["4", "5"])
+def test_what_another_rank_says_in_the_midst_of_it_passes(checkout, noise):
+    checkout.local()
+    lines = noise.splitlines(keepends=True)
+    own = OF_ANOTHER_RANK.splitlines(keepends=True)
+    for place in range(len(lines) + 1):
+        text = "".join([*lines[:place], *own, *lines[place:]])
+        said = checkout.local(FAKE_ERRORS=text, FAKE_STATUS="4").stderr
+        # Right behind an opening rule it breaks the paragraph, which is then unknown.
+        broken = place > 0 and lines[place - 1] == f"{RULE}\n" and place < len(lines)
+        broken = broken and lines[place] != f"{RULE}\n"
+        assert OF_ANOTHER_RANK in said if broken else said == OF_ANOTHER_RANK
+    woven = [line for pair in zip(lines[2:7], own, strict=True) for line in pair]
+    text = "".join([*lines[:2], *woven, *lines[7:]])
+    assert checkout.local(FAKE_ERRORS=text, FAKE_STATUS="4").stderr == OF_ANOTHER_RANK
+
+
 BAD_OPTION = """
 import sys
 from mpi4py import MPI

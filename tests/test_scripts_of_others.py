@@ -347,7 +347,7 @@ def test_one_rank_of_a_script_ends_the_job(name, who, how, code, text, tmp_path)
     assert result.stderr.count("Traceback (most recent call last)") == ("raise" in how)
     if "raise" in how:
         lines = result.stderr.splitlines()
-        begin = lines.index("Traceback (most recent call last):")
+        begin = next(i for i, line in enumerate(lines) if line.endswith("recent call last):"))
         # Nothing of mpiddp or runpy stands between the head and the script's own frame.
         assert lines[begin + 1].startswith(f'  File "{script}", line ')
         assert f"mpiddp: rank {who} of 2 on " in lines[begin - 1]

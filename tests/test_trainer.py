@@ -277,7 +277,7 @@ BAD = {
     "model for the data": (["--data", "toy", "--model", "convnet"], "convnet expects images"),
     "TOML key": (["--config", "bad.toml"], "did you mean epochs?"),
     "batch": (["--batch-size", "720"], "batch_size: expected at most 719"),
-    "ranks": (["--data", "toy", "--samples", "2"], "1 samples for 2 ranks"),
+    "ranks": (["--data", "toy", "--samples", "2"], "found 1 sample for 2 ranks"),
     "place": (["--runs-dir", "bad.toml"], "bad.toml"),
 }
 

@@ -80,7 +80,7 @@ def test_a_thousand_hosts_stay_short(low, count):
 # Cross-checks
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
-FOUR = Launcher("slurm", "srun", 0, (4,), 0, frozenset({"pmix"}))
+FOUR = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
 
 
 def test_sizes_that_agree_pass():

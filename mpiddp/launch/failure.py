@@ -36,6 +36,7 @@ from mpiddp.errors import (
 from mpiddp.launch import mpi
 from mpiddp.launch.deadline import Watch
 from mpiddp.launch.launcher import Launcher, find_launcher
+from mpiddp.launch.node_claim import claim_node
 from mpiddp.launch.outcome import Outcome, outcome_path, write_outcome
 from mpiddp.launch.report import describe_error, exit_code, has_trace, is_peer_loss
 from mpiddp.launch.roll_call import (
@@ -96,6 +97,7 @@ class WayOut:
         self._waiting = False
         self._process = os.getpid()
         self._leaving = threading.Lock()
+        self._node_claim: socket.socket | None = None
         self._leaver: int | None = None
         """The thread that is ending this process."""
 
@@ -127,7 +129,11 @@ class WayOut:
             self._report(error)
         else:
             self._log(self.describe(error))
-            time.sleep(PATIENCE_SECONDS)
+            # Without MPI there is nobody who could end this process.
+            time.sleep(PATIENCE_SECONDS if self.communicator is not None else 0.0)
+        if self._node_claim is not None:
+            # The other processes of this node must find the claim taken.
+            time.sleep(2 * ANSWER_SECONDS)
         self._end(code)
 
     def _is_in_charge(self) -> bool:
@@ -227,15 +233,19 @@ class WayOut:
         return self._claim()
 
     def _speaks_without_mpi(self, error: BaseException) -> bool:
-        """Nobody can be asked: the launcher's rank 0 speaks, the others if they live on.
+        """Nobody can be asked: the launcher's rank 0 speaks, and one process of other nodes.
 
         A pair of library and launcher that do not fit is found by all ranks alike, so that
         rank 0's word is enough.
         """
-        if self.launcher is None or self.launcher.rank == 0:
+        if self.launcher is None:
             return True
-        time.sleep(ANSWER_SECONDS)
-        return not isinstance(error, AloneError)
+        if self.launcher.rank != 0:
+            time.sleep(ANSWER_SECONDS)
+        self._node_claim = claim_node()
+        return self.launcher.rank == 0 or (
+            self._node_claim is not None and not isinstance(error, AloneError)
+        )
 
     def _carry_into_mpi(self, error: BaseException) -> None:
         """Join MPI with a failure that came before it, where MPI can be joined."""

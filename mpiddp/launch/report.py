@@ -19,7 +19,9 @@ _PEER_LOSS = re.compile(
     re.IGNORECASE,
 )
 # ... and how it is told that they said it: anybody may raise a RuntimeError.
-_SPEAKER = re.compile(r"gloo/transport|gloo::|ProcessGroup(Gloo|NCCL)|NCCL error|ncclRemoteError")
+_SPEAKER = re.compile(
+    r"gloo/transport|gloo::|ProcessGroup(Gloo|NCCL)|WorkNCCL|NCCL (error|communicator)"
+)
 
 
 def describe_error(

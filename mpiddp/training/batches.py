@@ -52,9 +52,10 @@ class TrainingBatches:
 def check_share(samples: int, ranks: int, batch_size: int) -> None:
     """Raise ConfigurationError, on all ranks alike, where a rank could not fill one batch."""
     if samples < ranks:
+        found = "1 sample" if samples == 1 else f"{samples} samples"
         raise ConfigurationError(
-            f"expected at least one training sample per rank, found {samples} samples for "
-            f"{ranks} ranks: start fewer ranks"
+            f"expected at least one training sample per rank, found {found} for {ranks} ranks: "
+            "start fewer ranks"
         )
     share = samples // ranks
     if batch_size > share:
