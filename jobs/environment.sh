@@ -363,6 +363,12 @@ drop_abort_noise() {
         state=pass
         case $line in
         --------------------*) rule=$line state=rule ;;
+        # mpirun may write its rule before it has written the end of a rank's line.
+        *----------------------------------------)
+            rule=-${line#"${line%%----------------------------------------*}-"}
+            printf '%s\n' "${line%"$rule"}"
+            state=rule
+            ;;
         "Abort("*") on node "*"application called MPI_Abort("*) ;;
         *" has sent help message help-mpi-api.txt / mpi-abort") state=hint ;;
         *) printf '%s\n' "$line" ;;

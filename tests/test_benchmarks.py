@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +192,19 @@ DETACHED = (
     " start_new_session=True)\n"
     "open(sys.argv[1], 'w').write(f'{child.pid} {os.environ[\"TMPDIR\"]}')\n"
 )
+
+
+def test_a_process_that_cannot_be_killed_is_an_error(monkeypatch):
+    class Unkillable:
+        pid = 4321
+
+        def kill(self) -> None:
+            raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(processes, "find_marked", lambda mark: [Unkillable()])
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
+    with pytest.raises(RunError, match=r"killed 0\.05 s ago and still there: process 4321"):
+        processes.kill_marked("mark")
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -564,6 +564,8 @@ def test_what_another_rank_says_in_the_midst_of_it_passes(checkout, noise):
         broken = place > 0 and lines[place - 1] == f"{RULE}\n" and place < len(lines)
         broken = broken and lines[place] != f"{RULE}\n"
         assert OF_ANOTHER_RANK in said if broken else said == OF_ANOTHER_RANK
+    glued = OF_ANOTHER_RANK.rstrip() + noise
+    assert checkout.local(FAKE_ERRORS=glued, FAKE_STATUS="4").stderr == OF_ANOTHER_RANK
     woven = [line for pair in zip(lines[2:7], own, strict=True) for line in pair]
     text = "".join([*lines[:2], *woven, *lines[7:]])
     assert checkout.local(FAKE_ERRORS=text, FAKE_STATUS="4").stderr == OF_ANOTHER_RANK

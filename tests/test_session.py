@@ -232,7 +232,7 @@ for time in (1, 2):
         session.any(True)
     session.close()
     assert not distributed.is_initialized() and "MASTER_PORT" not in os.environ
-    sys.stdout.write(f"closed {time}\n")
+    sys.stdout.write(f"closed {time}" + os.linesep)
     sys.stdout.flush()
 """
 

@@ -38,7 +38,14 @@ from mpiddp.launch.deadline import Watch
 from mpiddp.launch.launcher import Launcher, find_launcher
 from mpiddp.launch.node_claim import claim_node
 from mpiddp.launch.outcome import Outcome, outcome_path, write_outcome
-from mpiddp.launch.report import describe_error, exit_code, has_trace, is_peer_loss
+from mpiddp.launch.report import (
+    describe_error,
+    exit_code,
+    has_own_hook,
+    has_trace,
+    is_peer_loss,
+    visible_part,
+)
 from mpiddp.launch.roll_call import (
     ROLL_CALL_SECONDS,
     Whereabouts,
@@ -198,8 +205,9 @@ class WayOut:
         # The console first: files may be on a system that has stopped answering.
         _flush(sys.stdout)
         report = self.describe(error)
-        if self.runs_script and sys.excepthook is not sys.__excepthook__ and has_trace(error):
-            sys.excepthook(type(error), error, error.__traceback__)
+        if self.runs_script and has_trace(error) and has_own_hook():
+            trace = visible_part(error.__traceback__, self.hidden_files)
+            sys.excepthook(type(error), error, trace)
         else:
             # One write, so that no other rank's output falls in between.
             sys.stderr.write(report)

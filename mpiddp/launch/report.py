@@ -51,7 +51,7 @@ def describe_error(
     if lost_peer:
         return f"mpiddp: {place}a peer is gone or has stopped: {error}\n"
     lines = traceback.format_exception(
-        type(error), error, _visible_part(error.__traceback__, hidden_files)
+        type(error), error, visible_part(error.__traceback__, hidden_files)
     )
     return (f"mpiddp: {place}failed\n" if is_shared else "") + "".join(lines)
 
@@ -59,6 +59,16 @@ def describe_error(
 def has_trace(error: BaseException) -> bool:
     """Whether plain Python would show a traceback."""
     return not isinstance(error, MpiddpError | SystemExit)
+
+
+def has_own_hook() -> bool:
+    """Whether the script shows its exceptions itself.
+
+    The hook that torch sets in init_process_group() is nobody's wish: it adds the rank to each
+    line, which the report says once.
+    """
+    home = getattr(sys.excepthook, "__module__", None) or ""
+    return sys.excepthook is not sys.__excepthook__ and not home.startswith("torch.")
 
 
 def exit_code(error: BaseException) -> int:
@@ -86,7 +96,7 @@ def is_peer_loss(error: BaseException) -> bool:
     return _SPEAKER.search(text) is not None and _PEER_LOSS.search(text) is not None
 
 
-def _visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:
+def visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:
     """The traceback without the leading frames of the files that only carried the call."""
     while trace is not None and trace.tb_frame.f_code.co_filename in hidden_files:
         trace = trace.tb_next
