@@ -342,7 +342,7 @@ choose_mpirun() {
 # midst of such a paragraph.
 drop_abort_noise() {
     trap '' HUP INT QUIT TERM
-    local line rule='' state=pass
+    local line rule='' before='' state=pass owed=''
     while IFS= read -r line || [ -n "$line" ]; do
         case $state/$line in
         drop/--------------------*) state=pass && continue ;;
@@ -355,6 +355,8 @@ drop_abort_noise() {
         drop/*) printf '%s\n' "$line" && continue ;;
         # The rule above a paragraph is held back until its first line is known.
         rule/"MPI_ABORT was invoked on rank "* | rule/*" has exited due to process rank "*" calling")
+            # mpirun may write the rule before it has written the end of a rank's line.
+            [ -z "$before" ] || { printf '%s\n' "$before" && owed=yes; }
             state=drop && continue
             ;;
         rule/*) printf '%s\n' "$rule" ;;
@@ -362,12 +364,12 @@ drop_abort_noise() {
         esac
         state=pass
         case $line in
-        --------------------*) rule=$line state=rule ;;
-        # mpirun may write its rule before it has written the end of a rank's line.
-        *----------------------------------------)
-            rule=-${line#"${line%%----------------------------------------*}-"}
-            printf '%s\n' "${line%"$rule"}"
-            state=rule
+        --------------------* | *----------------------------------------)
+            rule=$line before=${line%%--------------------*} state=rule
+            ;;
+        '')
+            [ -n "$owed" ] || printf '\n'
+            owed=''
             ;;
         "Abort("*") on node "*"application called MPI_Abort("*) ;;
         *" has sent help message help-mpi-api.txt / mpi-abort") state=hint ;;

@@ -4,6 +4,7 @@ were asked to do; the real things are run by the tests of README and by whoever 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -503,6 +504,10 @@ improperly.
 [vm:1] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages
 {RULE}
 There are not enough slots available
+{RULE}
+
+a table of two columns: {RULE}
+
 {RULE}"""
 
 
@@ -564,19 +569,22 @@ def test_what_another_rank_says_in_the_midst_of_it_passes(checkout, noise):
         broken = place > 0 and lines[place - 1] == f"{RULE}\n" and place < len(lines)
         broken = broken and lines[place] != f"{RULE}\n"
         assert OF_ANOTHER_RANK in said if broken else said == OF_ANOTHER_RANK
-    glued = OF_ANOTHER_RANK.rstrip() + noise
-    assert checkout.local(FAKE_ERRORS=glued, FAKE_STATUS="4").stderr == OF_ANOTHER_RANK
+    for end in ("", "\n", "\nmore\n\n"):
+        glued = OF_ANOTHER_RANK.rstrip() + noise + end
+        said = checkout.local(FAKE_ERRORS=glued, FAKE_STATUS="4").stderr
+        assert said == OF_ANOTHER_RANK + end.removeprefix("\n")
     woven = [line for pair in zip(lines[2:7], own, strict=True) for line in pair]
     text = "".join([*lines[:2], *woven, *lines[7:]])
     assert checkout.local(FAKE_ERRORS=text, FAKE_STATUS="4").stderr == OF_ANOTHER_RANK
 
 
 BAD_OPTION = """
-import sys
+import sys, time
 from mpi4py import MPI
 if "--fail" in sys.argv:
     if MPI.COMM_WORLD.rank == 1:
         print("one clear message", file=sys.stderr, flush=True)
+        time.sleep(0.3)  # Hydra may lose what a rank said right before it aborted.
         MPI.COMM_WORLD.Abort(2)
     MPI.COMM_WORLD.Barrier()
 size = MPI.COMM_WORLD.allreduce(1)
@@ -610,9 +618,11 @@ def test_every_mpi_with_the_real_script(launcher, tmp_path):
         assert good.stdout.splitlines() == [f"one of {ranks}"] * ranks
     bad = run("--fail")
     assert bad.returncode == 2
-    assert [line for line in bad.stderr.splitlines() if "using" not in line] == [
-        "one clear message"
-    ]
+    # Open MPI 4 with a newer PMIx now and then fails to read its own message about the abort,
+    # and may say so before the end of a rank's line.
+    said = re.sub(r"\[\S+ \[\[.* ORTE_ERROR_LOG: .*show_help\.c at line \d+", "", bad.stderr)
+    said = [line for line in said.splitlines() if line and "using" not in line]
+    assert said == ["one clear message"]
 
 
 def test_help_installs_nothing(checkout):
