@@ -17,7 +17,8 @@ options: the handwritten digits that come with mpiddp. The exit code is the job'
 The first call makes .venv in the checkout and installs what is needed; later calls need no
 network. An active environment that has torch and mpi4py is used instead of .venv.
 MPIDDP_MPIRUN=PROGRAM names another mpirun; MPIDDP_PYTHON=PROGRAM names a Python that has all
-that is needed, and nothing is installed. Runs are written to runs/ in the checkout.
+that is needed, and nothing is installed. Runs are written to runs/ in the
+checkout, unless --runs-dir or --config is given.
 TEXT
 }
 
@@ -41,7 +42,12 @@ case ${1:-} in
     printf '\nTrainer options:\n\n'
     exec "$PYTHON" -m mpiddp.train --help
     ;;
-*[!0-9]* | "") ;;
+-* | "") ;;
+*[!0-9]*)
+    say "RANKS must be a whole number, not '$1'; for a script of your own:" \
+        "mpirun -n RANKS python -m mpiddp SCRIPT"
+    exit 2
+    ;;
 *)
     ranks=$((10#$1))
     shift

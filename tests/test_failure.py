@@ -422,3 +422,15 @@ with mpiddp.init(timeout=3) as session:
     result = launchers.run(launchers.table()["openmpi"], 2, ["-c", program], timeout=40).expect(6)
     (message,) = [line for line in messages(result) if "started" not in line]
     assert "rank 0 of 2" in message and "session.any() waited 3 s" in message
+
+
+@pytest.mark.mpi
+def test_a_script_s_rank_that_leaves_early_does_not_look_alive(tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "if dist.get_rank() == 1:\n    sys.exit(0)\ndist.all_reduce(torch.ones(2))\n"
+    )
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(1)
+    assert "mpiddp: rank 0 of 2" in result.stderr and "Connection closed" in result.stderr

@@ -46,7 +46,7 @@ def alone_message(version: str, launcher: Launcher) -> str:
         return (
             f"torchrun started {launcher.size} processes, which MPI ({library_name(version)}) "
             "does not know of: every process would be rank 0 of 1. mpiddp takes torchrun's "
-            f"place; {_suggest(version, launcher)}"
+            f"place. {_suggest(version, launcher)}"
         )
     return (
         f"{launcher.name} started {launcher.size} processes, but {library_name(version)} cannot "

@@ -64,6 +64,8 @@ ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' or the store's answer before it speaks itself."""
 PATIENCE_SECONDS = 10.0
 """How long a rank that leaves the speaking to another one waits to be ended by it."""
+FORWARD_SECONDS = 0.2
+"""How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
 CARRY_SECONDS = 60.0
 """How long a failure that came before MPI waits for the others in MPI_Init."""
 SPEAKERS = 4
@@ -213,7 +215,9 @@ class WayOut:
             sys.stderr.write(report)
         _flush(sys.stderr)
         self._log(report)
-        self._write_outcome(self._code(error), f"{type(error).__name__}: {error}")
+        self._write_outcome(self._code(error), f"{type(error).__name__}: {error}".rstrip(": "))
+        if self._is_shared():
+            time.sleep(FORWARD_SECONDS)
 
     def _end(self, code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):

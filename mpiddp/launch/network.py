@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.interface_rule import InterfaceRule, nccl_setting
 
 # Interfaces that containers and virtual machines use among themselves on one host. Every host
@@ -72,7 +72,7 @@ def list_candidates(
     Loopback is offered only where all ranks are on one node, or by its name. Between nodes, real
     interfaces come before container bridges and link-local addresses, the faster one first.
 
-    Raises ConfigurationError when the rule leaves nothing.
+    Raises ConfigurationError when the rule leaves nothing, UnreachableError when there is nothing.
     """
     admitted = [i for i in interfaces if rule is None or rule.admits(i.name)]
     by_name = rule is not None and rule.exact and not rule.exclude
@@ -86,7 +86,8 @@ def list_candidates(
         for address in interface.addresses
     ]
     if not candidates:
-        raise ConfigurationError(describe_lack(interfaces, rule, node_count, hostname))
+        error = UnreachableError if rule is None else ConfigurationError
+        raise error(describe_lack(interfaces, rule, node_count, hostname))
     return tuple(
         Candidate(address, admitted[order].name) for *_, order, address in sorted(candidates)
     )

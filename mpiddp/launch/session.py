@@ -172,11 +172,7 @@ class Session:
         atexit.unregister(self.close)
         for undo in self._on_close:
             undo()
-        if self._group:
-            import torch.distributed as distributed
-
-            if distributed.is_initialized():
-                distributed.destroy_process_group()
+        self._close_group()
         if self._own is not None:
             mpi.wait(self._own.Ibarrier())
         if self.world.rank != 0:
@@ -199,6 +195,17 @@ class Session:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+    def _close_group(self) -> None:
+        """Close the group, a script's own too: a rank that left must not look alive to its peers.
+
+        A script's group on GPUs is left to the end of the process, since NCCL may wait for peers.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.distributed.is_initialized():
+            return
+        if self._group or not torch.cuda.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def _drop_store(self) -> None:
         self._store = None

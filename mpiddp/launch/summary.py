@@ -75,7 +75,7 @@ def describe_start(
     if session._module is not None:
         library = library_name(session._module.Get_library_version())
     else:
-        library = "none (one process)"
+        library = "none (one process; for more: mpirun -n RANKS python …)"
     backend = session.backend if session._group else f"left to the script ({session.backend})"
     rows = {
         "ranks": f"{_plural(world.size, 'rank')} on {_plural(world.node_count, 'node')}: "

@@ -86,6 +86,8 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     task = _prepare(configuration, session, way_out)
     run = _open_run(configuration, session, way_out)
     _say(session, *_describe_start(task))
+    if way_out.attempt > 0:
+        _say(session, f"Attempt {way_out.attempt + 1} in {way_out.run_directory}: starting over")
     row = _run_epochs(task, way_out.attempt)
     path = way_out.run_directory
     assert path is not None
