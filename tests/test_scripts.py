@@ -444,6 +444,14 @@ def test_ranks_and_options(checkout, arguments, expected):
     assert checkout.mpirun.endswith(expected.replace("P", command))
 
 
+@pytest.mark.parametrize("word", ["two", "2.5", "hello.py"])
+def test_what_is_no_number_of_ranks(checkout, word):
+    result = checkout.local(word)
+    assert result.returncode == 2
+    assert f"RANKS must be a whole number, not '{word}'" in result.stderr
+    assert "python -m mpiddp SCRIPT" in result.stderr
+
+
 def test_no_ranks(checkout):
     result = checkout.local("0")
     assert (result.returncode, result.stderr) == (2, "mpiddp: RANKS must be 1 or more, not 0\n")
