@@ -433,4 +433,5 @@ def test_a_script_s_rank_that_leaves_early_does_not_look_alive(tmp_path):
     )
     row = launchers.table()["openmpi"]
     result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(1)
-    assert "mpiddp: rank 0 of 2" in result.stderr and "Connection closed" in result.stderr
+    assert "mpiddp: rank 0 of 2" in result.stderr
+    assert re.search("Connection (closed|reset) by peer", result.stderr), str(result)

@@ -648,8 +648,8 @@ def test_all_checks_run_whatever_fails(checkout):
     assert result.stdout == report
     steps = checkout.logged("-m ruff") + checkout.logged("-m mypy") + checkout.logged("-m pytest")
     assert [line.split(": ", 1)[1] for line in steps] == [
-        "-m ruff check --quiet .",
-        "-m ruff format --check --quiet .",
+        "-m ruff check --quiet mpiddp benchmarks tests jobs",
+        "-m ruff format --check --quiet mpiddp benchmarks tests jobs",
         "-m mypy --no-error-summary",
         "-m pytest -k some thing",
     ]
