@@ -20,7 +20,8 @@ from benchmarks import launchers, processes, records, startup_report
 from benchmarks.measure import interleave
 from benchmarks.startup_contenders import Contender, list_contenders, list_helps
 from benchmarks.startup_report import Group
-from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.errors import LaunchError
+from mpiddp.launch.arguments import Parser
 from mpiddp.launch.launcher import find_launcher
 
 
@@ -42,16 +43,9 @@ class Options:
     plot: Path | None
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors take the way out like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; {self.prog} --help shows the options")
-
-
 def parse(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m benchmarks startup",
         description="Time whole processes from launch to first all-reduce, in turns: mpiddp "
         "under mpirun, torchrun with the same script, and the floor, importing torch.",

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import NoReturn
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.arguments import Parser
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.launcher import is_first
 from mpiddp.launch.session import Options
@@ -36,13 +36,6 @@ Run a script written for torchrun, unchanged, on every rank that MPI started:
 Options of mpiddp stand before the script."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors take the way out like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; python -m mpiddp --help shows the options")
-
-
 def parse(
     arguments: Sequence[str], *, show_help: bool = True
 ) -> tuple[Options, str | None, list[str]]:
@@ -51,7 +44,7 @@ def parse(
     The rest begins with the script's path where no module is named. ``--help`` raises
     SystemExit(0), after it was printed if ``show_help``.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="python -m mpiddp",
         usage="python -m mpiddp [OPTIONS] SCRIPT [ARGS…]\n"
         "       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]",

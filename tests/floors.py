@@ -136,7 +136,7 @@ def find_imports(module: Module, known: dict[str, Module]) -> list[Import]:
             literal = node.args[0] if node.args else None
             if isinstance(literal, ast.Constant) and isinstance(literal.value, str):
                 targets = [literal.value]
-        found += [Import(target, node.lineno, node in types) for target in targets]  # type: ignore[attr-defined]
+        found += [Import(target, node.lineno, node in types) for target in targets]
     return found
 
 
@@ -247,7 +247,7 @@ def check_environment(modules: dict[str, Module]) -> Iterator[Violation]:
         needs_table = module.name != "mpiddp.environment" and not module.name.startswith("bench")
         for node in ast.walk(module.tree):
             if not may_set and _changes_environment(node, names):
-                yield Violation(module.name, node.lineno, "sets an environment variable")  # type: ignore[attr-defined]
+                yield Violation(module.name, node.lineno, "sets an environment variable")
             key: ast.AST | None = None
             if isinstance(node, ast.Subscript) and _dotted(node.value, names) == "os.environ":
                 key = node.slice

@@ -288,7 +288,7 @@ class Job:
     def _result(self) -> Result:
         code = self.process.poll()
         return Result(
-            tuple(map(str, self.process.args)),  # type: ignore[arg-type]
+            tuple(map(str, self.process.args)),
             -signal.SIGKILL if code is None else code,
             self.stdout(),
             self.stderr(),

@@ -69,26 +69,26 @@ def _markers_of(report: pytest.TestReport) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report: pytest.TestReport = yield  # type: ignore[assignment, misc]
-    report.markers = [name for name in REPORTED if item.get_closest_marker(name)]  # type: ignore[attr-defined]
+    report: pytest.TestReport = yield
+    report.markers = [name for name in REPORTED if item.get_closest_marker(name)]
     if report.skipped and not hasattr(report, "wasxfail"):
         for marker in _markers_of(report):
             if why := why_required(marker):
                 report.outcome = "failed"
                 report.longrepr = f"skipped, but {why}: {_reason_of(report)}"
                 break
-    return report  # type: ignore[return-value]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    report: pytest.CollectReport = yield  # type: ignore[assignment, misc]
+    report: pytest.CollectReport = yield
     # A file that is skipped as a whole takes its markers with it, and nobody could count them.
     if report.outcome == "skipped":
         report.outcome = "failed"
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.longrepr = f"{collector.nodeid}: skip tests one by one, not the file ({reason})"
-    return report  # type: ignore[return-value]
+    return report
 
 
 def _reason_of(report: pytest.TestReport) -> str:

@@ -21,7 +21,7 @@ def test_waiting_sleeps_in_between(monkeypatch):
 
     pauses: list[float] = []
     monkeypatch.setattr(mpi.time, "sleep", pauses.append)
-    mpi.wait(Request())  # type: ignore[arg-type]
+    mpi.wait(Request())
     assert len(pauses) == 20
     assert all(0 < pause <= mpi.LONGEST_PAUSE for pause in pauses)
     assert pauses == sorted(pauses)

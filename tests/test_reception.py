@@ -46,7 +46,7 @@ def receive(*candidates):
         closed.append(True)
         return Reception.hand_over(made, index)
 
-    made.hand_over = hand_over  # type: ignore[method-assign]
+    made.hand_over = hand_over
     try:
         yield made
     finally:

@@ -74,7 +74,7 @@ def run(configuration: Configuration, session: Session) -> Result:
 def test_the_default_model_learns_each_data_set(
     data: str, optimizer: str, session: Session, tmp_path: Path
 ) -> None:
-    configuration = Configuration(runs_dir=tmp_path, data=data, epochs=3, optimizer=optimizer)  # type: ignore[arg-type]
+    configuration = Configuration(runs_dir=tmp_path, data=data, epochs=3, optimizer=optimizer)
     assert run(configuration.resolve(), session).test_accuracy > 0.9
 
 

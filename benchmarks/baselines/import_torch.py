@@ -1,3 +1,3 @@
 """The floor under every start-up: a process that imports torch and leaves."""
 
-import torch  # noqa: F401
+import torch  # noqa: F401 - importing is all that it does

@@ -83,10 +83,10 @@ def check_gpu_support() -> None:
 def _wanted_managers(version: str) -> frozenset[str] | None:
     """Process managers that the library understands; None where that is not certain."""
     text = version.strip()
-    if text.startswith("Open MPI v"):
-        major = int(re.match(r"Open MPI v(\d+)", text)[1])  # type: ignore[index]
+    open_mpi = re.match(r"Open MPI v(\d+)", text)
+    if open_mpi is not None:
         # Open MPI 4 speaks PMI-1 and PMI-2 where it was built with these components.
-        if major < 5 and _open_mpi_has_pmi():
+        if int(open_mpi[1]) < 5 and _open_mpi_has_pmi():
             return frozenset({"pmix", "pmi"})
         return frozenset({"pmix"})
     if text.startswith("MPICH Version"):

@@ -15,7 +15,6 @@ In a notebook errors are raised and nothing is aborted.
 
 from __future__ import annotations
 
-import array
 import os
 import signal
 import socket
@@ -51,17 +50,17 @@ from mpiddp.launch.roll_call import (
     Whereabouts,
     call_the_roll,
     describe_missing,
+    describe_silent_init,
     find_missing,
     find_position,
 )
+from mpiddp.launch.speaker import ANSWER_SECONDS, agree_on_failure, claim_report
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpiddp.launch.world import Roster, World
 
-ANSWER_SECONDS = 0.5
-"""How long a failing rank waits for the others' or the store's answer before it speaks itself."""
 PATIENCE_SECONDS = 10.0
 """How long a rank that leaves the speaking to another one waits to be ended by it."""
 FORWARD_SECONDS = 0.2
@@ -70,7 +69,6 @@ CARRY_SECONDS = 60.0
 """How long a failure that came before MPI waits for the others in MPI_Init."""
 SPEAKERS = 4
 """How many ranks may have to step in for each other where nobody can be asked."""
-FAILURE_KEY = "mpiddp/failure"
 
 
 class _Left(SystemExit):
@@ -240,9 +238,9 @@ class WayOut:
         if not self._is_shared():
             return True
         if self.starting:
-            failed = self._agree(self._code(error), ANSWER_SECONDS)
+            failed = agree_on_failure(self.communicator, self._code(error), ANSWER_SECONDS)
             return failed is None or failed[0] == self.communicator.Get_rank()
-        return self._claim()
+        return self.store is None or claim_report(self.store)
 
     def _speaks_without_mpi(self, error: BaseException) -> bool:
         """Nobody can be asked: the launcher's rank 0 speaks, and one process of other nodes.
@@ -296,7 +294,7 @@ class WayOut:
             return
         self._waiting = True
         try:
-            failed = self._agree(None, float("inf"))
+            failed = agree_on_failure(self.communicator, None, float("inf"))
         finally:
             self._waiting = False
         if failed is not None:
@@ -304,43 +302,6 @@ class WayOut:
             self._begin_leaving(failed[1])
             time.sleep(PATIENCE_SECONDS)
             self._end(failed[1])
-
-    def _agree(self, code: int | None, seconds: float) -> tuple[int, int] | None:
-        """The lowest rank that failed in this phase and its exit code.
-
-        None if none did, or not everyone answers within ``seconds``. ``code`` is this rank's own
-        exit code, or None.
-        """
-        if self.communicator is None:
-            return None
-        from mpi4py import MPI
-
-        none = self.communicator.Get_size() << 8
-        mine = none if code is None else self.communicator.Get_rank() << 8 | code
-        buffer, lowest = array.array("q", [mine]), array.array("q", [none])
-        request = self.communicator.Iallreduce(
-            [buffer, MPI.INT64_T], [lowest, MPI.INT64_T], op=MPI.MIN
-        )
-        if not mpi.wait(request, seconds) or lowest[0] >= none:
-            return None
-        return lowest[0] >> 8, lowest[0] & 0xFF
-
-    def _claim(self) -> bool:
-        """Whether this rank is the first to claim the report in the store, or gets no answer."""
-        if self.store is None:
-            return True
-        answer: list[int] = []
-
-        def ask() -> None:
-            try:
-                answer.append(self.store.add(FAILURE_KEY, 1))
-            except Exception:  # The store has gone with rank 0: whoever asks may speak, but late.
-                time.sleep(ANSWER_SECONDS)
-
-        thread = threading.Thread(target=ask, name="mpiddp-claim", daemon=True)
-        thread.start()
-        thread.join(ANSWER_SECONDS)
-        return not answer or answer[0] == 1
 
     # Deadlines
 
@@ -365,18 +326,9 @@ class WayOut:
 
         Rank 0 speaks at once. If it is the one that is stuck, the next one steps in, and so on.
         """
-        launcher = self.launcher
-        rank = launcher.rank if launcher else 0
+        rank = self.launcher.rank if self.launcher is not None else 0
         time.sleep(min(rank, SPEAKERS) * ANSWER_SECONDS)
-        if rank >= SPEAKERS:
-            return None
-        return (
-            f"MPI_Init did not return within {self.seconds:g} s: "
-            f"{launcher.name if launcher else 'the launcher'} started "
-            f"{(launcher.size if launcher else None) or 'several'} ranks, and at least one of "
-            "them did not come. Look for ranks that are stuck before mpiddp.init(), or nodes "
-            "that cannot reach each other; --timeout SECONDS waits longer"
-        )
+        return describe_silent_init(self.launcher, self.seconds) if rank < SPEAKERS else None
 
     def _call_the_roll(self, phase: str) -> str | None:
         from mpi4py import MPI

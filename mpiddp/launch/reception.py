@@ -211,7 +211,8 @@ def meet(
     """
     published = (reception.offers, reception.token) if reception is not None else None
     offers, token = leaders.bcast(published)
-    seconds = min(timeout, REACH_SECONDS)
+    # Two rounds must fit into the phase, or its deadline would come before the table.
+    seconds = min(timeout / 3, REACH_SECONDS)
     # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
     for grace in (GRACE_SECONDS, seconds):
         attempts = try_offers(offers, token, seconds=seconds, grace=grace)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiddp.launch.deadline import PHASES
+from mpiddp.launch.launcher import Launcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,4 +108,15 @@ def describe_missing(
     return (
         f"start-up did not get past {phase!r} within {seconds:g} s; waited for "
         f"{', '.join(names)}. Look at what these do; --timeout SECONDS waits longer"
+    )
+
+
+def describe_silent_init(launcher: Launcher | None, seconds: float) -> str:
+    """The message of an expired MPI_Init, in which only the launcher's word is known."""
+    name = launcher.name if launcher is not None else "the launcher"
+    size = launcher.size if launcher is not None else None
+    return (
+        f"MPI_Init did not return within {seconds:g} s: {name} started {size or 'several'} ranks, "
+        "and at least one of them did not come. Look for ranks that are stuck before "
+        "mpiddp.init(), or nodes that cannot reach each other; --timeout SECONDS waits longer"
     )

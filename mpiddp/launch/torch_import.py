@@ -44,7 +44,7 @@ class TorchImport:
     def _run(self) -> None:
         begin = time.monotonic()
         try:
-            import torch.distributed  # noqa: F401
+            import torch.distributed  # noqa: F401 - for the modules that it leaves behind
         except BaseException as error:  # Raised again in join, on the thread that asked.
             self._error = error
         self.seconds = time.monotonic() - begin
