@@ -254,6 +254,19 @@ def test_without_a_common_address_rank_0_has_the_table(meet):
     assert "node1  reached" in str(caught.value)
 
 
+def test_both_rounds_fit_into_the_phase(meet, monkeypatch):
+    rounds = []
+
+    def fail(offers, token, *, seconds, grace):
+        rounds.append(seconds)
+        return (Attempt(None, "timed out"),) * len(offers)
+
+    monkeypatch.setattr(reception, "try_offers", fail)
+    with receive(FIRST) as host, pytest.raises(UnreachableError, match="timed out"):
+        meet(host, Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))]), "n", 12)
+    assert len(rounds) == 2 and sum(rounds) < 12
+
+
 MATRICES = st.integers(1, 5).flatmap(
     lambda width: st.lists(
         st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=5

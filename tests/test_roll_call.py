@@ -49,5 +49,10 @@ def test_a_message_names_eight_ranks_and_counts_the_others():
     assert "waited for 3 (no answer)." in text
 
 
+def test_where_nobody_can_be_asked_nobody_is_named():
+    text = roll_call.describe_missing("group", 3, {}, str)
+    assert "did not get past 'group' within 3 s" in text and "waited for" not in text
+
+
 def test_where_the_main_thread_is():
     assert roll_call.find_position().startswith("find_position (roll_call.py:")

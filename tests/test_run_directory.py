@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration, parse
-from mpiddp.training.run_directory import open_run
+from mpiddp.training.run_directory import forget_outcome, open_run
 
 JOB = (
     environment.SLURM_JOB_ID,
@@ -210,3 +211,29 @@ def test_nothing_half_written_is_left(
     with pytest.raises(ConfigurationError, match="No space left on device"):
         open_run(configuration)
     assert not (configuration.runs_dir / "first").exists()
+
+
+def test_a_failed_attempts_outcome_is_forgotten_first_of_all(configuration: Configuration) -> None:
+    outcome = write_outcome(configuration, 1)
+    assert forget_outcome(configuration) == outcome.parent
+    assert not outcome.exists()
+
+
+def test_the_outcome_of_a_finished_run_stays(configuration: Configuration) -> None:
+    outcome = write_outcome(configuration, 0)
+    assert forget_outcome(configuration) is None
+    assert outcome.exists()
+
+
+def test_the_outcome_of_a_run_in_use_stays(configuration: Configuration) -> None:
+    outcome = write_outcome(configuration, 1)
+    with another_job(configuration.runs_dir):
+        outcome.write_text('{"code": 1}')
+        assert forget_outcome(configuration) is None
+        assert outcome.exists()
+
+
+def test_a_new_run_has_no_outcome_to_forget(configuration: Configuration) -> None:
+    assert forget_outcome(configuration) is None
+    assert forget_outcome(replace(configuration, name=None)) is None
+    assert not configuration.runs_dir.exists()

@@ -437,3 +437,67 @@ def test_options_end_where_the_script_begins(arguments, expected):
 def test_abbreviations_are_no_options():
     with pytest.raises(ConfigurationError, match="--time"):
         parse(["--time", "s.py"])
+
+
+def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
+    script = tmp_path / "hooked.py"
+    script.write_text(
+        "import sys\nsys.excepthook = lambda kind, error, trace: print('hooked', error)\n"
+        "raise ValueError('by me')\n"
+    )
+    _, ours = compare([script], tmp_path)
+    assert ours.returncode == 1 and ours.stdout == "hooked by me\n"
+    assert "Traceback" not in ours.stderr
+
+
+AT_EXIT = """
+import atexit, os, threading, time
+atexit.register(lambda: print("left with rank", os.environ["RANK"], flush=True))
+
+def late():
+    import torch.distributed as distributed
+    time.sleep(0.3)
+    distributed.init_process_group()
+    print("late group of", distributed.get_world_size(), flush=True)
+    distributed.destroy_process_group()
+
+threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.mpi
+def test_threads_and_exit_functions_still_find_the_launch(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(AT_EXIT)
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, [*PREFIX, script], timeout=60).expect(0)
+    assert result.stdout.count("late group of 2") == 2
+    assert {"left with rank 0", "left with rank 1"} <= set(result.stdout.splitlines())
+
+
+def test_a_module_may_be_glued_to_its_option(tmp_path):
+    (tmp_path / "some.json").write_text('{"a": 1}')
+    _, ours = compare(["-mjson.tool", "some.json"], tmp_path)
+    assert json.loads(ours.stdout) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-m", "no_such_module"], "no module named 'no_such_module'"),
+        (["none.pyz"], "script 'none.pyz' cannot be read"),
+        (["."], "directory '.' has no __main__.py"),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_starts(arguments, words, tmp_path):
+    result = launchers.run(ALONE, 1, [*PREFIX, *arguments], timeout=30, cwd=tmp_path).expect(2)
+    (message,) = messages(result)
+    assert words in message and "Traceback" not in result.output
+
+
+@pytest.mark.mpi
+def test_help_is_printed_once_wherever_it_stands():
+    row = launchers.table()["openmpi"]
+    arguments = [*PREFIX, "--timeout", "5", "--help"]
+    result = launchers.run(row, 2, arguments, timeout=30).expect(0)
+    assert result.stdout.count("usage:") == 1

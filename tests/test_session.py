@@ -352,3 +352,46 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
     assert lines[1].startswith("raised: timeout: expected seconds above 0")
     assert lines[2:] == ["the cell failed, the kernel lives", "again 1"]
     assert "Traceback" not in result.stderr
+
+
+HALF_STARTED = """
+import gc, os, sys, types
+ipython = types.ModuleType("IPython")
+ipython.get_ipython = lambda: object()
+sys.modules["IPython"] = ipython
+import mpiddp
+from mpiddp.launch import rendezvous
+before, all_reduce = dict(os.environ), rendezvous.first_all_reduce
+def fail(*_):
+    raise RuntimeError("on purpose")
+rendezvous.first_all_reduce = fail
+try:
+    mpiddp.init(timeout=30)
+except RuntimeError as error:
+    print("raised:", error)
+assert gc.isenabled()
+assert dict(os.environ) == before
+rendezvous.first_all_reduce = all_reduce
+with mpiddp.init(timeout=30) as session:
+    print("again", session.world.size)
+"""
+
+
+def test_a_start_up_that_failed_in_a_notebook_can_be_tried_again():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", HALF_STARTED], timeout=60).expect(0)
+    assert result.stdout == "raised: on purpose\nagain 1\n"
+
+
+@pytest.mark.mpi
+def test_a_notebook_of_several_ranks_does_not_hang():
+    program = HALF_STARTED.replace(
+        "rendezvous.first_all_reduce = fail\n",
+        """
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    rendezvous.first_all_reduce = fail
+""",
+    )
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", program], timeout=60).expect(1)
+    assert result.stderr.count("RuntimeError: on purpose") == 1

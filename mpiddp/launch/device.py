@@ -84,7 +84,9 @@ def find_identity(index: int) -> str | None:
     """
     visible = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
     entries = [entry.strip() for entry in visible.split(",")] if visible is not None else None
-    entry = entries[index] if entries is not None and index < len(entries) else str(index)
+    if entries is not None and index >= len(entries):
+        return None
+    entry = entries[index] if entries is not None else str(index)
     if not entry.isdecimal():
         return entry  # GPU-… and MIG-… entries are UUIDs themselves.
     return _ask_nvml(int(entry))
