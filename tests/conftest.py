@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 import launchers
+import slurm
 from markers import (
     pytest_make_collect_report,
     pytest_runtest_makereport,
@@ -54,3 +56,17 @@ def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     if absent := row.missing():
         pytest.fail(f"{row.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
     return row
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[slurm.Cluster]:
+    """A cluster of four nodes with four CPUs and two fake GPUs each. Mark its tests ``slurm``.
+
+    A test that changes it (cuts a link, kills a node) mends it again.
+    """
+    obstacle = slurm.find_obstacle()
+    if obstacle is not None:
+        pytest.skip(obstacle)
+    options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}", f"--gpus={slurm.GPUS}"]
+    with slurm.bring_up(*options) as cluster:
+        yield cluster

@@ -46,7 +46,8 @@ INHERITED = re.compile(
 )
 """What a launcher, or somebody's profile, may have left in the environment of the tests."""
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# Slurm's last: an mpirun inside an allocation starts its daemons as a step.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {
-    "slurm": ("slurmctld", "slurmd", "slurm-client", "munge"),
+    "slurm": ("slurmctld", "slurmd", "slurm-client", "munge", "libpmix-dev", "iproute2"),
     "browser": ("chromium",),
 }
 """The Debian packages that the tests of a marker need; root is expected to install them."""

@@ -1,0 +1,109 @@
+"""The files that Slurm reads, and the host names that the nodes know."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from state import Machine, Shape, directory, local_directory, machine_directory
+
+# What each line is for stands beside it where it is not Slurm's usual setting.
+SLURM = """\
+ClusterName=mpiddp
+SlurmctldHost={controller.name}({controller.address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+# A job that is requeued waits until the credentials of its last start have expired.
+AuthInfo=socket={local}/munge.socket,cred_expire=5
+CryptoType=crypto/munge
+StateSaveLocation={state}/slurmctld
+SlurmctldPidFile={state}/slurmctld.pid
+SlurmctldLogFile={state}/slurmctld.log
+SlurmdSpoolDir={local}/spool
+SlurmdPidFile={local}/slurmd.pid
+SlurmdLogFile={local}/slurmd.log
+# Not cgroups: they would belong to the machine, not to a node.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=pmix
+SwitchType=switch/none
+# Nodes may claim more cores than there are.
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+ReturnToService=2
+KillWait=10
+SlurmdTimeout=20
+MessageTimeout=10
+{gres}NodeName=node[1-{shape.nodes}] NodeAddr={shape.network}.[1-{shape.nodes}] \
+CPUs={shape.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={shape.cpus} ThreadsPerCore=1 \
+RealMemory={memory} TmpDisk=1000{node_gres} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def write(shape: Shape, version: tuple[int, int]) -> None:
+    """Write all files of a new cluster."""
+    state = directory()
+    files = {
+        "slurm.conf": SLURM.format(
+            shape=shape,
+            controller=shape.controller,
+            state=state,
+            local=local_directory(),
+            memory=_memory(),
+            gres="GresTypes=gpu\n" if shape.gpus else "",
+            node_gres=f" Gres=gpu:{shape.gpus}" if shape.gpus else "",
+        ),
+        "mpi.conf": f"PMIxCliTmpDirBase={local_directory()}/pmix\n",
+        # Look-ups of unknown names fail at once instead of waiting for a server.
+        "resolv.conf": "# no name server\n",
+    }
+    if shape.gpus:
+        _make_devices(state / "gpus", shape.gpus)
+        files["gres.conf"] = f"Name=gpu File={state}/gpus/nvidia[0-{shape.gpus - 1}]\n"
+    if version >= (22, 5):
+        files["cgroup.conf"] = f"CgroupPlugin={_cgroup_plugin(version)}\n"
+    for name, text in files.items():
+        (state / name).write_text(text)
+
+
+def _make_devices(folder: Path, count: int) -> None:
+    """Device files, since Slurm believes in no GPU without one. They are twins of /dev/null.
+
+    Slurm sets CUDA_VISIBLE_DEVICES by them, as on a real node.
+    """
+    folder.mkdir()
+    for number in range(count):
+        os.mknod(folder / f"nvidia{number}", stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
+
+
+def write_hosts(shape: Shape, machine: Machine) -> None:
+    """The ``/etc/hosts`` of one machine.
+
+    Every address is there in the form ``::ffff:…`` too, in which torch looks its peers up.
+    """
+    known = [(m.address, m.name) for m in (*shape.machines, shape.controller)]
+    known.append((shape.host_address, socket.gethostname()))
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    lines += [f"{prefix}{address} {name}" for address, name in known for prefix in ("", "::ffff:")]
+    (machine_directory(machine) / "hosts").write_text("\n".join(lines) + "\n")
+
+
+def _cgroup_plugin(version: tuple[int, int]) -> str:
+    """What keeps slurmd from managing cgroups. 22.05 and 23.02 have no ``disabled``."""
+    if version >= (23, 11):
+        return "disabled"
+    return "cgroup/v1" if Path("/sys/fs/cgroup/freezer").exists() else "cgroup/v2"
+
+
+def _memory() -> int:
+    """Of the whole machine, in MiB: nodes share it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20

@@ -1,0 +1,160 @@
+"""What the cluster is and where it keeps itself: its shape, its machines, its state directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+DIRECTORY_VARIABLE = "MPIDDP_CLUSTER_DIR"
+DEFAULT_DIRECTORY = "/run/mpiddp-cluster"
+
+# As different as in the wild, and one a prefix of another: what one name for all nodes, or a
+# match by prefix, gets wrong.
+INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0", "ib0", "enp65s0f0", "hsn0", "bond1")
+MOST_NODES = 200
+CONTROLLER_NUMBER = 253
+HOST_NUMBER = 254
+
+
+class ClusterError(Exception):
+    """A mistake or a lack that one line explains."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One network namespace with its own hostname, processes and shared memory."""
+
+    name: str
+    address: str
+    interface: str
+    port: str
+    """The other end of its link, on the controller's bridge."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All that decides the cluster's configuration."""
+
+    nodes: int
+    cpus: int
+    """That each node claims, however many the machine has."""
+    gpus: int
+    """Fake ones, per node."""
+    network: str
+    """The first three numbers of all addresses, as ``10.77.0``."""
+    host_interface: str
+    """This machine's own way into the cluster."""
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The nodes, in order."""
+        return tuple(
+            Machine(
+                name=f"node{number}",
+                address=f"{self.network}.{number}",
+                interface=INTERFACES[(number - 1) % len(INTERFACES)],
+                port=f"port{number}",
+            )
+            for number in range(1, self.nodes + 1)
+        )
+
+    @property
+    def controller(self) -> Machine:
+        """Where slurmctld runs and the bridge is."""
+        return Machine("controller", f"{self.network}.{CONTROLLER_NUMBER}", "bridge", "")
+
+    @property
+    def host_address(self) -> str:
+        """This machine's own address in the cluster."""
+        return f"{self.network}.{HOST_NUMBER}"
+
+    def find(self, name: str) -> Machine:
+        """The node of that name. Raises ClusterError."""
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        raise ClusterError(
+            f"no node {name!r}: there are {self.machines[0].name} to node{self.nodes}"
+        )
+
+
+def directory() -> Path:
+    """Where the cluster keeps everything that it writes."""
+    return Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).absolute()
+
+
+def machine_directory(machine: Machine) -> Path:
+    """What belongs to one machine; on a node it is mounted over ``local``."""
+    return directory() / "machines" / machine.name
+
+
+def local_directory() -> Path:
+    """The same path on every machine, and another directory on each node."""
+    return directory() / "local"
+
+
+def load_shape() -> Shape | None:
+    """The shape of the cluster that is up, or was when something crashed; None without one."""
+    try:
+        return Shape(**json.loads((directory() / "shape.json").read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise ClusterError(
+            f"{directory()}/shape.json is damaged: jobs/cluster/down clears everything away"
+        ) from None
+
+
+def demand_shape() -> Shape:
+    """The shape of the cluster that is up. Raises ClusterError without one."""
+    shape = load_shape()
+    if shape is None:
+        raise ClusterError("no cluster is up; start one with: jobs/cluster/up")
+    return shape
+
+
+def save_shape(shape: Shape) -> None:
+    """Write the shape, whole or not at all."""
+    path = directory() / "shape.json"
+    path.with_suffix(".new").write_text(json.dumps(asdict(shape), indent=2) + "\n")
+    path.with_suffix(".new").replace(path)
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Keep others from changing the cluster meanwhile.
+
+    The lock lies beside the state directory, which ``down`` takes away.
+    """
+    path = directory().with_name(directory().name + ".lock")
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Whoever held it may have removed the file.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def load_rate() -> str | None:
+    """The rate that links are limited to; None for no limit."""
+    try:
+        return (directory() / "rate").read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def save_rate(rate: str | None) -> None:
+    """Remember the rate, for nodes that are started later."""
+    (directory() / "rate").write_text(f"{rate or ''}\n")

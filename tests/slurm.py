@@ -1,0 +1,109 @@
+"""The Slurm cluster that tests run on: brought up once, by ``jobs/cluster/up``.
+
+    launcher = cluster.srun("--nodes=4", "--ntasks-per-node=2")
+    launchers.run(launcher, 8, ["-m", "mpiddp.train"], timeout=60).expect(0)
+
+``launchers.run`` and ``launchers.start`` give the job its deadline and look for what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import launchers
+
+COMMANDS = launchers.ROOT / "jobs" / "cluster"
+NODES, CPUS, GPUS = 4, 4, 2
+COMMAND_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster in a state directory of its own, so that a user's one is left alone."""
+
+    directory: Path
+
+    def control(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``jobs/cluster/NAME``; its exit code is the caller's to look at."""
+        return subprocess.run(
+            [str(COMMANDS / name), *arguments],
+            env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(self.directory)}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+        )
+
+    def must(self, name: str, *arguments: str) -> str:
+        """Run ``jobs/cluster/NAME``, which must succeed; returns what it prints."""
+        done = self.control(name, *arguments)
+        assert done.returncode == 0, f"{name} {arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def environment(self) -> dict[str, str]:
+        """What ``jobs/cluster/env`` exports."""
+        lines = self.must("env").splitlines()
+        words = [shlex.split(line.removeprefix("export "))[0] for line in lines]
+        return dict(word.split("=", 1) for word in words)
+
+    def srun(self, *flags: str, mpi: str | None = "pmix", library: str = "openmpi"):
+        """A launcher that starts ranks with srun and a row's MPI library.
+
+        ``mpi=None`` leaves ``--mpi`` to the cluster's default.
+        """
+        row = launchers.table()[library]
+        chosen = (f"--mpi={mpi}",) if mpi is not None else ()
+        return replace(
+            row,
+            name=f"srun-{library}",
+            mpirun=find_program("srun"),
+            flags=(*chosen, *flags),
+            environment={**row.environment, **self.environment()},
+        )
+
+    def ask(self, *command: str) -> str:
+        """What one of Slurm's client programs prints; it must succeed."""
+        done = subprocess.run(
+            command,
+            env=launchers.clean_environment(self.environment()),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+def find_program(name: str) -> Path:
+    """One of Slurm's programs, installed or not."""
+    return Path(shutil.which(name) or f"/usr/bin/{name}")
+
+
+def find_obstacle() -> str | None:
+    """Why there can be no cluster here; None where there can."""
+    return None if os.geteuid() == 0 else "the cluster is made by root"
+
+
+@contextlib.contextmanager
+def bring_up(*options: str) -> Iterator[Cluster]:
+    """A new cluster, taken down at the end. AssertionError if it does not come up."""
+    # Short, since sockets are made in it; and open, since jobs of other users look into it.
+    parent = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+    parent.chmod(0o755)
+    cluster = Cluster(parent / "cluster")
+    try:
+        cluster.must("up", *options)
+        yield cluster
+    finally:
+        done = cluster.control("down")
+        shutil.rmtree(parent, ignore_errors=True)
+        assert done.returncode == 0, done.stderr
