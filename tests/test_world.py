@@ -6,8 +6,6 @@ import dataclasses
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import facts
 import launchers
@@ -18,66 +16,8 @@ from mpiddp.launch.world import (
     World,
     check_size,
     find_oddities,
-    fold_hostnames,
     solitary_world,
 )
-
-
-def unfold(text: str) -> list[str]:
-    """Slurm's short form written out, as its documentation describes it."""
-    names = []
-    for item in re.findall(r"[^,\[]*(?:\[[^\]]*\])?[^,\[]*", text):
-        inside = re.fullmatch(r"(.*)\[(.*)\](.*)", item)
-        if inside is None:
-            names += [item] if item else []
-            continue
-        for part in inside[2].split(","):
-            low, _, high = part.partition("-")
-            for number in range(int(low), int(high or low) + 1):
-                names.append(f"{inside[1]}{number:0{len(low)}d}{inside[3]}")
-    return names
-
-
-@pytest.mark.parametrize(
-    ("names", "folded"),
-    [
-        ([], ""),
-        (["login"], "login"),
-        (["node7"], "node7"),
-        (["node001", "node002", "node003", "login"], "login,node[001-003]"),
-        (["n1", "n3", "n2", "n7"], "n[1-3,7]"),
-        # The width is part of the name: node1 and node01 are two hosts.
-        (["node1", "node01"], "node01,node1"),
-        (["n9", "n10"], "n10,n9"),
-        (["n099", "n100"], "n[099-100]"),
-        (["gpu1-ib", "gpu2-ib", "gpu1"], "gpu1,gpu[1-2]-ib"),
-        (["r1n4", "r1n5", "r2n4"], "r1n[4-5],r2n4"),
-        (["a", "a", "b"], "a,b"),
-    ],
-)
-def test_fold_hostnames(names, folded):
-    assert fold_hostnames(names) == folded
-
-
-HOSTNAMES = st.from_regex(r"[a-c]{0,2}[0-9]{0,3}[a-c]{1,2}-?[0-9]{0,3}(?:\.c)?", fullmatch=True)
-
-
-@settings(deadline=None)
-@given(st.lists(HOSTNAMES, max_size=12))
-def test_a_folded_list_unfolds_to_the_same_hosts(names):
-    written_out = unfold(fold_hostnames(names))
-    assert set(written_out) == set(names)
-    assert len(written_out) == len(set(names))
-
-
-@settings(deadline=None)
-@given(st.integers(1, 500), st.integers(1, 500))
-def test_a_thousand_hosts_stay_short(low, count):
-    text = fold_hostnames([f"node{number:04d}" for number in range(low, low + count)])
-    assert len(text) <= len("node[0001-0500]")
-
-
-# Cross-checks
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
 FOUR = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))

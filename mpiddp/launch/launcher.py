@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mpiddp import environment
 from mpiddp.environment import LAUNCHERS, LauncherVariables
 from mpiddp.errors import LaunchError
+from mpiddp.launch.hostnames import expand_hostnames
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,15 @@ def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
     """Tasks of the Slurm job around a process that no launcher started; 1 outside Slurm."""
     variables = os.environ if variables is None else variables
     return _count(variables.get(environment.SLURM_JOB_TASKS, "")) or 1
+
+
+def hosts_of_step(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Hosts on which the launcher started this job; empty where it does not say."""
+    variables = os.environ if variables is None else variables
+    try:
+        return expand_hostnames(variables.get(environment.SLURM_STEP_NODES, ""))
+    except ValueError:
+        return ()
 
 
 def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:

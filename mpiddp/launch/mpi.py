@@ -6,11 +6,15 @@ throughout; ctypes releases it, so that torch can be imported meanwhile and a de
 
 from __future__ import annotations
 
+import array
 import ctypes
+import itertools
 import os
+import pickle
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
@@ -20,8 +24,16 @@ from mpiddp.launch.launcher import Launcher
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+T = TypeVar("T")
+
 FIRST_PAUSE = 2e-5
 LONGEST_PAUSE = 2e-3
+PAUSE_SHARE = 1 / 8
+"""How long a pause is beside the time waited so far. Pauses that double made a collective of ranks
+that come together four times as slow."""
+LENGTH_BYTES = 8
+ENVELOPE_BYTES = 4096
+"""What a broadcast sends at once; longer values take a second message."""
 
 
 def load(launcher: Launcher | None) -> Any:
@@ -51,7 +63,18 @@ def load(launcher: Launcher | None) -> Any:
         ) from None
     if launcher is not None and not MPI.Is_initialized():
         check_library(MPI.Get_library_version(), launcher)
+        _hide_enclosing_step(launcher)
     return MPI
+
+
+def _hide_enclosing_step(launcher: Launcher) -> None:
+    """Forget PMIx where Hydra's daemons run as a Slurm step that offers it as well.
+
+    It is not Hydra's own, and MPICH refuses to start between two process managers.
+    """
+    if launcher.key == "hydra":
+        for name in environment.PMIX_SIGNS:
+            os.environ.pop(name, None)
 
 
 def initialize(MPI: Any) -> bool:
@@ -87,11 +110,76 @@ def wait(request: MPI.Request, seconds: float = float("inf")) -> bool:
 
     Returns whether the request was completed within ``seconds``.
     """
-    end = time.monotonic() + seconds
-    pause = FIRST_PAUSE
+    begin = time.monotonic()
     while not request.Test():
-        if time.monotonic() > end:
+        waited = time.monotonic() - begin
+        if waited > seconds:
             return False
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        # A collective takes several steps, and each Test takes one: what a pause adds to a step
+        # must stay small beside the time waited.
+        time.sleep(min(max(FIRST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE))
     return True
+
+
+class SleepingCommunicator:
+    """Collectives over a communicator that sleep while they wait, as `wait` does.
+
+    Beside ranks that sleep in their collectives, one that spins in its own keeps the very ranks
+    from their cores that it waits for. Named as mpi4py's; the communicator stays its owner's.
+    """
+
+    def __init__(
+        self, communicator: MPI.Intracomm, wait: Callable[[MPI.Request], object] = wait
+    ) -> None:
+        """``wait`` waits for a request; what it raises is not caught."""
+        self._communicator = communicator
+        self._wait = wait
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's ``value``; any object that pickle takes."""
+        from mpi4py import MPI
+
+        is_sender = self._communicator.Get_rank() == 0
+        content = bytearray(pickle.dumps(value) if is_sender else b"")
+        room = ENVELOPE_BYTES - LENGTH_BYTES
+        start = len(content).to_bytes(LENGTH_BYTES, "little") + content[:room]
+        envelope = bytearray(start.ljust(ENVELOPE_BYTES, b"\0"))
+        self._wait(self._communicator.Ibcast([envelope, MPI.BYTE]))
+        length = int.from_bytes(envelope[:LENGTH_BYTES], "little")
+        rest = content[room:] if is_sender else bytearray(max(0, length - room))
+        if rest:
+            self._wait(self._communicator.Ibcast([rest, MPI.BYTE]))
+        if is_sender:
+            return value
+        received: T = pickle.loads((envelope[LENGTH_BYTES:] + rest)[:length])
+        return received
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's ``value``, by rank; any objects that pickle takes."""
+        from mpi4py import MPI
+
+        content = pickle.dumps(value)
+        length = array.array("q", [len(content)])
+        lengths = array.array("q", [0] * self._communicator.Get_size())
+        self._wait(self._communicator.Iallgather([length, MPI.INT64_T], [lengths, MPI.INT64_T]))
+        contents = bytearray(sum(lengths))
+        self._wait(
+            self._communicator.Iallgatherv(
+                [content, MPI.BYTE], [contents, (lengths.tolist(), None), MPI.BYTE]
+            )
+        )
+        ends = list(itertools.accumulate(lengths))
+        return [
+            pickle.loads(contents[end - length : end])
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's ``value``, by rank, on rank 0; None on the others."""
+        # Once all are there, a blocking call does not wait long.
+        self._wait(self._communicator.Ibarrier())
+        return self._communicator.gather(value)
+
+    def Allreduce(self, mine: Any, result: Any, op: MPI.Op) -> None:  # noqa: N802 - mpi4py's name
+        """Reduce buffers of all ranks into ``result`` of every rank."""
+        self._wait(self._communicator.Iallreduce(mine, result, op=op))

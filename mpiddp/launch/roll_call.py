@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiddp.launch.deadline import PHASES
+from mpiddp.launch.hostnames import fold_hostnames
 from mpiddp.launch.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -111,12 +112,27 @@ def describe_missing(
     )
 
 
-def describe_silent_init(launcher: Launcher | None, seconds: float) -> str:
-    """The message of an expired MPI_Init, in which only the launcher's word is known."""
+def describe_silent_init(
+    launcher: Launcher | None, seconds: float, silent: Mapping[str, str]
+) -> str:
+    """The message of an expired MPI_Init, in which only the launcher's word is known.
+
+    ``silent``: hosts that do not answer, and what was found of each.
+    """
     name = launcher.name if launcher is not None else "the launcher"
     size = launcher.size if launcher is not None else None
-    return (
+    start = (
         f"MPI_Init did not return within {seconds:g} s: {name} started {size or 'several'} ranks, "
-        "and at least one of them did not come. Look for ranks that are stuck before "
-        "mpiddp.init(), or nodes that cannot reach each other; --timeout SECONDS waits longer"
+        "and at least one of them did not come. "
+    )
+    if silent:
+        kinds = sorted(set(silent.values()))
+        hosts = fold_hostnames(sorted(silent))
+        return (
+            f"{start}Not reached from here: {hosts} ({', '.join(kinds)}); leave out what is down "
+            f"(srun --exclude={hosts}), or --timeout SECONDS waits longer"
+        )
+    return (
+        f"{start}Look for ranks that are stuck before mpiddp.init(), or nodes that cannot reach "
+        "each other; --timeout SECONDS waits longer"
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.compatibility import alone_message, library_name
+from mpiddp.launch.hostnames import fold_hostnames
 from mpiddp.launch.launcher import Launcher, tasks_of_allocation
 
 if TYPE_CHECKING:
@@ -144,37 +143,3 @@ def find_oddities(world: World, launcher: Launcher | None, roster: Roster | None
                 "common /dev/shm, or a setting such as MPIR_CVAR_NOLOCAL)"
             )
     return oddities
-
-
-def fold_hostnames(names: Sequence[str]) -> str:
-    """Slurm's short form: ``node001, node002, node003, login`` → ``login,node[001-003]``."""
-    groups: dict[tuple[str, int, str], list[int]] = {}
-    plain = []
-    for name in dict.fromkeys(names):
-        match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
-        if match is None:
-            plain.append(name)
-        else:
-            key = (match[1], len(match[2]), match[3])
-            groups.setdefault(key, []).append(int(match[2]))
-    folded = [
-        f"{prefix}{_fold_numbers(sorted(numbers), width)}{suffix}"
-        for (prefix, width, suffix), numbers in groups.items()
-    ]
-    return ",".join(sorted(plain) + sorted(folded))
-
-
-def _fold_numbers(numbers: list[int], width: int) -> str:
-    if len(numbers) == 1:
-        return f"{numbers[0]:0{width}d}"
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = [
-        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
-        for low, high in ranges
-    ]
-    return f"[{','.join(texts)}]"

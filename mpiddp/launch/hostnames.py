@@ -1,0 +1,66 @@
+"""Slurm's short form of a list of hosts, both ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def fold_hostnames(names: Sequence[str]) -> str:
+    """Slurm's short form: ``node001, node002, node003, login`` → ``login,node[001-003]``."""
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    plain = []
+    for name in dict.fromkeys(names):
+        match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
+        if match is None:
+            plain.append(name)
+        else:
+            key = (match[1], len(match[2]), match[3])
+            groups.setdefault(key, []).append(int(match[2]))
+    folded = [
+        f"{prefix}{_fold_numbers(sorted(numbers), width)}{suffix}"
+        for (prefix, width, suffix), numbers in groups.items()
+    ]
+    return ",".join(sorted(plain) + sorted(folded))
+
+
+def _fold_numbers(numbers: list[int], width: int) -> str:
+    if len(numbers) == 1:
+        return f"{numbers[0]:0{width}d}"
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [
+        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
+        for low, high in ranges
+    ]
+    return f"[{','.join(texts)}]"
+
+
+def expand_hostnames(text: str) -> tuple[str, ...]:
+    """The hosts of a short form: ``login,node[001-003]`` → ``login, node001, node002, node003``.
+
+    Raises ValueError where it is none.
+    """
+    found: list[str] = []
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
+        found.extend(_expand_item(item))
+    if not found:
+        raise ValueError(f"no host in {text!r}")
+    return tuple(found)
+
+
+def _expand_item(item: str) -> list[str]:
+    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", item)
+    if match is None:
+        return [item]
+    numbers = []
+    for part in match[2].split(","):
+        low, _, high = part.partition("-")
+        width = len(low)
+        numbers += [f"{number:0{width}d}" for number in range(int(low), int(high or low) + 1)]
+    # A name may hold several brackets, as that of a rack and of a node in it.
+    return [f"{match[1]}{number}{rest}" for number in numbers for rest in _expand_item(match[3])]

@@ -1,0 +1,269 @@
+"""A Slurm cluster of several nodes on this machine comes up, changes, and goes without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import launchers
+import markers
+import slurm
+
+COMMANDS = ("up", "down", "status", "env", "rate", "cut", "heal", "kill", "revive", "exec")
+UP_SECONDS, DOWN_SECONDS = 10.0, 5.0
+
+
+def table(cluster) -> dict[str, list[str]]:
+    """The rows of ``status`` by node: address, interface, link, rate, slurmd, Slurm's word."""
+    lines = cluster.must("status").splitlines()[2:]
+    return {cells[0]: cells[1:] for cells in (re.split(r" {2,}", line) for line in lines)}
+
+
+def host_state() -> dict[str, object]:
+    """What a cluster could leave behind on this machine."""
+    interfaces = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True).stdout
+    return {
+        "interfaces": re.findall(r"^\d+: (\S+?)[@:]", interfaces, re.MULTILINE),
+        "mounts": Path("/proc/mounts").read_text().splitlines(),
+        "namespaces": sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else [],
+    }
+
+
+def processes_in(directory) -> list[str]:
+    """Processes whose command line or open namespace belongs to a cluster."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environ = (entry / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(directory) in line or f"SLURM_CONF={directory}" in environ:
+            found.append(line)
+    return found
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
+    before = host_state()
+    with slurm.bring_up("--nodes=2", "--cpus=2") as cluster:
+        state = json.loads((cluster.directory / "shape.json").read_text())
+        began = time.monotonic()
+        # The name of an interface says what it is to connect, and one is a prefix of the other.
+        rows = table(cluster)
+        assert [row[1] for row in rows.values()] == ["ens1f1", "ens1f0np0"]
+        assert {tuple(row[2:]) for row in rows.values()} == {("up", "unlimited", "running", "idle")}
+        # Whatever has died is started again, the controller's bridge and the links included.
+        init = int((cluster.directory / "machines/controller/init").read_text().split()[0])
+        os.kill(init, 9)
+        cluster.must("kill", "node2")
+        assert "ready" in cluster.must("up")
+        assert table(cluster)["node2"][2:] == ["up", "unlimited", "running", "idle"]
+        hosts = cluster.must("exec", "node1", "getent", "ahostsv4", "node2")
+        assert hosts.split()[0] == f"{state['network']}.2"
+        result = launchers.run(
+            cluster.srun("--nodes=2", mpi="none"),
+            2,
+            ["-c", "import socket; print(socket.gethostname())"],
+            timeout=30,
+        ).expect(0)
+        assert sorted(result.stdout.split()) == ["node1", "node2"]
+        refused = cluster.control("up", "--nodes=3")
+        assert refused.returncode == 1 and "--nodes 2 is up" in refused.stderr
+        assert time.monotonic() - began < 60
+        began = time.monotonic()
+        cluster.must("down")
+        assert time.monotonic() - began < DOWN_SECONDS
+        assert not cluster.directory.exists()
+        assert processes_in(cluster.directory) == []
+        assert host_state() == before
+        assert "no cluster is up" in cluster.must("down")
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_down_ends_what_runs(slurm_cluster):
+    began = time.monotonic()
+    with slurm.bring_up("--nodes=4") as cluster:
+        assert time.monotonic() - began < UP_SECONDS
+        flags = ("--nodes=4", "--ntasks-per-node=1")
+        program = ["-c", "import time; print('up', flush=True); time.sleep(600)"]
+        with launchers.start(cluster.srun(*flags, mpi="none"), 4, program, timeout=60) as job:
+            job.until(lambda: job.stdout().count("up") == 4, "all ranks")
+            began = time.monotonic()
+            cluster.must("down")
+            assert time.monotonic() - began < DOWN_SECONDS
+            job.process.wait(20)
+        assert processes_in(cluster.directory) == []
+
+
+@pytest.mark.slurm
+def test_nodes_are_apart(slurm_cluster):
+    slurm_cluster.must("exec", "node1", "sh", "-c", "echo mine > /dev/shm/only-here")
+    try:
+        there = slurm_cluster.control("exec", "node2", "cat", "/dev/shm/only-here")
+        assert there.returncode != 0 and "No such file" in there.stderr
+        assert not Path("/dev/shm/only-here").exists()
+    finally:
+        slurm_cluster.must("exec", "node1", "rm", "/dev/shm/only-here")
+    for number in (1, 2):
+        name = f"node{number}"
+        assert slurm_cluster.must("exec", name, "hostname").strip() == name
+        interfaces = slurm_cluster.must("exec", name, "ls", "/sys/class/net").split()
+        assert len(interfaces) == 2 and "lo" in interfaces
+    answer = slurm_cluster.must("exec", "node3", "sh", "-c", "pwd; echo $SHLVL; exit 0")
+    assert answer.split()[0] == os.getcwd()
+    assert slurm_cluster.control("exec", "node3", "sh", "-c", "exit 37").returncode == 37
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_links_are_shaped_cut_and_healed(slurm_cluster):
+    address = {name: row[0] for name, row in table(slurm_cluster).items()}
+    reaches = [sys.executable, "-c", REACH, address["node2"]]
+    try:
+        slurm_cluster.must("rate", "100mbit")
+        assert {row[3] for row in table(slurm_cluster).values()} == {"100Mbit"}
+        assert 0.85 < measure_rate(slurm_cluster, address["node2"]) / 100 < 1.05
+        slurm_cluster.must("cut", "node2")
+        assert table(slurm_cluster)["node2"][2] == "cut"
+        assert slurm_cluster.control("exec", "node1", *reaches).returncode != 0
+        slurm_cluster.must("heal", "node2")
+        assert slurm_cluster.control("exec", "node1", *reaches).returncode == 0
+    finally:
+        slurm_cluster.must("heal", "node2")
+        slurm_cluster.must("rate", "none")
+    assert {row[3] for row in table(slurm_cluster).values()} == {"unlimited"}
+    assert measure_rate(slurm_cluster, address["node2"]) > 400
+
+
+REACH = """
+import errno, socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), 2).close()
+except ConnectionRefusedError:
+    pass
+"""
+RECEIVE = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    connection, _ = server.accept()
+    size, began = 0, None
+    while block := connection.recv(1 << 20):
+        began = began or time.monotonic()
+        size += len(block)
+    print(size * 8 / 1e6 / (time.monotonic() - began))
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
+    connection.sendall(bytes(8_000_000))
+"""
+
+
+def measure_rate(cluster, address) -> float:
+    """Mbit/s of TCP's payload from node1 to node2."""
+    receiver = subprocess.Popen(
+        [str(slurm.COMMANDS / "exec"), "node2", sys.executable, "-c", RECEIVE, address],
+        env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with receiver:
+        assert receiver.stdout is not None
+        port = receiver.stdout.readline().strip()
+        cluster.must("exec", "node1", sys.executable, "-c", SEND, address, port)
+        return float(receiver.stdout.read())
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_a_node_dies_and_lives_again(slurm_cluster):
+    slurm_cluster.must("kill", "node4")
+    try:
+        assert table(slurm_cluster)["node4"][2:5] == ["-", "-", "not running"]
+        gone = slurm_cluster.control("exec", "node4", "true")
+        assert gone.returncode == 1 and "node4 is not running" in gone.stderr
+    finally:
+        slurm_cluster.must("revive", "node4")
+    assert table(slurm_cluster)["node4"][2:] == ["up", "unlimited", "running", "idle"]
+
+
+@pytest.mark.slurm
+def test_a_user_who_is_not_root(slurm_cluster):
+    """Looks and submits, but changes nothing."""
+    environment = {
+        **slurm_cluster.environment(),
+        "MPIDDP_CLUSTER_DIR": str(slurm_cluster.directory),
+        "PATH": os.environ["PATH"],
+    }
+    exports = [f"{name}={value}" for name, value in environment.items()]
+
+    def run(*command):
+        line = ["runuser", "-u", "nobody", "--", "env", *exports, *map(str, command)]
+        return subprocess.run(line, capture_output=True, text=True, cwd="/", timeout=60)
+
+    done = run(slurm.find_program("srun"), "--mpi=none", "-N2", "id", "-un")
+    assert done.stdout.split() == ["nobody", "nobody"], done.stderr
+    for name in ("up", "down", "cut", "exec"):
+        arguments = {"cut": ["node1"], "exec": ["node1", "true"]}.get(name, [])
+        python = [sys.executable, "-B", slurm.COMMANDS / name]
+        if not os.access(sys.executable, os.X_OK):
+            continue
+        refused = run(*python, *arguments)
+        assert refused.returncode != 0
+        assert re.search(r"root|[Pp]ermission denied", refused.stderr), refused.stderr
+
+
+def test_every_command_explains_itself():
+    for name in COMMANDS:
+        program = slurm.COMMANDS / name
+        assert os.access(program, os.X_OK), f"{name} is not executable"
+        done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0 and f"jobs/cluster/{name}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (["up", "--nodes=0"], 2, "expected 1 to 200, found '0'"),
+        (["up", "--nodes=two"], 2, "expected 1 to 200, found 'two'"),
+        (["up", "--rate=fast"], 1, "rate 'fast': expected one such as 400mbit"),
+        (["rate", "0mbit"], 1, "rate '0mbit'"),
+        (["env"], 1, "no cluster is up; start one with: jobs/cluster/up"),
+        (["status"], 1, "no cluster is up"),
+        (["exec", "node1"], 1, "no COMMAND given"),
+        (["cut"], 2, "NODE"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_are_one_line(command, code, says, tmp_path):
+    done = subprocess.run(
+        [slurm.COMMANDS / command[0], *command[1:]],
+        env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(tmp_path / "none")}),
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_packages_are_the_same_for_all():
+    sys.path.insert(0, str(slurm.COMMANDS))
+    try:
+        import requirements
+    finally:
+        sys.path.remove(str(slurm.COMMANDS))
+    wanted = {*requirements.PACKAGES.values(), requirements.PMIX_PACKAGE} - {"util-linux"}
+    assert wanted == set(markers.PACKAGES["slurm"])

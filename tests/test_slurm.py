@@ -1,0 +1,349 @@
+"""Launches on a real Slurm cluster of several nodes, and how they end when something breaks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+import facts
+import launchers
+import slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+
+DEADLINE = 90.0
+INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")
+INIT = """
+import os, sys, mpiddp
+with mpiddp.init(timeout=60) as session:
+    world = session.world
+    words = ["seen", world.rank, world.size, world.hostname]
+    words += [os.environ.get(name) for name in sys.argv[1:]]
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+"""
+
+
+@pytest.fixture(autouse=True)
+def idle(slurm_cluster):
+    """What an earlier test left in the queue would hold nodes."""
+    yield
+    if slurm_cluster.ask("squeue", "-h"):
+        slurm_cluster.ask("scancel", "--full", "--state=RUNNING")
+        slurm_cluster.ask("scancel", "--state=PENDING")
+
+
+def collect(launcher, ranks, folder, **env):
+    """The facts of every rank, by rank, and the finished job."""
+    program = f"import os; os.chdir({str(folder)!r})\n{facts.PROGRAM}"
+    result = launchers.run(launcher, ranks, ["-c", program, "auto"], timeout=DEADLINE, env=env)
+    result.expect(0)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)], result
+
+
+def seen(result) -> list[list[str]]:
+    """What INIT printed, by rank: rank, size, host, then the variables asked for."""
+    rows = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("seen ")]
+    return sorted(rows, key=lambda row: int(row[0]))
+
+
+def worlds(found) -> list[tuple[str, int, int, int, int]]:
+    """Host, local rank, local size, node rank, node count of each rank."""
+    names = ("hostname", "local_rank", "local_size", "node_rank", "node_count")
+    return [tuple(row["world"][name] for name in names) for row in found]
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(1, 3), (2, 1), (3, 2), (4, 1), (4, 3)])
+def test_nodes_and_ranks(nodes, each, slurm_cluster, tmp_path):
+    ranks = nodes * each
+    flags = (f"--nodelist=node[1-{nodes}]", f"--nodes={nodes}", f"--ntasks-per-node={each}")
+    found, result = collect(slurm_cluster.srun(*flags), ranks, tmp_path)
+    assert worlds(found) == [
+        (f"node{node + 1}", local, each, node, nodes)
+        for node in range(nodes)
+        for local in range(each)
+    ]
+    total = float(sum(range(1, ranks + 1)))
+    assert [row["sum"] for row in found] == [[total] * 3] * ranks
+    assert {row["world"]["master_hostname"] for row in found} == {"node1"}
+    if nodes > 1:
+        wanted = [INTERFACES[rank // each] for rank in range(ranks)]
+        assert [row["set"]["GLOO_SOCKET_IFNAME"] for row in found] == wanted
+        assert re.search(
+            rf"ranks +{ranks} ranks on {nodes} nodes: node\[1-{nodes}\]", result.stderr
+        )
+
+
+def test_uneven_nodes_in_cyclic_order(slurm_cluster, tmp_path):
+    flags = ("--nodelist=node[1-3]", "--nodes=3", "--distribution=cyclic")
+    found, result = collect(slurm_cluster.srun(*flags, "--exclusive"), 5, tmp_path)
+    assert worlds(found) == [
+        ("node1", 0, 2, 0, 3),
+        ("node2", 0, 2, 1, 3),
+        ("node3", 0, 1, 2, 3),
+        ("node1", 1, 2, 0, 3),
+        ("node2", 1, 2, 1, 3),
+    ]
+    assert "2 on 2, 1 on 1" in result.stderr
+
+
+def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
+    launcher = slurm_cluster.srun("--nodes=1")
+    command = [sys.executable, "-c", INIT]
+    second = [":", "-n2", "--nodes=2", *command]
+    result = launchers.run(launcher, 1, ["-c", INIT, *second], timeout=DEADLINE).expect(0)
+    rows = seen(result)
+    assert [row[:2] for row in rows] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
+    assert len({row[2] for row in rows}) == 3
+
+
+def run_inside(launcher, allocation, command) -> launchers.Result:
+    """Run INIT with ``command`` inside an allocation that salloc makes."""
+    line = [*allocation, *command, sys.executable, "-c", INIT]
+    salloc, alone = slurm.find_program("salloc"), replace(launcher, mpirun=None)
+    return launchers.run(alone, 1, line, timeout=DEADLINE, python=salloc, env={"HYDRA_IFACE": None})
+
+
+def test_a_heterogeneous_job(slurm_cluster):
+    inside = [slurm.find_program("srun"), "--mpi=pmix", "--het-group=0,1"]
+    result = run_inside(slurm_cluster.srun(), ["-n1", ":", "-n2", "--nodes=2"], inside).expect(0)
+    assert [row[:2] for row in seen(result)] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
+
+
+@pytest.mark.parametrize("name", [row.name for row in launchers.available()])
+def test_mpirun_inside_an_allocation(name, slurm_cluster):
+    mpirun = launchers.table()[name].mpirun
+    root = () if name == "mpich" else ("--allow-run-as-root",)
+    launcher = slurm_cluster.srun(library=name)
+    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=2"], [mpirun, *root]).expect(0)
+    rows = seen(result)
+    assert [row[:2] for row in rows] == [[str(rank), "4"] for rank in range(4)], str(result)
+    assert len({row[2] for row in rows}) == 2
+
+
+TRAPS = (("aa0", "10.66.0.1"), ("docker0", "172.17.0.1"))
+
+
+def set_traps(cluster, node) -> None:
+    """Interfaces that lead nowhere, alike on every node, and a name that means loopback."""
+
+    def run(line):
+        cluster.must("exec", node, *line.split())
+
+    for name, address in TRAPS:
+        run(f"ip link add {name} type veth peer name {name}x")
+        run(f"ip address add {address}/24 dev {name}")
+        run(f"ip link set {name} up")
+        run(f"ip link set {name}x up")
+    text = cluster.must("exec", node, "cat", "/etc/hosts")
+    write_hosts(cluster, node, f"127.0.1.1 {node}\n{text}")
+    assert cluster.must("exec", node, "getent", "ahostsv4", node).startswith("127.0.1.1")
+
+
+def write_hosts(cluster, node, text) -> None:
+    cluster.must("exec", node, "sh", "-c", f"printf %s {shlex.quote(text)} > /etc/hosts")
+
+
+def remove_traps(cluster, node) -> None:
+    for name, _ in TRAPS:
+        cluster.control("exec", node, "ip", "link", "delete", name)
+    text = cluster.must("exec", node, "cat", "/etc/hosts")
+    write_hosts(cluster, node, text.replace(f"127.0.1.1 {node}\n", ""))
+
+
+def test_traps_of_real_nodes_do_no_harm(slurm_cluster, tmp_path):
+    nodes = ("node1", "node2")
+    flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=1")
+    try:
+        for node in nodes:
+            set_traps(slurm_cluster, node)
+        # Open MPI itself believes that two nodes which own one address reach each other by it.
+        own = {"OMPI_MCA_btl_tcp_if_exclude": "aa0,docker0,lo"}
+        found, _ = collect(slurm_cluster.srun(*flags), 2, tmp_path, **own)
+    finally:
+        for node in nodes:
+            remove_traps(slurm_cluster, node)
+    assert [row["sum"] for row in found] == [[3.0] * 3] * 2
+    assert [row["set"]["GLOO_SOCKET_IFNAME"] for row in found] == ["ens1f1", "ens1f0np0"]
+    # A plain ens1f0 would also stand for ens1f0np0, and aa0 sorts first.
+    assert [row["set"]["NCCL_SOCKET_IFNAME"] for row in found] == ["=ens1f1", "=ens1f0np0"]
+    assert {row["master"][0].rsplit(".", 1)[1] for row in found} == {"1"}
+
+
+def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster):
+    flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=1")
+    launcher = slurm_cluster.srun(*flags)
+    with (
+        launchers.start(launcher, 2, ["-c", INIT, "MASTER_PORT"], timeout=DEADLINE) as one,
+        launchers.start(launcher, 2, ["-c", INIT, "MASTER_PORT"], timeout=DEADLINE) as two,
+    ):
+        rows = [seen(job.wait().expect(0)) for job in (one, two)]
+    for job in rows:
+        assert [row[:2] for row in job] == [["0", "2"], ["1", "2"]]
+        assert job[0][3] == job[1][3]
+
+
+@pytest.mark.parametrize(
+    ("library", "mpi"),
+    [("openmpi", "none"), ("openmpi", "pmi2"), ("mpich", "none"), ("mpich", "pmix")],
+)
+def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_cluster, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(INIT)
+    launcher = slurm_cluster.srun("--nodes=2", mpi=mpi, library=library)
+    result = launchers.run(launcher, 2, [str(script)], timeout=DEADLINE).expect(3)
+    (line,) = facts.messages(result)
+    assert "every process would be rank 0 of 1" in line
+    command = shlex.split(line.partition("Start it with: ")[2])
+    assert command[0] == "srun" and command[-2:] == ["python", str(script)]
+    working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
+    rows = seen(launchers.run(working, 2, [str(script)], timeout=DEADLINE).expect(0))
+    assert [row[:2] for row in rows] == [["0", "2"], ["1", "2"]]
+
+
+def test_gpus_by_node_and_by_task(slurm_cluster):
+    ask = ["-c", INIT, "CUDA_VISIBLE_DEVICES"]
+    flags = ("--nodelist=node[1-2]", "--nodes=2")
+    by_node = slurm_cluster.srun(*flags, "--ntasks-per-node=2", "--gpus-per-node=2")
+    rows = seen(launchers.run(by_node, 4, ask, timeout=DEADLINE).expect(0))
+    assert [row[3] for row in rows] == ["0,1"] * 4
+    by_task = slurm_cluster.srun(*flags, "--ntasks-per-node=2", "--gpus-per-task=1")
+    rows = seen(launchers.run(by_task, 4, ask, timeout=DEADLINE).expect(0))
+    assert [row[3] for row in rows] == ["0", "1", "0", "1"]
+
+
+# How jobs end, under a bare srun: no --kill-on-bad-exit
+
+BARE = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
+RAISE = """
+import mpiddp
+with mpiddp.init(timeout=60) as session:
+    if session.world.rank == 3:
+        raise ValueError("broken on purpose")
+    session.comm.Barrier()
+"""
+
+
+def test_a_rank_that_raises_ends_the_job(slurm_cluster):
+    result = launchers.run(slurm_cluster.srun(*BARE), 4, ["-c", RAISE], timeout=DEADLINE)
+    result.expect(1)
+    (head,) = (line for line in facts.messages(result) if "failed" in line)
+    assert "rank 3 of 4 on node2" in head
+    assert result.stderr.count("ValueError: broken on purpose") == 1
+
+
+def test_an_import_that_fails_on_one_node_ends_the_job(slurm_cluster, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import socket\nif socket.gethostname() == 'node2':\n    import nothing_there\n"
+        "import torch.distributed as distributed\ndistributed.init_process_group()\n"
+        "distributed.barrier()\n"
+    )
+    arguments = ["-m", "mpiddp", str(script)]
+    result = launchers.run(slurm_cluster.srun(*BARE), 4, arguments, timeout=DEADLINE)
+    result.expect(1)
+    assert result.stderr.count("No module named 'nothing_there'") == 1
+    assert re.search(r"rank [23] of 4 on node2", result.stderr)
+
+
+def test_bad_options_are_said_once(slurm_cluster):
+    arguments = ["-m", "mpiddp.train", "--epochs", "none"]
+    result = launchers.run(slurm_cluster.srun(*BARE), 4, arguments, timeout=DEADLINE)
+    result.expect(2)
+    assert len(facts.messages(result)) == 1 and "Traceback" not in result.stderr
+
+
+# A node that is cut off. Its own processes and srun can only end when Slurm reaches it again;
+# everything that is still connected must end by mpiddp's deadline.
+
+TIMEOUT = 6
+MARGIN = 12.0
+"""Seconds: looking for silent hosts, the roll call, Slurm's way of ending a step."""
+PAIR = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
+WAITING = """
+import pathlib, socket, sys, time
+import mpiddp
+from mpiddp.launch import {module}
+original = {module}.{function}
+folder = pathlib.Path({folder!r})
+
+def wait(*arguments, **options):
+    (folder / f"at-{{socket.gethostname()}}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.02)
+    return original(*arguments, **options)
+
+{module}.{function} = wait
+mpiddp.init(timeout={seconds})
+"""
+TRAIN = """
+import pathlib, sys, time, torch, torch.distributed as distributed, mpiddp
+with mpiddp.init(timeout=int(sys.argv[2])) as session:
+    (pathlib.Path(sys.argv[1]) / f"at-{session.world.hostname}").touch()
+    while True:
+        distributed.all_reduce(torch.ones(1000))
+        time.sleep(0.05)
+"""
+
+
+def cut_during(cluster, folder, program):
+    """Start a job, cut node2 when both nodes are there, and wait for the report.
+
+    Returns the finished job's result, after the link is back, and the seconds from the cut
+    until no process on node1 was left.
+    """
+    with launchers.start(cluster.srun(*PAIR), 4, program, timeout=DEADLINE) as job:
+        job.until(lambda: len(list(folder.glob("at-*"))) == 2, "both nodes")
+        try:
+            cluster.must("cut", "node2")
+            (folder / "go").touch()
+            began = time.monotonic()
+            job.until(lambda: not on_node(job, "node1"), "the ranks on node1 to end")
+            seconds = time.monotonic() - began
+        finally:
+            cluster.must("heal", "node2")
+        return job.wait(), seconds
+
+
+def on_node(job, name) -> list[int]:
+    """The job's processes that were started by a node's slurmd."""
+    return [
+        pid for pid in job.processes() if launchers.environ_of(pid).get("SLURMD_NODENAME") == name
+    ]
+
+
+SILENT_INIT = r"MPI_Init did not return within 6 s.*Not reached from here: node2 \("
+ROLL_CALL = (
+    r"did not get past 'address' within 6 s; "
+    r"waited for rank 2 on node2 \(no answer\), rank 3 on node2 \(no answer\)"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "says"),
+    [("mpi", "initialize", SILENT_INIT), ("network", "list_interfaces", ROLL_CALL)],
+    ids=["in MPI_Init", "after it"],
+)
+def test_a_node_cut_during_start_up_is_named(module, function, says, slurm_cluster, tmp_path):
+    program = WAITING.format(
+        module=module, function=function, folder=str(tmp_path), seconds=TIMEOUT
+    )
+    result, seconds = cut_during(slurm_cluster, tmp_path, ["-c", program])
+    told = [line for line in facts.messages(result) if " on node1" in line]
+    assert len(told) == 1 and re.search(says, told[0]), str(result)
+    assert result.returncode != 0
+    assert seconds < TIMEOUT + MARGIN
+
+
+def test_a_node_cut_in_training_ends_the_job(slurm_cluster, tmp_path):
+    program = ["-c", TRAIN, str(tmp_path), str(TIMEOUT)]
+    result, seconds = cut_during(slurm_cluster, tmp_path, program)
+    told = [line for line in facts.messages(result) if " on node1: a peer is gone" in line]
+    assert len(told) == 1, str(result)
+    assert result.returncode != 0
+    assert seconds < TIMEOUT + MARGIN
