@@ -100,6 +100,7 @@ PMIX_SIGNS = ("PMIX_NAMESPACE", "PMIX_RANK")
 PMI_SIGNS = ("PMI_FD", "PMI_PORT", "PMI_RANK")
 
 SLURM_JOB_TASKS = "SLURM_NTASKS"
+SLURM_STEP_NODES = "SLURM_STEP_NODELIST"
 SLURM_HETEROGENEOUS_SIZE = "SLURM_HET_SIZE"
 SLURM_HETEROGENEOUS_TASKS = "SLURM_NTASKS_HET_GROUP_"
 SLURM_JOB_NAME = "SLURM_JOB_NAME"
@@ -133,12 +134,72 @@ NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_CONF_FILE = "NCCL_CONF_FILE"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 
+# What the doctor sets, reads or shows.
+NO_COLOR = "NO_COLOR"
+SLURM_KILL_BAD_EXIT = "SLURM_KILL_BAD_EXIT"
+NCCL_DEBUG = "NCCL_DEBUG"
+NCCL_DEBUG_FILE = "NCCL_DEBUG_FILE"
+NCCL_DEBUG_SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
+NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
+
 # MPI's own behaviour.
 MPI4PY_INITIALIZE = "MPI4PY_RC_INITIALIZE"
 CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 CRAY_SIGNS = ("CRAY_MPICH_VERSION", "CRAY_MPICH_DIR", "PE_MPICH_PKGCONFIG_VARIABLES")
 LD_PRELOAD = "LD_PRELOAD"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+HARMLESS = frozenset(
+    {
+        OMP_NUM_THREADS,
+        NCCL_SOCKET_IFNAME,
+        GLOO_SOCKET_IFNAME,
+        NCCL_DEBUG,
+        NCCL_DEBUG_SUBSYSTEMS,
+        NCCL_IB_DISABLE,
+        CUDA_VISIBLE_DEVICES,
+        CRAY_GPU_SUPPORT,
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "FI_PROVIDER",
+        "NCCL_ALGO",
+        "NCCL_CROSS_NIC",
+        "NCCL_IB_GID_INDEX",
+        "NCCL_IB_HCA",
+        "NCCL_NET",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_P2P_DISABLE",
+        "NCCL_P2P_LEVEL",
+        "NCCL_PROTO",
+        "NCCL_SHM_DISABLE",
+        "NCCL_SOCKET_FAMILY",
+        "OMP_PLACES",
+        "OMP_PROC_BIND",
+        "OMPI_MCA_btl",
+        "OMPI_MCA_pml",
+        "UCX_NET_DEVICES",
+        "UCX_TLS",
+    }
+)
+"""Variables whose values may be shown; of all others the doctor tells the name alone."""
+
+DIFFERS_BY_NODE = frozenset(
+    {NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, CUDA_VISIBLE_DEVICES, "UCX_NET_DEVICES", "NCCL_IB_HCA"}
+)
+"""Variables that have good reasons to differ between nodes."""
+
+FROM_LAUNCHER = (
+    "MPI4PY_RC_",
+    "OMPI_MCA_PREFIXES",
+    "OMPI_MCA_cpu_type",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_initial_wdir",
+    "OMPI_MCA_num_procs",
+    "OMPI_MCA_orte_",
+    "PMIX_MCA_",
+    "PRTE_MCA_",
+)
+"""Beginnings of variables that a launcher, or mpiddp, sets by itself."""
 
 
 def is_set(names: Iterable[str], variables: Mapping[str, str] | None = None) -> bool:

@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PHASES = ("MPI", "import torch", "address", "store", "group", "first all-reduce", "summary")
-"""The phases of start-up, in order."""
+PHASES = (
+    "MPI", "code", "node", "import torch", "address", "network", "GPUs",
+    "store", "group", "first all-reduce", "summary",
+)  # fmt: skip
+"""The phases of start-up and of the doctor's examination, in order; each uses some of them."""
 
 
 class Watch:

@@ -13,8 +13,8 @@ from mpiddp.errors import ConfigurationError, LaunchError
 
 if TYPE_CHECKING:
     import torch
-    from mpi4py import MPI
 
+    from mpiddp.launch.mpi import SleepingCommunicator
     from mpiddp.launch.world import World
 
 UUID_BYTES = 96
@@ -110,7 +110,7 @@ def _ask_nvml(number: int) -> str | None:
 
 
 def assign(
-    world: World, node: MPI.Intracomm | None, placement: Placement, allow_shared_gpu: bool
+    world: World, node: SleepingCommunicator | None, placement: Placement, allow_shared_gpu: bool
 ) -> Assignment:
     """Compare this node's placements and settle this rank's. Collective over ``node``.
 

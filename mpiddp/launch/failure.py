@@ -34,7 +34,7 @@ from mpiddp.errors import (
 )
 from mpiddp.launch import mpi
 from mpiddp.launch.deadline import Watch
-from mpiddp.launch.launcher import Launcher, find_launcher
+from mpiddp.launch.launcher import Launcher, find_launcher, hosts_of_step
 from mpiddp.launch.node_claim import claim_node
 from mpiddp.launch.outcome import Outcome, outcome_path, write_outcome
 from mpiddp.launch.report import (
@@ -54,6 +54,7 @@ from mpiddp.launch.roll_call import (
     find_missing,
     find_position,
 )
+from mpiddp.launch.silence import find_silent_hosts
 from mpiddp.launch.speaker import ANSWER_SECONDS, agree_on_failure, claim_report
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ class WayOut:
 
     # Ending
 
-    def fail(self, error: BaseException) -> None:
-        """End the job because of ``error``.
+    def fail(self, error: BaseException, *, told: bool = False) -> None:
+        """End the job because of ``error``; ``told``: its report has been printed already.
 
         Returns only where the error is to rise further: in a notebook, in a forked child, and
         for an exit that was reported before.
@@ -133,7 +134,7 @@ class WayOut:
         code = self._code(error)
         self._begin_leaving(code)
         if self._speaks(error):
-            self._report(error)
+            self._report(error, told=told)
         else:
             self._log(self.describe(error))
             # Without MPI there is nobody who could end this process.
@@ -157,6 +158,10 @@ class WayOut:
         if threading.current_thread() is threading.main_thread():
             # A second Ctrl-C must not stop the first one's report half-way.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def leave(self, code: int) -> NoReturn:
+        """End this process with ``code``: everything was said, and MPI is closed."""
+        raise _Left(code)
 
     def finish(self) -> None:
         """Write the outcome of a run that is done (exit code 0). Called by rank 0."""
@@ -201,10 +206,10 @@ class WayOut:
     def _code(self, error: BaseException) -> int:
         return PeerLostError.exit_code if self._is_peer_loss(error) else exit_code(error)
 
-    def _report(self, error: BaseException) -> None:
+    def _report(self, error: BaseException, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
         _flush(sys.stdout)
-        report = self.describe(error)
+        report = "" if told else self.describe(error)
         if self.runs_script and has_trace(error) and has_own_hook():
             trace = visible_part(error.__traceback__, self.hidden_files)
             sys.excepthook(type(error), error, trace)
@@ -319,6 +324,9 @@ class WayOut:
             self._report(UnreachableError(text))
         else:
             time.sleep(PATIENCE_SECONDS)
+        if self._node_claim is not None:
+            # The other processes of this node must find the claim taken.
+            time.sleep(SPEAKERS * ANSWER_SECONDS)
         self._end(code)
 
     def _explain_silent_init(self) -> str | None:
@@ -328,7 +336,14 @@ class WayOut:
         """
         rank = self.launcher.rank if self.launcher is not None else 0
         time.sleep(min(rank, SPEAKERS) * ANSWER_SECONDS)
-        return describe_silent_init(self.launcher, self.seconds) if rank < SPEAKERS else None
+        if rank >= SPEAKERS:
+            return None
+        # Under a bare srun one that ends does not end the others.
+        self._node_claim = claim_node()
+        if self._node_claim is None:
+            return None
+        silent = find_silent_hosts(hosts_of_step())
+        return describe_silent_init(self.launcher, self.seconds, silent)
 
     def _call_the_roll(self, phase: str) -> str | None:
         from mpi4py import MPI

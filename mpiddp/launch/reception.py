@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.errors import UnreachableError
+from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network import Candidate
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from mpiddp.launch.mpi import SleepingCommunicator
 
 TOKEN_BYTES = 16
 REACH_SECONDS = 15.0
@@ -202,15 +202,18 @@ def describe_failure(
 
 
 def meet(
-    reception: Reception | None, leaders: MPI.Intracomm, hostname: str, timeout: float
+    reception: Reception | None, leaders: SleepingCommunicator, hostname: str, timeout: float
 ) -> Agreement:
     """Let every node's leader try rank 0's offers. Collective over leaders.
 
     Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
-    the table.
+    the table. Raises ConfigurationError if rank 0 called `tell_no_offer` instead.
     """
     published = (reception.offers, reception.token) if reception is not None else None
-    offers, token = leaders.bcast(published)
+    published = leaders.bcast(published)
+    if published is None:
+        raise ConfigurationError("rank 0 has no address to offer")
+    offers, token = published
     # Two rounds must fit into the phase, or its deadline would come before the table.
     seconds = min(timeout / 3, REACH_SECONDS)
     # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
@@ -226,7 +229,12 @@ def meet(
     raise UnreachableError("this node's part of the addresses of rank 0 is in rank 0's table")
 
 
-def _find_common(attempts: Sequence[Attempt], leaders: MPI.Intracomm) -> tuple[int, ...]:
+def tell_no_offer(leaders: SleepingCommunicator) -> None:
+    """Rank 0's part of `meet` where it has no Reception: the other leaders wait for none."""
+    leaders.bcast(None)
+
+
+def _find_common(attempts: Sequence[Attempt], leaders: SleepingCommunicator) -> tuple[int, ...]:
     """Indices of the attempts that succeeded on every node."""
     import numpy
     from mpi4py import MPI

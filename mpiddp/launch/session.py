@@ -6,9 +6,8 @@ import array
 import atexit
 import hashlib
 import os
-import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -80,6 +79,8 @@ class Session:
         """CPU threads of this rank."""
         self.meeting: rendezvous.Meeting
         """Where the store is."""
+        self.seconds: Mapping[str, float] = {}
+        """How long each phase of start-up took its slowest rank; on rank 0, empty on the others."""
 
     def agree(self, value: T, what: str = "value") -> T:
         """Return ``value`` if all ranks hold the same one. Collective.
@@ -111,15 +112,21 @@ class Session:
         Raises:
             PeerLostError: not all ranks came within the session's timeout.
         """
+        return self._find_first([flag])[0] is not None
+
+    def _find_first(self, flags: Sequence[bool]) -> list[int | None]:
+        """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
         if self._own is None:
-            return bool(flag)
+            return [0 if flag else None for flag in flags]
         from mpi4py import MPI
 
-        mine, result = array.array("b", [bool(flag)]), array.array("b", [0])
+        none = self.world.size
+        mine = array.array("q", [self.world.rank if flag else none for flag in flags])
+        first = array.array("q", mine)
         self._wait(
-            self._own.Iallreduce([mine, MPI.INT8_T], [result, MPI.INT8_T], op=MPI.MAX), "any"
+            self._own.Iallreduce([mine, MPI.INT64_T], [first, MPI.INT64_T], op=MPI.MIN), "any"
         )
-        return bool(result[0])
+        return [rank if rank < none else None for rank in first]
 
     def broadcast(self, value: T) -> T:
         """Rank 0's ``value``, on every rank; any object that pickle takes. Collective.
@@ -129,16 +136,9 @@ class Session:
         """
         if self._own is None:
             return value
-        from mpi4py import MPI
-
-        content = bytearray(pickle.dumps(value) if self.world.rank == 0 else b"")
-        length = array.array("q", [len(content)])
-        self._wait(self._own.Ibcast([length, MPI.INT64_T]), "broadcast")
-        if self.world.rank != 0:
-            content = bytearray(length[0])
-        self._wait(self._own.Ibcast([content, MPI.BYTE]), "broadcast")
-        received: T = value if self.world.rank == 0 else pickle.loads(content)
-        return received
+        return mpi.SleepingCommunicator(
+            self._own, lambda request: self._wait(request, "broadcast")
+        ).bcast(value)
 
     def _wait(self, request: MPI.Request, what: str) -> None:
         if not mpi.wait(request, self._timeout):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpiddp.launch.deadline import PHASES, Watch
 from mpiddp.launch.failure import WayOut, in_notebook
 from mpiddp.launch.interface_rule import find_rule
 from mpiddp.launch.launcher import Launcher, find_launcher, has_manager_hint
-from mpiddp.launch.reception import Reception, meet
+from mpiddp.launch.reception import Reception, meet, tell_no_offer
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.launch.world import Neighbourhood, check_size, find_oddities, find_world, gather_roster
@@ -33,7 +34,7 @@ def start(options: Options, way_out: WayOut, *, make_group: bool = True) -> Sess
     that calls init_process_group() itself. Raises nothing but what `failure` lets rise in a
     notebook: a failure ends the job.
     """
-    session = _Starter(options, way_out, make_group).run()
+    session = Starter(options, way_out, make_group).run()
     way_out.starting = False
     return session
 
@@ -75,8 +76,24 @@ def torchrun_variables(session: Session) -> dict[str, str]:
     }
 
 
-class _Starter:
-    """One start-up. Each method is a phase, or a part of one."""
+@dataclass(frozen=True)
+class Route:
+    """How one node reaches rank 0; found by its leader."""
+
+    meeting: rendezvous.Meeting
+    interface: str
+    """Of this node; ``?`` where no interface holds the address."""
+    local_address: str
+    """This node's end of its connection to the agreed address."""
+    variables: Mapping[str, str]
+    """Interface variables that NCCL and Gloo are told on this node."""
+
+
+class Starter:
+    """One start-up. Each public method is a phase, or a part of one; `run` calls them in order.
+
+    All are collective. The doctor calls them too, to find what each of them finds.
+    """
 
     def __init__(self, options: Options, way_out: WayOut, make_group: bool) -> None:
         self.options = options
@@ -89,27 +106,30 @@ class _Starter:
         self.reception: Reception | None = None
         self.descriptor: int | None = None
         self.assignment: device.Assignment
+        """Once `find_device` is done."""
+        self.route: Route
+        """Once `find_address` is done."""
         way_out.seconds = options.timeout
 
     def run(self) -> Session:
         self.watch = Watch(self.options.timeout, self.way_out.expire)
         try:
             with self.watch.phase("MPI"):
-                self._settle(self._begin_import)
-                self._settle(self._start_mpi)
+                self.settle(self.begin_import)
+                self.settle(self.start_mpi)
             with self.watch.phase("import torch"):
-                self._settle(self._join_import)
+                self.settle(self.join_import)
             with self.watch.phase("address"):
-                self._settle(self._find_device)
-                self._settle(self._take_device)
-                self._settle(self._find_address)
+                self.settle(self.find_device)
+                self.settle(self.take_device)
+                self.settle(self.find_address)
             with self.watch.phase("store"):
-                self._settle(self._open_store)
+                self.settle(self.open_store)
             if self.make_group:
                 with self.watch.phase("group"):
-                    self._settle(self._open_group)
+                    self.settle(self.open_group)
                 with self.watch.phase("first all-reduce"):
-                    self._settle(self._try_group)
+                    self.settle(self.try_group)
             with self.watch.phase("summary"):
                 self._conclude()
         except BaseException:
@@ -122,11 +142,17 @@ class _Starter:
     def _abandon(self) -> None:
         if self.torch_import is not None:
             self.torch_import.wake_collector()
-        if self.reception is not None:
-            self.reception.hand_over(None)
+        self.close_reception()
         self.session.abandon()
 
-    def _settle(self, work: Callable[[], None]) -> None:
+    def close_reception(self) -> None:
+        """Stop listening where no address was agreed."""
+        if self.reception is not None:
+            self.reception.hand_over(None)
+            self.reception = None
+
+    def settle(self, work: Callable[[], None]) -> None:
+        """Do this rank's part of a phase; returns if no rank failed in its own."""
         error: BaseException | None = None
         try:
             work()
@@ -134,10 +160,12 @@ class _Starter:
             error = caught
         self.way_out.settle(error)
 
-    def _begin_import(self) -> None:
+    def begin_import(self) -> None:
+        """Import torch in a thread from here on."""
         self.torch_import = TorchImport()
 
-    def _start_mpi(self) -> None:
+    def start_mpi(self) -> None:
+        """Bring MPI up where there is one, and find the World."""
         session, way_out = self.session, self.way_out
         self.launcher = way_out.launcher = find_launcher()
         module = self._load_mpi()
@@ -172,18 +200,23 @@ class _Starter:
                 return None
             raise
 
-    def _join_import(self) -> None:
+    def join_import(self) -> None:
+        """Wait for torch."""
         assert self.torch_import is not None
         self.torch_import.join()
 
-    def _find_device(self) -> None:
+    def find_device(self) -> None:
+        """Find this rank's GPU or cores."""
         # Ends before the other nodes are asked anything: sharing is one node's own failure.
         world = self.session.world
-        node = self.neighbourhood.node if self.neighbourhood is not None else None
+        node = None
+        if self.neighbourhood is not None:
+            node = mpi.SleepingCommunicator(self.neighbourhood.node)
         placement = device.find_placement(world)
         self.assignment = device.assign(world, node, placement, self.options.allow_shared_gpu)
 
-    def _take_device(self) -> None:
+    def take_device(self) -> None:
+        """Choose the backend; take the device and the threads."""
         import torch
 
         session = self.session
@@ -196,19 +229,14 @@ class _Starter:
         session.threads = torch.get_num_threads()
 
     def _choose_backend(self) -> str:
-        session = self.session
-        shares = session.any(self.assignment.shared)
-        lacks = self.assignment.index is None
-        lacking = None
-        if session.any(lacks):
-            ranks = session._own.allgather(lacks) if session._own is not None else [lacks]
-            lacking = ranks.index(True)
-        return device.choose_backend(self.options.backend, shares, lacking)
+        mine = (self.assignment.shared, self.assignment.index is None)
+        sharing, lacking = self.session._find_first(mine)
+        return device.choose_backend(self.options.backend, sharing is not None, lacking)
 
-    def _find_address(self) -> None:
+    def find_address(self) -> None:
         """Agree on the address of the store, and tell every rank of its node's interfaces."""
         session = self.session
-        found: tuple[rendezvous.Meeting, str, dict[str, str]] | None = None
+        found: Route | None = None
         error: BaseException | None = None
         if self.neighbourhood is None or self.neighbourhood.leaders is not None:
             try:
@@ -216,40 +244,37 @@ class _Starter:
             except Exception as caught:
                 error = caught
         if self.neighbourhood is not None:
-            failed = self.neighbourhood.node.bcast(error is not None)
-            if failed and error is None:
-                # The leader of this node reports it.
-                error = ConfigurationError(f"rank {session.world.rank}'s node found no address")
-        if error is not None:
-            raise error
-        if self.neighbourhood is not None:
-            found = self.neighbourhood.node.bcast(found)
-        assert found is not None
-        session.meeting, self.interface, variables = found
-        session.export(variables)
+            found = mpi.SleepingCommunicator(self.neighbourhood.node).bcast(found)
+        if found is None:
+            # On the other ranks of a node; its leader reports what it met.
+            lack = ConfigurationError(f"rank {session.world.rank}'s node found no address")
+            raise error or lack
+        self.route = found
+        session.meeting = found.meeting
+        session.export(found.variables)
 
-    def _meet(self) -> tuple[rendezvous.Meeting, str, dict[str, str]]:
+    def _meet(self) -> Route:
         """The leaders' part: candidates, attempts, agreement."""
         world = self.session.world
         interfaces = network.list_interfaces()
         rule = find_rule(self.options.interface, world.hostname)
-        problem: Exception | None = None
+        leaders = None
+        if self.neighbourhood is not None and self.neighbourhood.leaders is not None:
+            leaders = mpi.SleepingCommunicator(self.neighbourhood.leaders)
         if world.rank == 0:
             try:
                 self.reception = Reception(
                     network.list_candidates(interfaces, rule, world.node_count, world.hostname)
                 )
-            except Exception as error:
-                problem = error
-        leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None
-        if leaders is not None and leaders.bcast(problem is not None):
-            raise problem or ConfigurationError("rank 0 has no address to offer")
+            except Exception:
+                if leaders is not None:
+                    tell_no_offer(leaders)
+                raise
         if leaders is not None:
             agreement = meet(self.reception, leaders, world.hostname, self.options.timeout)
-        elif self.reception is not None:
-            agreement = self.reception.agree_alone()
         else:
-            raise problem or ConfigurationError("this process has no address to offer")
+            assert self.reception is not None
+            agreement = self.reception.agree_alone()
         winner = agreement.common[0]
         if self.reception is not None:
             self.descriptor = self.reception.hand_over(winner)
@@ -261,23 +286,26 @@ class _Starter:
         names = (network.find_interface(interfaces, a) for a in agreement.local_addresses)
         used = list(dict.fromkeys(name for name in names if name is not None))
         variables = network.choose_variables(interfaces, used, rule, world.node_count)
-        return meeting, used[0] if used else "?", variables
+        return Route(meeting, used[0] if used else "?", agreement.local_addresses[0], variables)
 
-    def _open_store(self) -> None:
+    def open_store(self) -> None:
+        """Connect to the store, or open it, at the agreed address."""
         session = self.session
         session._store = rendezvous.make_store(
             session.meeting, session.world, self.descriptor, self.options.timeout
         )
         session.export(torchrun_variables(session))
 
-    def _open_group(self) -> None:
+    def open_group(self) -> None:
+        """Make torch.distributed's default group."""
         session = self.session
         rendezvous.make_group(
             session._store, session.world, session.backend, session.device, self.options.timeout
         )
         session._group = True
 
-    def _try_group(self) -> None:
+    def try_group(self) -> None:
+        """One checked all-reduce."""
         rendezvous.first_all_reduce(self.session.world, self.session.device)
 
     def _conclude(self) -> None:
@@ -288,13 +316,14 @@ class _Starter:
         seconds = {phase: durations[phase] for phase in PHASES if phase in durations}
         slowest = summary.find_slowest(seconds, session._own)
         report = summary.NodeReport(
-            interface=self.interface,
+            interface=self.route.interface,
             device=summary.describe_device(session.device, session.threads),
             remarks=self.assignment.remarks,
         )
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None
         reports = leaders.gather(report) if leaders is not None else [report]
         if session.world.rank == 0 and reports is not None:
+            session.seconds = {phase: longest for phase, (longest, _) in slowest.items()}
             oddities = find_oddities(session.world, self.launcher, self.way_out.roster)
             block = summary.describe_start(session, self.way_out.roster, reports, slowest, oddities)
             sys.stderr.write(block)

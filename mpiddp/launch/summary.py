@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpiddp.launch.compatibility import library_name
-from mpiddp.launch.world import Roster, fold_hostnames
+from mpiddp.launch.hostnames import fold_hostnames
+from mpiddp.launch.world import Roster
 
 if TYPE_CHECKING:
     import torch

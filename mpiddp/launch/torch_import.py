@@ -9,7 +9,7 @@ import time
 
 
 class TorchImport:
-    """Imports torch.distributed in a thread of its own, from the moment it is made.
+    """Imports torch.distributed and psutil in a thread of its own, from the moment it is made.
 
     The garbage collector rests meanwhile, and what was imported is frozen out of it: scanning
     half a million new objects again and again finds nothing and costs 8 % of the import, and a
@@ -44,7 +44,10 @@ class TorchImport:
     def _run(self) -> None:
         begin = time.monotonic()
         try:
-            import torch.distributed  # noqa: F401 - for the modules that it leaves behind
+            # Both for the modules that they leave behind. psutil lists the interfaces: where
+            # one rank seeks addresses, the others would wait for the import.
+            import psutil  # noqa: F401
+            import torch.distributed  # noqa: F401
         except BaseException as error:  # Raised again in join, on the thread that asked.
             self._error = error
         self.seconds = time.monotonic() - begin

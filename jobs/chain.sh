@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Submit jobs that run one after another, each only if the one before it succeeded.
+# shellcheck source=jobs/slurm.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/slurm.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: bash jobs/chain.sh 'STAGE 1' 'STAGE 2'…
+
+Submits jobs that run one after another. A stage is what you would type after sbatch, as one
+quoted word: sbatch's options, a script, the script's arguments.
+
+    bash jobs/chain.sh '--nodes=2 jobs/train.sbatch --epochs 5' \
+        '--array=0-2 jobs/sweep.sbatch learning-rate=0.1,0.01,0.001 -- --epochs 5' \
+        '--job-name=summary --wrap="ls runs"'
+
+Quotes and backslashes within a stage work as in a shell; variables and * are not expanded. A
+stage starts when the one before it, all tasks of an array included, has ended with exit code 0
+(afterok); if that one fails, Slurm cancels the rest. If a stage cannot be submitted, those
+before it are cancelled, and the exit code is 2.
+TEXT
+}
+
+# All stages are looked at before the first is submitted.
+check_stage() {
+    local number=$1 text=$2 word
+    split_words "$text"
+    for word in "${WORDS[@]}"; do
+        case $word in
+        --wrap | --wrap=*) return ;;
+        -d* | --dependency | --dependency=*)
+            # sbatch would take the stage's own for the chain's.
+            [ "$number" -eq 1 ] || refuse "stage $number has a dependency of its own ($word):" \
+                "in a chain it can only depend on stage $((number - 1))"
+            ;;
+        esac
+        [ ! -f "$word" ] || return 0
+    done
+    refuse "stage $number names no script that is here: '$text'; expected sbatch's options, then a" \
+        "script such as jobs/train.sbatch, then its arguments"
+}
+
+# Sets LAST. What is submitted already must not run when the chain is not complete.
+submit_stage() {
+    local number=$1 text=$2 depend=()
+    split_words "$text"
+    [ -z "$LAST" ] || depend=(--dependency="afterok:$LAST")
+    LAST=$(sbatch --parsable --kill-on-invalid-dep=yes "${depend[@]}" "${WORDS[@]}" </dev/null)
+    LAST=${LAST%%;*}
+    if [[ ! $LAST =~ ^[0-9]+$ ]]; then
+        [ ${#JOBS[@]} -eq 0 ] || scancel "${JOBS[@]}"
+        refuse "stage $number could not be submitted, see above${JOBS[*]:+; cancelled: ${JOBS[*]}}"
+    fi
+    JOBS+=("$LAST")
+}
+
+case ${1:-} in
+-h | --help)
+    usage
+    exit
+    ;;
+'') refuse "no stage is given (--help shows an example)" ;;
+esac
+command -v sbatch >/dev/null || refuse "there is no sbatch on $(hostname): run this where jobs are submitted"
+
+number=0
+for stage; do
+    number=$((number + 1))
+    check_stage "$number" "$stage"
+done
+LAST='' JOBS=()
+number=0
+printf '%-5s  %-10s  %-10s  %s\n' stage job after sbatch
+for stage; do
+    number=$((number + 1))
+    previous=$LAST
+    submit_stage "$number" "$stage"
+    printf '%-5s  %-10s  %-10s  %s\n' "$number" "$LAST" "${previous:--}" "$stage"
+done
+echo "to cancel them all: scancel ${JOBS[*]}"

@@ -1,0 +1,1 @@
+"""Find what is wrong before training does: ``python -m mpiddp.doctor``."""

@@ -1,0 +1,25 @@
+"""``python -m mpiddp.doctor``: examine the launch, and say what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+
+from mpiddp.doctor.options import check_json, parse
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.launcher import is_first
+
+
+def main() -> None:
+    """Examine all ranks that the launcher started, and leave with the findings' exit code."""
+    with WayOut() as way_out:
+        settings = parse(sys.argv[1:], show_help=is_first())
+        if settings.json is not None and is_first():
+            check_json(settings.json)
+        # Here, so that --help reads nothing but the command line.
+        from mpiddp.doctor.examination import Examination
+
+        way_out.leave(Examination(settings, way_out).run())
+
+
+if __name__ == "__main__":
+    main()

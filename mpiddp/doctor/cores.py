@@ -1,0 +1,124 @@
+"""Whether the ranks of a node have cores enough, and threads that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpiddp.doctor.findings import Finding, passed, warned
+from mpiddp.launch.device import share_cores
+
+CORES = "cores"
+THREADS = "threads"
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What one rank may run on."""
+
+    rank: int
+    cores: frozenset[int]
+    threads: str | None
+    """OMP_NUM_THREADS as the rank found it; None where it was not set."""
+
+
+def judge_cores(bindings: Sequence[Binding]) -> Finding:
+    """Whether every rank of a node can have a core of its own."""
+    crowd = find_crowd({binding.rank: binding.cores for binding in bindings})
+    everyone = frozenset().union(*(binding.cores for binding in bindings))
+    if crowd is None:
+        bound = any(binding.cores != everyone for binding in bindings)
+        shares = {len(binding.cores) for binding in bindings}
+        low, high = min(shares), max(shares)
+        each = f"{low}" if low == high else f"{low} to {high}"
+        count = f"{len(everyone)} core{'s' if len(everyone) > 1 else ''}"
+        whom = f"{len(bindings)} rank{'s' if len(bindings) > 1 else ''}"
+        how = f"bound to {each} each" if bound else "shared by all"
+        return passed(CORES, f"{count} for {whom}" + (f", {how}" if len(bindings) > 1 else ""))
+    ranks, cores = crowd
+    have = f"core {fold_numbers(cores)}" if len(cores) == 1 else f"cores {fold_numbers(cores)}"
+    return warned(
+        CORES,
+        f"ranks {fold_numbers(ranks)} have only {have} between them",
+        "Ask for cores for each rank: --cpus-per-task=CORES (and export SRUN_CPUS_PER_TASK: srun "
+        "does not inherit it from sbatch), --cpu-bind=cores; or start fewer ranks per node",
+    )
+
+
+def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int]] | None:
+    """Ranks that have fewer cores between them than they are, and those cores; None if none.
+
+    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): where a rank
+    finds no augmenting path, the ranks and cores that its search has met are too many and too few.
+    """
+    owner: dict[int, int] = {}
+    for rank in masks:
+        reached, path_of = [rank], dict[int, int]()
+        free = None
+        # Breadth first, and no recursion: a node may hold hundreds of ranks.
+        for current in reached:
+            for core in sorted(masks[current] - path_of.keys()):
+                path_of[core] = current
+                if core not in owner:
+                    free = core
+                    break
+                reached.append(owner[core])
+            if free is not None:
+                break
+        if free is None:
+            return sorted(reached), sorted(path_of)
+        _take(free, rank, path_of, owner)
+    return None
+
+
+def _take(core: int, rank: int, path_of: Mapping[int, int], owner: dict[int, int]) -> None:
+    """Move the cores along an augmenting path, from its free end back to ``rank``."""
+    while True:
+        taker = path_of[core]
+        before = next((c for c, holder in owner.items() if holder == taker), None)
+        owner[core] = taker
+        if taker == rank or before is None:
+            return
+        core = before
+
+
+def judge_threads(bindings: Sequence[Binding]) -> Finding:
+    """Whether the threads of all ranks of a node fit its cores."""
+    masks = [binding.cores for binding in bindings]
+    cores = len(frozenset().union(*masks))
+    shares = [share_cores(masks, index) for index in range(len(masks))]
+    asked = [_read_threads(binding.threads) for binding in bindings]
+    used = [
+        share if number is None else number for share, number in zip(shares, asked, strict=True)
+    ]
+    each = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
+    source = "OMP_NUM_THREADS" if any(n is not None for n in asked) else "mpiddp's choice"
+    found = f"{each} per rank ({source})"
+    # What mpiddp chooses is at least one for each rank, even where cores are too few for that.
+    asks_too_much = any(number > share for number, share in zip(used, shares, strict=True))
+    if not asks_too_much or sum(used) <= cores:
+        return passed(THREADS, found)
+    return warned(
+        THREADS,
+        f"{found}: {sum(used)} threads of {len(bindings)} ranks on {cores} cores",
+        f"unset OMP_NUM_THREADS (mpiddp then gives each rank {min(shares)}), or ask for more cores",
+    )
+
+
+def _read_threads(text: str | None) -> int | None:
+    """The outermost level of OMP_NUM_THREADS, which may be a list; None for what is no number."""
+    first = (text or "").split(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+
+
+def fold_numbers(numbers: Sequence[int]) -> str:
+    """``0-3,8``, and after SHOWN items an ellipsis."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+    return ",".join(texts[:SHOWN]) + (",…" if len(texts) > SHOWN else "")

@@ -1,0 +1,181 @@
+"""Whether the directories of runs and of data are the same from all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpiddp.doctor.errand import Errand
+from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.node import describe_size, floor_power
+from mpiddp.errors import ConfigurationError
+
+RUNS = "run directory"
+DATA = "data directory"
+
+PATIENCE_SECONDS = 2.0
+"""How long a file of another node may take to appear: network file systems cache what is not
+there for a moment."""
+PAUSE_SECONDS = 0.05
+LEAST_FREE = 1 << 30
+"""Bytes: checkpoints of a small model."""
+MOST_ENTRIES = 10_000
+"""How many entries of the data directory are compared."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one node found in a directory."""
+
+    is_there: bool
+    problem: str = ""
+    """What did not work, if something did not."""
+    free: int = 0
+    """Bytes."""
+    listing: str = ""
+    """Digest of names and sizes."""
+
+
+class Token:
+    """A small file of rank 0's in the run directory, and the directory where there was none."""
+
+    def __init__(self, folder: Path, content: str) -> None:
+        self.path = token_path(folder, content)
+        self._made = _make(folder)
+        self.path.write_text(content)
+
+    def remove(self) -> None:
+        """Take away what was made, except what others have filled meanwhile."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def token_path(folder: Path, content: str) -> Path:
+    return folder / f".mpiddp-doctor-{content}"
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a directory and what is above it; returns what was made, the innermost first."""
+    made = []
+    for path in (folder, *folder.parents):
+        if path.exists():
+            break
+        made.append(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
+    """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
+    errand = Errand(lambda: Token(folder, content))
+    try:
+        token = errand.finish(PATIENCE_SECONDS)
+    except OSError as error:
+        return None, f"cannot be written by rank 0: {error.strerror}"
+    return token, "" if token is not None else _silence()
+
+
+def look_at_runs(folder: Path, content: str) -> Place:
+    """Every node's part: read rank 0's token, write a file, and remove it."""
+    errand = Errand(lambda: _look_at_runs(folder, content))
+    try:
+        return errand.finish(2 * PATIENCE_SECONDS) or Place(False, _silence())
+    except OSError as error:
+        return Place(True, f"cannot be written: {error.strerror}")
+
+
+def _look_at_runs(folder: Path, content: str) -> Place:
+    path = token_path(folder, content)
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not _holds(path, content):
+        if time.monotonic() > end:
+            reason = "is not the same as rank 0's" if folder.is_dir() else "is not there"
+            return Place(folder.is_dir(), reason)
+        time.sleep(PAUSE_SECONDS)
+    own = folder / f"{path.name}-{os.uname().nodename}-{os.getpid()}"
+    try:
+        own.write_text(content)
+    finally:
+        own.unlink(missing_ok=True)
+    return Place(True, free=shutil.disk_usage(folder).free)
+
+
+def _holds(path: Path, content: str) -> bool:
+    try:
+        return path.read_text() == content
+    except OSError:
+        return False
+
+
+def judge_runs(folder: Path, place: Place, node_count: int) -> Finding:
+    """The run directory, from one node."""
+    if place.problem:
+        return failed(
+            RUNS,
+            f"{folder} {place.problem}",
+            "Name a directory on a file system that all nodes share, and that you may write to: "
+            "--runs-dir DIR",
+            ConfigurationError.exit_code,
+        )
+    if place.free < LEAST_FREE:
+        return warned(
+            RUNS,
+            f"{folder} has {describe_size(place.free)} free",
+            "Make room, or name another: --runs-dir DIR",
+        )
+    free = describe_size(floor_power(place.free))
+    state = "is the same and writable from every node" if node_count > 1 else "is writable"
+    return passed(RUNS, f"{folder} {state}, at least {free} free")
+
+
+def look_at_data(folder: Path | None) -> Place | None:
+    """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
+    if folder is None:
+        return None
+    errand = Errand(lambda: _list(folder))
+    try:
+        return errand.finish(PATIENCE_SECONDS) or Place(False, _silence())
+    except OSError as error:
+        return Place(False, error.strerror or "cannot be read")
+
+
+def _list(folder: Path) -> Place:
+    with os.scandir(folder) as entries:
+        rows = [
+            (entry.name, entry.stat().st_size if entry.is_file() else -1)
+            for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False)
+        ]
+    digest = hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
+    return Place(True, free=shutil.disk_usage(folder).free, listing=digest)
+
+
+def judge_data(folder: Path | None, place: Place | None, first: Place | None) -> Finding:
+    """The data directory from one node, compared with that of rank 0's node."""
+    if folder is None or place is None or first is None:
+        return skipped(DATA, "none was named (--data-dir DIR)")
+    if not place.is_there:
+        return failed(
+            DATA,
+            f"{folder}: {place.problem}",
+            "Name a directory that every node has: --data-dir DIR",
+            ConfigurationError.exit_code,
+        )
+    if place.listing != first.listing:
+        return warned(
+            DATA,
+            f"{folder} holds other files, or files of other sizes, than on rank 0's node",
+            "Copy the data anew to every node's disk, or use a file system that they share",
+        )
+    return passed(DATA, f"{folder} holds the same files on every node")
+
+
+def _silence() -> str:
+    return f"does not answer within {PATIENCE_SECONDS:g} s (is its file server gone?)"

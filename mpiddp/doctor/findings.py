@@ -1,0 +1,119 @@
+"""What a check found, and how the findings of many nodes become one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mpiddp.errors import FAILURE, SUCCESS
+from mpiddp.launch.hostnames import fold_hostnames
+
+PASS, SKIP, WARN, FAIL = "pass", "skip", "warn", "fail"
+STATUSES = (PASS, SKIP, WARN, FAIL)
+"""From good to bad; ``skip`` says why a check was not made."""
+
+ORDER_OF_CODES = (3, 4, 2, 1)
+"""A wrong launch explains everything that follows from it, and so on down."""
+
+SHOWN = 4
+"""How many different answers of nodes one line holds."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: on one node, or, merged, in the whole job."""
+
+    check: str
+    """Its name; the same in every version."""
+    status: str
+    """One of STATUSES."""
+    found: str
+    advice: str = ""
+    """What to do; empty where nothing needs doing, or where ``found`` says it."""
+    code: int = SUCCESS
+    """Exit code (`mpiddp.errors`); 0 unless the status is ``fail``."""
+    hosts: tuple[str, ...] = ()
+    """The hosts that ``found`` is about; empty: all of them."""
+    seconds: float | None = None
+    """How long the part of the examination took that the check belongs to."""
+
+    @property
+    def text(self) -> str:
+        """What was found and what to do."""
+        return f"{self.found}. {self.advice}" if self.advice else self.found
+
+
+def passed(check: str, found: str) -> Finding:
+    return Finding(check, PASS, found)
+
+
+def skipped(check: str, reason: str) -> Finding:
+    return Finding(check, SKIP, reason)
+
+
+def warned(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, WARN, found, advice)
+
+
+def failed(check: str, found: str, advice: str = "", code: int = FAILURE) -> Finding:
+    return Finding(check, FAIL, found, advice, code)
+
+
+def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
+    """One finding from those of one check on all nodes, in the nodes' order.
+
+    Nodes that agree are folded. Where any node has something to say, only those that do are
+    named; the line's status is the worst of them, its code the first of theirs.
+    """
+    worst = max(findings, key=lambda finding: STATUSES.index(finding.status)).status
+    speak = [
+        (hostname, finding)
+        for hostname, finding in zip(hostnames, findings, strict=True)
+        if finding.status in (WARN, FAIL) or worst in (PASS, SKIP)
+    ]
+    owners: dict[str, list[str]] = {}
+    for hostname, finding in speak:
+        owners.setdefault(finding.found, []).append(hostname)
+    everyone_agrees = len(owners) == 1 and worst in (PASS, SKIP)
+    texts = [
+        text if everyone_agrees else f"{fold_hostnames(names)}: {text}"
+        for text, names in list(owners.items())[:SHOWN]
+    ]
+    if len(owners) > SHOWN:
+        rest = [name for names in list(owners.values())[SHOWN:] for name in names]
+        texts.append(f"something else again: {fold_hostnames(rest)}")
+    advice = dict.fromkeys(finding.advice for _, finding in speak if finding.advice)
+    return Finding(
+        check=findings[0].check,
+        status=worst,
+        found="; ".join(texts),
+        advice=". ".join(advice),
+        code=exit_code(finding for _, finding in speak),
+        hosts=() if worst in (PASS, SKIP) else tuple(dict.fromkeys(name for name, _ in speak)),
+    )
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """The code of the first failure in the order 3, 4, 2, 1; 0 without one."""
+    codes = {finding.code for finding in findings if finding.status == FAIL}
+    return next((code for code in ORDER_OF_CODES if code in codes), SUCCESS)
+
+
+def summarise(findings: Sequence[Finding], seconds: float) -> str:
+    """``14 passed, 2 warnings, 1 failure (exit code 4) in 2.3 s``."""
+    counts = {status: sum(f.status == status for f in findings) for status in STATUSES}
+    parts = [f"{counts[PASS]} passed"]
+    if counts[SKIP]:
+        parts.append(f"{counts[SKIP]} skipped")
+    parts.append(_count(counts[WARN], "warning"))
+    parts.append(_count(counts[FAIL], "failure"))
+    return f"{', '.join(parts)} (exit code {exit_code(findings)}) in {seconds:.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def timed(finding: Finding, seconds: float) -> Finding:
+    """The finding with its duration."""
+    return replace(finding, seconds=round(seconds, 4))

@@ -1,0 +1,286 @@
+"""Latency, bandwidth and clocks between nodes, over plain TCP on the agreed interfaces.
+
+That is what Gloo will use, and NCCL where it has nothing better. Every node's leader connects to
+rank 0's node and to its neighbour in the ring of nodes. Bytes are sent for a fixed time, so that a
+slow link takes no longer, and by every second node at a time: what a node sends would hold up its
+answers to what it receives, and the wrong link would look slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mpiddp.launch import mpi
+from mpiddp.launch.reception import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CONNECT_SECONDS = 3.0
+ROUNDS = 20
+"""Messages there and back; the quickest counts."""
+PING_SECONDS = 0.5
+"""When to stop before all rounds are done."""
+STREAM_SECONDS = 0.25
+WARM_UP_SECONDS = 0.05
+"""The first bytes fill buffers; they are not counted."""
+CHUNK = 1 << 18
+TRIALS = 3
+"""How often the bytes are sent while a link looks slow: the best counts. Who was only busy
+elsewhere is quicker the next time."""
+SLOW_SHARE = 0.5
+"""A link slower than this share of the job's median is slow."""
+LEAST_BANDWIDTH = 1e8
+"""Bits per second. Below, the gradients of a small model already take seconds per step."""
+
+ECHO, SINK = b"e", b"s"
+HELLO_BYTES = TOKEN_BYTES + 1
+STAMP = struct.Struct("!d")
+"""An answer: the answering host's clock, seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Ping:
+    """The quickest of some messages there and back."""
+
+    seconds: float
+    """There and back."""
+    offset: float
+    """The other host's clock minus this one's, seconds; wrong by at most half of ``seconds``."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one node's leader found about its links; compact, for rank 0."""
+
+    hostname: str
+    neighbour: str
+    master: Ping | None
+    """None on rank 0's node, and where it was not reached."""
+    ring: Ping | None
+    """To the neighbour."""
+    received: float | None
+    """Bits per second from the node before this one; None if nothing came."""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass
+class _Guest:
+    """One accepted connection."""
+
+    connection: socket.socket
+    hello: bytes = b""
+    total: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    mark: tuple[float, int] | None = None
+    """Time and bytes at the end of the warm-up."""
+
+    def count(self, length: int) -> None:
+        now = time.monotonic()
+        if not self.total:
+            self.first = now
+        elif self.mark is None and now - self.first >= WARM_UP_SECONDS:
+            self.mark = (now, self.total + length)
+        self.total += length
+        self.last = now
+
+    def rate(self) -> float | None:
+        """Bits per second, None if too little came."""
+        begin, before = self.mark or (self.first, 0)
+        if self.last <= begin or self.total <= before:
+            return None
+        return 8 * (self.total - before) / (self.last - begin)
+
+
+@dataclass
+class Counter:
+    """Answers pings and counts streams on ``address``, in one thread, for this job only."""
+
+    address: str
+    token: bytes
+    guests: list[_Guest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._listener = socket.create_server((self.address, 0), backlog=socket.SOMAXCONN)
+        self.port: int = self._listener.getsockname()[1]
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._wake, self._alarm = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="mpiddp-links", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and close every connection."""
+        self._alarm.send(b"x")
+        self._thread.join()
+        for end in (self._wake, self._alarm, self._listener):
+            end.close()
+
+    def rate(self) -> float | None:
+        """Bits per second of the quickest stream that came; None if there was none."""
+        rates = [guest.rate() for guest in self.guests if guest.hello[TOKEN_BYTES:] == SINK]
+        return max((rate for rate in rates if rate is not None), default=None)
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake, selectors.EVENT_READ)
+            selector.register(self._listener, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._wake:
+                        for guest in self.guests:
+                            guest.connection.close()
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif not self._read(key.data):
+                        selector.unregister(key.fileobj)
+                        key.data.connection.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # The caller went away between the event and the accept.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        guest = _Guest(connection)
+        self.guests.append(guest)
+        selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _read(self, guest: _Guest) -> bool:
+        """Take what came; False once the connection is over, or was never of this job."""
+        try:
+            if len(guest.hello) < HELLO_BYTES:
+                piece = guest.connection.recv(HELLO_BYTES - len(guest.hello))
+                guest.hello += piece
+                return bool(piece) and self.token.startswith(guest.hello[:TOKEN_BYTES])
+            length = guest.connection.recv_into(self._buffer)
+            if guest.hello.endswith(SINK):
+                guest.count(length)
+            elif length:
+                guest.connection.sendall(STAMP.pack(time.time()))
+        except OSError:
+            return False  # Whoever called reports it.
+        return length > 0
+
+
+def ping(address: str, port: int, token: bytes) -> Ping:
+    """Exchange messages with a Counter. Raises OSError where it is not reached."""
+    best: Ping | None = None
+    with _connect(address, port, token + ECHO) as connection:
+        end = time.monotonic() + PING_SECONDS
+        for _ in range(ROUNDS):
+            begin, clock = time.monotonic(), time.time()
+            connection.sendall(b"\0" * STAMP.size)
+            stamp = _receive(connection, STAMP.size)
+            seconds = time.monotonic() - begin
+            if best is None or seconds < best.seconds:
+                best = Ping(seconds, STAMP.unpack(stamp)[0] - (clock + seconds / 2))
+            if time.monotonic() > end:
+                break
+    assert best is not None
+    return best
+
+
+def stream(address: str, port: int, token: bytes) -> None:
+    """Send to a Counter for STREAM_SECONDS, and drop what has not left by then."""
+    chunk = bytes(CHUNK)
+    with _connect(address, port, token + SINK) as connection:
+        # Closing does not wait for what a slow link has not carried yet.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end = time.monotonic() + STREAM_SECONDS
+        with contextlib.suppress(TimeoutError):
+            while (left := end - time.monotonic()) > 0:
+                connection.settimeout(left)
+                connection.send(chunk)
+
+
+def _connect(address: str, port: int, hello: bytes) -> socket.socket:
+    connection = socket.create_connection((address, port), CONNECT_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(hello)
+    return connection
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    received = b""
+    while len(received) < length:
+        piece = connection.recv(length - len(received))
+        if not piece:
+            raise ConnectionResetError("closed by the other side")
+        received += piece
+    return received
+
+
+def find_neighbours(leaders: MPI.Intracomm, mine: Any) -> Any:
+    """What the next node in the ring says of itself as ``mine`` does of this one. Collective."""
+    rank, size = leaders.Get_rank(), leaders.Get_size()
+    return leaders.sendrecv(mine, dest=(rank - 1) % size, source=(rank + 1) % size)
+
+
+def _stream_in_turns(leaders: MPI.Intracomm, target: tuple[str, int, bytes] | None) -> None:
+    """Send to ``target`` when it is this node's turn. Collective, also where it raises OSError."""
+    problem: OSError | None = None
+    for senders in take_turns(leaders.Get_size()):
+        mpi.wait(leaders.Ibarrier())
+        if target is not None and leaders.Get_rank() in senders:
+            try:
+                stream(*target)
+            except OSError as error:
+                problem = error
+    mpi.wait(leaders.Ibarrier())
+    if problem is not None:
+        raise problem
+
+
+def find_limit(rates: Sequence[float]) -> float:
+    """Bits per second below which a link is slow, beside the others or by any measure."""
+    return max(LEAST_BANDWIDTH, SLOW_SHARE * statistics.median(rates))
+
+
+def take_turns(size: int) -> list[range]:
+    """Who sends at the same time: in no turn does a node of the ring both send and receive."""
+    even = size - size % 2
+    turns = [range(0, even, 2), range(1, even, 2)]
+    return turns if size == even else [*turns, range(size - 1, size)]
+
+
+def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: bytes) -> Link:
+    """Measure this node's links. Collective over the leaders of two or more nodes."""
+    quietly = mpi.SleepingCommunicator(leaders)
+    here = (hostname, counter.address, counter.port)
+    neighbour, address, port = find_neighbours(leaders, here)
+    master_host, master_address, master_port = quietly.bcast(here)
+    problems = []
+    master = ring = None
+    try:
+        ring = ping(address, port, token)
+    except OSError as error:
+        problems.append(f"{hostname} → {neighbour} ({address}): {_reason(error)}")
+    if leaders.Get_rank() != 0:
+        try:
+            master = ping(master_address, master_port, token)
+        except OSError as error:
+            problems.append(f"{hostname} → {master_host} ({master_address}): {_reason(error)}")
+    for _ in range(TRIALS):
+        try:
+            _stream_in_turns(leaders, (address, port, token) if ring is not None else None)
+        except OSError as error:
+            problems.append(f"{hostname} → {neighbour} ({address}): {_reason(error)}")
+        rates = quietly.gather(counter.rate() or 0.0)
+        if not quietly.bcast(rates is not None and min(rates) < find_limit(rates)):
+            break
+    return Link(hostname, neighbour, master, ring, counter.rate(), tuple(dict.fromkeys(problems)))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or "timed out"

@@ -1,0 +1,151 @@
+"""What the links between nodes, the way to rank 0 and the clocks are worth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.links import Link, find_limit
+from mpiddp.errors import UnreachableError
+from mpiddp.launch.network import Interface
+
+INTERFACES = "interfaces"
+LINKS = "links"
+CLOCKS = "clocks"
+
+LONGEST_LATENCY = 5e-3
+"""Seconds there and back."""
+LARGEST_SKEW = 1.0
+"""Seconds."""
+SHOWN = 8
+BETTER = 2.0
+"""An interface that is left unused is pointed out if it is as many times as fast."""
+
+
+def judge_interface(
+    used: str,
+    address: str,
+    interfaces: Sequence[Interface],
+    variables: Mapping[str, str],
+    *,
+    chosen_by_user: bool,
+) -> Finding:
+    """Which interface of one node leads to rank 0, and what NCCL and Gloo are told."""
+    speeds = {interface.name: interface.speed for interface in interfaces}
+    speed = speeds.get(used, 0)
+    told = ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "nothing"
+    found = f"{used}{f' at {speed} Mbit/s' if speed else ''}; NCCL and Gloo are told {told}"
+    faster = [
+        interface
+        for interface in interfaces
+        if speed
+        and interface.speed >= BETTER * speed
+        and not (interface.is_loopback or interface.is_bridge or interface.name == used)
+    ]
+    if not faster or chosen_by_user:
+        return passed(INTERFACES, found)
+    best = max(faster, key=lambda interface: interface.speed)
+    return warned(
+        INTERFACES,
+        f"{used} ({address}) at {speed} Mbit/s is what every node is reached by, while "
+        f"{best.name} at {best.speed} Mbit/s is left unused",
+        f"If {best.name} connects all nodes: --interface {best.name}",
+    )
+
+
+def judge_links(links: Sequence[Link]) -> Finding:
+    """All links between nodes, by the node that measured them."""
+    if len(links) < 2:
+        return skipped(LINKS, "one node")
+    problems = [problem for link in links for problem in link.problems]
+    if problems:
+        return failed(
+            LINKS,
+            "TCP: " + _limit(problems),
+            "Open a path between these nodes (firewall? route?), or name an interface that has "
+            "one: --interface NAME",
+            UnreachableError.exit_code,
+        )
+    # What a node received, it received from the one before it. Host names may repeat.
+    rates = [
+        (f"{links[index - 1].hostname} → {link.hostname}", link.received or 0.0)
+        for index, link in enumerate(links)
+    ]
+    trips = [
+        (f"{link.hostname} → {link.neighbour}", link.ring.seconds)
+        for link in links
+        if link.ring is not None
+    ]
+    parts = [f"{name} {describe_rate(rate)}" for name, rate in find_slow(rates)]
+    parts += [
+        f"{name} {describe_seconds(seconds)} there and back"
+        for name, seconds in trips
+        if seconds > LONGEST_LATENCY
+    ]
+    if parts:
+        usual = describe_rate(statistics.median(rate for _, rate in rates))
+        return warned(
+            LINKS,
+            f"TCP: {_limit(parts)}; the median is {usual}",
+            "Look at these nodes' cables, switch ports and interfaces (ethtool), and at who else "
+            "uses them",
+        )
+    slowest, rate = min(rates, key=lambda item: item[1])
+    latest, seconds = max(trips, key=lambda item: item[1])
+    return passed(
+        LINKS,
+        f"TCP round the ring of nodes: at least {describe_rate(rate)} ({slowest}), at most "
+        f"{describe_seconds(seconds)} there and back ({latest})",
+    )
+
+
+def find_slow(rates: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Links that are slow, the slowest first."""
+    limit = find_limit([rate for _, rate in rates])
+    return sorted((item for item in rates if item[1] < limit), key=lambda item: item[1])
+
+
+def judge_clocks(links: Sequence[Link]) -> Finding:
+    """Clocks against that of rank 0's node."""
+    if len(links) < 2:
+        return skipped(CLOCKS, "one node")
+    pings = [(link.hostname, link.master) for link in links if link.master is not None]
+    if not pings:
+        return skipped(CLOCKS, f"{links[0].hostname} was not reached")
+    # Only what is beyond doubt is pointed out.
+    wrong = [
+        f"{name} is {describe_seconds(abs(ping.offset))} "
+        f"{'behind' if ping.offset > 0 else 'ahead of'} {links[0].hostname}"
+        for name, ping in pings
+        if abs(ping.offset) - ping.seconds / 2 > LARGEST_SKEW
+    ]
+    if wrong:
+        return warned(
+            CLOCKS,
+            _limit(wrong),
+            "Times in logs and of files will mislead you: have NTP (chrony) set the clocks",
+        )
+    name, ping = max(pings, key=lambda item: abs(item[1].offset))
+    return passed(
+        CLOCKS,
+        f"at most {describe_seconds(abs(ping.offset))} ± {describe_seconds(ping.seconds / 2)} from "
+        f"{links[0].hostname} ({name})",
+    )
+
+
+def describe_rate(rate: float) -> str:
+    """``940 Mbit/s``, ``12.3 Gbit/s``."""
+    return f"{rate / 1e9:.1f} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
+
+
+def describe_seconds(seconds: float) -> str:
+    """``85 µs``, ``2.5 ms``, ``3.1 s``."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f} µs"
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _limit(parts: Sequence[str]) -> str:
+    more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+    return "; ".join(parts[:SHOWN]) + more

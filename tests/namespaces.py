@@ -1,0 +1,136 @@
+"""Several nodes on one machine: network namespaces, each with a hostname, joined by a bridge.
+
+MPICH starts one rank in each, over pipes, and its own messages go through shared memory: so
+what mpiddp finds out about the network is all that the job knows of it. A namespace lives
+as long as the process that holds it, which reads a pipe from this one; nothing is made in
+the machine's own namespace, and nothing stays when the tests end, however they end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+import launchers
+
+DEADLINE = 40.0
+TOOLS = ("ip", "unshare", "nsenter")
+ENVIRONMENT = {
+    # Every rank is a node of its own, which still finds the others in /dev/shm.
+    "MPIR_CVAR_NOLOCAL": "1",
+    "MPIR_CVAR_CH4_NETMOD": "ucx",
+    "UCX_TLS": "posix,self",
+}
+HOLD = 'hostname "$0" && ip link set lo up && echo ready && exec cat'
+
+
+@dataclass(frozen=True)
+class Node:
+    """A namespace, entered through the process that holds it."""
+
+    hostname: str
+    holder: int
+
+    def enter(self, *command: str) -> list[str]:
+        """The command line that runs ``command`` on this node."""
+        return ["nsenter", "--target", str(self.holder), "--net", "--uts", *command]
+
+    def ip(self, command: str) -> None:
+        """Run ``ip COMMAND`` on this node."""
+        subprocess.run(self.enter("ip", *command.split()), check=True, timeout=10)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes, and the switch between them: a bridge in a namespace of its own."""
+
+    nodes: tuple[Node, ...]
+    switch: Node
+
+    def join(self, node: Node, interface: str, address: str) -> None:
+        """Give ``node`` an interface that is connected to the switch."""
+        # The other end is named by the address: that is unique.
+        self.switch.ip(f"link add {address} type veth peer name {interface} netns {node.holder}")
+        self.switch.ip(f"link set {address} master bridge up")
+        node.ip(f"address add {address}/24 dev {interface}")
+        node.ip(f"link set {interface} up")
+
+
+def lead_nowhere(node: Node, interface: str, address: str) -> None:
+    """Give ``node`` an interface that is up and reaches nobody."""
+    node.ip(f"link add {interface} type veth peer name {address}")
+    node.ip(f"address add {address}/24 dev {interface}")
+    node.ip(f"link set {address} up")
+    node.ip(f"link set {interface} up")
+
+
+@contextlib.contextmanager
+def hold(hostname: str) -> Iterator[Node]:
+    """A new namespace with that hostname; it ends with the block."""
+    command = ["unshare", "--net", "--uts", "sh", "-c", HOLD, hostname]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == b"ready\n"
+            yield Node(hostname, holder.pid)
+        finally:
+            holder.kill()
+
+
+def find_obstacle() -> str | None:
+    """Why no namespaces can be made here; None where they can."""
+    if os.geteuid() != 0:
+        return "network namespaces are made by root"
+    absent = [name for name in TOOLS if shutil.which(name) is None]
+    if absent:
+        return f"{absent[0]} is missing: apt-get install iproute2 util-linux"
+    attempt = ["hostname h", "ip link add v1 type veth peer name v2", "ip link add b0 type bridge"]
+    command = ["unshare", "--net", "--uts", "sh", "-c", " && ".join(attempt)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    return f"no network namespaces: {answer.stderr.strip()}" if answer.returncode else None
+
+
+@contextlib.contextmanager
+def make_cluster() -> Iterator[Cluster]:
+    """Three nodes, node1 to node3, that have no interface but loopback, and a switch.
+
+    Skips the test where no namespaces can be made.
+    """
+    obstacle = find_obstacle()
+    if obstacle is not None:
+        pytest.skip(obstacle)
+    with contextlib.ExitStack() as stack:
+        nodes = tuple(stack.enter_context(hold(f"node{number}")) for number in (1, 2, 3))
+        switch = stack.enter_context(hold("switch"))
+        switch.ip("link add name bridge type bridge")
+        switch.ip("link set bridge up")
+        yield Cluster(nodes, switch)
+
+
+def run(
+    nodes: Sequence[Node],
+    *arguments: str,
+    wraps: Mapping[int, Sequence[str]] | None = None,
+    **env: str,
+) -> launchers.Result:
+    """Run ``python ARGUMENTS…`` as one job with a rank on each of ``nodes``.
+
+    ``wraps`` holds, by rank, a command that the program is an argument of.
+    """
+    program = [sys.executable, *arguments]
+    commands = [
+        node.enter(*(wraps or {}).get(rank, ()), *program) for rank, node in enumerate(nodes)
+    ]
+    command = commands[0]
+    for other in commands[1:]:
+        command += [":", "-n", "1", *other]
+    mpich = launchers.table()["mpich"]
+    first, *rest = command
+    return launchers.run(mpich, 1, rest, timeout=DEADLINE, env={**ENVIRONMENT, **env}, python=first)

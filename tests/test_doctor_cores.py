@@ -1,0 +1,108 @@
+"""Cores and threads of the ranks of a node."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.doctor import cores
+from mpiddp.doctor.cores import Binding
+
+MASKS = st.lists(st.frozensets(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+def bind(*masks, threads=None):
+    return [Binding(rank, frozenset(mask), threads) for rank, mask in enumerate(masks)]
+
+
+def can_all_have_one(masks):
+    """By trying every choice."""
+    return any(len(set(choice)) == len(masks) for choice in product(*masks))
+
+
+@settings(deadline=None)
+@given(MASKS)
+def test_a_crowd_is_found_exactly_where_there_is_one(masks):
+    crowd = cores.find_crowd(dict(enumerate(masks)))
+    assert (crowd is None) == can_all_have_one(masks)
+    if crowd is not None:
+        ranks, theirs = crowd
+        # The proof: these ranks have these cores only, and are more than they.
+        assert frozenset().union(*(masks[rank] for rank in ranks)) == frozenset(theirs)
+        assert len(theirs) < len(ranks)
+
+
+def test_hundreds_of_ranks_and_cores():
+    everywhere = frozenset(range(256))
+    assert cores.find_crowd(dict.fromkeys(range(256), everywhere)) is None
+    ranks, theirs = cores.find_crowd(dict.fromkeys(range(257), everywhere))
+    assert (len(ranks), len(theirs)) == (257, 256)
+
+
+@pytest.mark.parametrize(
+    ("masks", "found"),
+    [
+        (({0}, {0}), "ranks 0-1 have only core 0 between them"),
+        # Rank 2 is free to go elsewhere, and is not named.
+        (({3}, {3}, {0, 1, 2, 3}), "ranks 0-1 have only core 3 between them"),
+        (({0, 1}, {0, 1}, {0, 1}), "ranks 0-2 have only cores 0-1 between them"),
+    ],
+)
+def test_what_a_crowd_is_told(masks, found):
+    finding = cores.judge_cores(bind(*masks))
+    assert (finding.status, finding.found) == ("warn", found)
+    assert "--cpus-per-task" in finding.advice and "--cpu-bind" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("masks", "found"),
+    [
+        (({0},), "1 core for 1 rank"),
+        (({0, 1, 2, 3}, {0, 1, 2, 3}), "4 cores for 2 ranks, shared by all"),
+        (({0, 1}, {2, 3}), "4 cores for 2 ranks, bound to 2 each"),
+        (({0}, {1, 2}), "3 cores for 2 ranks, bound to 1 to 2 each"),
+    ],
+)
+def test_cores_enough(masks, found):
+    finding = cores.judge_cores(bind(*masks))
+    assert (finding.status, finding.found) == ("pass", found)
+
+
+@pytest.mark.parametrize(
+    ("masks", "threads", "status", "words"),
+    [
+        (({0, 1, 2, 3},) * 2, None, "pass", "2 per rank (mpiddp's choice)"),
+        (({0, 1, 2, 3},) * 2, "2", "pass", "2 per rank (OMP_NUM_THREADS)"),
+        (({0, 1, 2, 3},) * 2, "4", "warn", "8 threads of 2 ranks on 4 cores"),
+        # More ranks than cores is said once, by the check of cores.
+        (({0},) * 2, None, "pass", "1 per rank"),
+        (({0},) * 2, "1", "pass", "1 per rank"),
+        (({0, 1, 2, 3},) * 2, "2,4", "pass", "2 per rank (OMP_NUM_THREADS)"),
+        (({0, 1, 2, 3},) * 2, "many", "pass", "mpiddp's choice"),
+        (({0, 1, 2, 3},) * 2, "", "pass", "mpiddp's choice"),
+    ],
+)
+def test_threads(masks, threads, status, words):
+    finding = cores.judge_threads(bind(*masks, threads=threads))
+    assert finding.status == status and words in finding.found
+    if status == "warn":
+        assert "gives each rank 2" in finding.advice
+
+
+@given(MASKS)
+def test_what_mpiddp_chooses_is_never_too_much(masks):
+    assert cores.judge_threads(bind(*masks)).status == "pass"
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12))
+def test_folded_numbers_say_the_same(numbers):
+    text = cores.fold_numbers(numbers)
+    if not text.endswith("…"):
+        unfolded = set()
+        for item in text.split(","):
+            low, _, high = item.partition("-")
+            unfolded |= set(range(int(low), int(high or low) + 1))
+        assert unfolded == set(numbers)

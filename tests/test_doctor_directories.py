@@ -1,0 +1,106 @@
+"""Directories that all nodes should share."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mpiddp.doctor import directories
+from mpiddp.doctor.directories import Place
+
+CONTENT = "0123456789abcdef"
+
+
+def test_a_token_leaves_nothing(tmp_path):
+    folder = tmp_path / "a" / "runs"
+    token, problem = directories.put_token(folder, CONTENT)
+    assert problem == "" and token.path.read_text() == CONTENT
+    place = directories.look_at_runs(folder, CONTENT)
+    assert place.is_there and place.problem == "" and place.free > 0
+    assert [path.name for path in folder.iterdir()] == [token.path.name]
+    token.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_others_have_put_there_stays(tmp_path):
+    folder = tmp_path / "a" / "runs"
+    token, _ = directories.put_token(folder, CONTENT)
+    (folder / "run").mkdir()
+    token.remove()
+    assert [path.name for path in folder.iterdir()] == ["run"]
+
+
+def test_a_directory_that_was_there_stays(tmp_path):
+    token, _ = directories.put_token(tmp_path, CONTENT)
+    token.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_0_cannot_write(tmp_path):
+    (tmp_path / "file").touch()
+    token, problem = directories.put_token(tmp_path / "file" / "runs", CONTENT)
+    assert token is None and "cannot be written by rank 0: Not a directory" in problem
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda folder: None, "is not there"),
+        (lambda folder: folder.mkdir(), "is not the same as rank 0's"),
+        # Another job's file of the same name would be a wonder, and is noticed.
+        (
+            lambda folder: (folder.mkdir(), directories.token_path(folder, CONTENT).touch()),
+            "is not the same as rank 0's",
+        ),
+    ],
+)
+def test_a_directory_of_its_own(make, problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "PATIENCE_SECONDS", 0.3)
+    make(tmp_path / "runs")
+    place = directories.look_at_runs(tmp_path / "runs", CONTENT)
+    assert place.problem == problem
+    finding = directories.judge_runs(tmp_path / "runs", place, 2)
+    assert (finding.status, finding.code) == ("fail", 2)
+    assert problem in finding.found and "--runs-dir" in finding.advice
+
+
+def test_a_file_server_that_has_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(directories, "_look_at_runs", lambda *_: time.sleep(5))
+    monkeypatch.setattr(directories, "_list", lambda *_: time.sleep(5))
+    monkeypatch.setattr(directories, "Token", lambda *_: time.sleep(5))
+    begin = time.monotonic()
+    assert "does not answer" in directories.look_at_runs(tmp_path, CONTENT).problem
+    assert "does not answer" in directories.look_at_data(tmp_path).problem
+    assert "does not answer" in directories.put_token(tmp_path, CONTENT)[1]
+    assert time.monotonic() - begin < 4
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "words"),
+    [
+        (5 << 30, "pass", "at least 4 GiB free"),
+        (1 << 20, "warn", "has 1 MiB free"),
+    ],
+)
+def test_free_space(free, status, words, tmp_path):
+    finding = directories.judge_runs(tmp_path, Place(True, free=free), 2)
+    assert finding.status == status and words in finding.found
+
+
+def test_data_that_differs(tmp_path):
+    folders = [tmp_path / name for name in "abc"]
+    for folder, text in zip(folders, ("12", "34", "567"), strict=True):
+        folder.mkdir()
+        (folder / "data.bin").write_text(text)
+        (folder / "sub").mkdir()
+    one, alike, other = (directories.look_at_data(folder) for folder in folders)
+    assert directories.judge_data(tmp_path, alike, one).status == "pass"
+    finding = directories.judge_data(tmp_path, other, one)
+    assert finding.status == "warn" and "than on rank 0's node" in finding.found
+    absent = directories.look_at_data(tmp_path / "nowhere")
+    finding = directories.judge_data(tmp_path / "nowhere", absent, one)
+    assert (finding.status, finding.code) == ("fail", 2)
+    assert "No such file or directory" in finding.found
+    assert directories.judge_data(None, None, None).status == "skip"

@@ -1,0 +1,140 @@
+"""GPUs of a node and of the whole job."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launchers
+from doctors import examine
+from mpiddp.doctor import gpus
+from mpiddp.doctor.gpus import Gpu
+from mpiddp.launch.device import Placement
+
+ALL = frozenset(range(8))
+
+
+def place(rank, visible, index, identity):
+    return Placement(rank, visible, index, identity, ALL)
+
+
+def gpu(rank, name="NVIDIA H200", nccl="2.27.3", peers=True, near=ALL, speed=6e14):
+    return Gpu(rank, name, nccl, peers, frozenset(near), speed)
+
+
+def test_no_gpus_is_one_line():
+    finding = gpus.judge_count([place(0, 0, None, None)], [], 0)
+    assert (finding.status, finding.found) == ("skip", "no GPUs: ranks compute on the CPU")
+    assert gpus.judge_place([], {}).status == gpus.judge_speed([], {}).status == "skip"
+
+
+def test_gpus_that_torch_does_not_see(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert gpus.count_files(tmp_path) == 2
+    finding = gpus.judge_count([place(0, 0, None, None)], [], 2)
+    assert (finding.status, finding.found) == ("warn", "2 GPUs in /dev, but torch sees none")
+    assert "torch.version.cuda" in finding.advice
+
+
+def test_one_gpu_for_each_rank():
+    placements = [place(rank, 2, rank, f"GPU-{rank}") for rank in range(2)]
+    finding = gpus.judge_count(placements, [gpu(0), gpu(1)], 2)
+    assert finding.status == "pass"
+    assert finding.found == (
+        "NVIDIA H200, one for each of 2 ranks (2 UUIDs), NCCL 2.27.3, with access to each other's "
+        "memory"
+    )
+    finding = gpus.judge_count(placements, [gpu(0, peers=False), gpu(1, peers=False)], 2)
+    assert finding.found.endswith("without access to each other's memory")
+    finding = gpus.judge_count(placements, [gpu(0, peers=None), gpu(1, peers=None)], 2)
+    assert "access" not in finding.found
+
+
+@pytest.mark.parametrize(
+    ("placements", "found_gpus", "words"),
+    [
+        ([place(0, 8, 0, "A")], [gpu(0)], "8 GPUs visible, 1 of them used"),
+        ([place(0, 1, 0, "A"), place(1, 0, None, None)], [gpu(0)], "ranks 1 see no GPU"),
+        (
+            [place(0, 2, 0, "A"), place(1, 2, 1, "B")],
+            [gpu(0), gpu(1, "NVIDIA A100")],
+            "NVIDIA A100 and NVIDIA H200",
+        ),
+    ],
+)
+def test_gpus_that_are_idle_lacking_or_unlike(placements, found_gpus, words):
+    finding = gpus.judge_count(placements, found_gpus, 8)
+    assert finding.status == "warn" and words in finding.found and finding.advice
+
+
+def test_ranks_far_from_their_gpus():
+    cores = {0: frozenset({0, 1}), 1: frozenset({2, 3})}
+    near = [gpu(0, near={0, 1}), gpu(1, near={2, 3})]
+    assert gpus.judge_place(near, cores).status == "pass"
+    crossed = [gpu(0, near={2, 3}), gpu(1, near={0, 1})]
+    finding = gpus.judge_place(crossed, cores)
+    assert finding.status == "warn"
+    assert "rank 0 runs on 0-1, its GPU is near 2-3" in finding.found
+    assert "rank 1 runs on 2-3, its GPU is near 0-1" in finding.found
+    unknown = [gpu(0, near=()), gpu(1, near=())]
+    assert gpus.judge_place(unknown, cores).status == "skip"
+
+
+def test_near_cores_are_read_from_the_system(tmp_path):
+    folder = tmp_path / "0000:c1:00.0"
+    folder.mkdir()
+    (folder / "local_cpulist").write_text("0-3,8,10-11\n")
+    assert gpus.find_near_cores("0000:c1:00.0", tmp_path) == {0, 1, 2, 3, 8, 10, 11}
+    assert gpus.find_near_cores("0000:c2:00.0", tmp_path) == frozenset()
+    assert gpus.find_near_cores(None, tmp_path) == frozenset()
+    (folder / "local_cpulist").write_text("\n")
+    assert gpus.find_near_cores("0000:c1:00.0", tmp_path) == frozenset()
+
+
+def test_the_bus_as_the_system_writes_it():
+    told = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    assert gpus.find_bus(told) == "0000:c1:00.0"
+    assert gpus.find_bus(types.SimpleNamespace(name="older torch")) is None
+
+
+SPEEDS = st.lists(st.floats(1e12, 1e15), min_size=1, max_size=9)
+
+
+@given(SPEEDS)
+def test_exactly_the_slow_ones_are_named(speeds):
+    rows = [(rank, "G", speed) for rank, speed in enumerate(speeds)]
+    hosts = {rank: f"n{rank}" for rank in range(len(speeds))}
+    finding = gpus.judge_speed(rows, hosts)
+    ordered = sorted(speeds)
+    middle = (ordered[(len(speeds) - 1) // 2] + ordered[len(speeds) // 2]) / 2
+    slow = {rank for rank, speed in enumerate(speeds) if speed < 0.8 * middle}
+    named = {rank for rank in range(len(speeds)) if f"rank {rank} on n{rank} " in finding.found}
+    assert named == slow and finding.status == ("warn" if slow else "pass")
+
+
+def test_unlike_gpus_are_compared_with_their_own_kind():
+    rows = [(0, "H200", 6e14), (1, "H200", 6.1e14), (2, "T4", 4e13), (3, "T4", 4.1e13)]
+    hosts = dict.fromkeys(range(4), "n")
+    assert gpus.judge_speed(rows, hosts).status == "pass"
+    finding = gpus.judge_speed([*rows, (4, "H200", 3e14)], {**hosts, 4: "n9"})
+    assert finding.status == "warn" and "but rank 4 on n9 300" in finding.found
+
+
+@pytest.mark.gpu
+def test_a_real_gpu(tmp_path):
+    import torch
+
+    if not torch.cuda.device_count():
+        pytest.skip("no GPU")
+    alone = launchers.table()["alone"]
+    reading = examine(alone, 1, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": "0"})
+    assert reading.bad() == {}
+    assert torch.cuda.get_device_name(0) in reading.line("GPUs").text
+    assert "NCCL 2." in reading.line("GPUs").text
+    assert "TFLOP/s" in reading.line("GPU speed").text
+    assert "with nccl" in reading.line("all-reduce").text
+    assert "NCCL 2." in reading.line("NCCL transport").text

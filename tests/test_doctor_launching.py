@@ -1,0 +1,93 @@
+"""The launch itself: library, ranks and nodes, what happens to killed ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiddp.doctor import launching
+from mpiddp.launch.launcher import Launcher
+from mpiddp.launch.world import Roster, World
+
+SRUN = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
+MPIRUN = Launcher("openmpi", "Open MPI's mpirun", 0, (4,), frozenset({"pmix"}))
+
+
+@pytest.mark.parametrize(
+    ("version", "launcher", "status", "found"),
+    [
+        (None, None, "skip", "one process, which needs none"),
+        ("Open MPI v5.0.8, package", SRUN, "pass", "Open MPI 5.0.8, started by srun (pmix)"),
+        (
+            "MPICH Version:\t4.2",
+            None,
+            "pass",
+            "MPICH 4.2, started by no launcher that mpiddp knows",
+        ),
+    ],
+)
+def test_library(version, launcher, status, found):
+    finding = launching.judge_library(version, launcher)
+    assert (finding.status, finding.found) == (status, found)
+
+
+def judge(roster, oddities=(), strangers=None):
+    count = len(roster.hostnames)
+    world = World(0, len(roster.nodes), 0, roster.local_sizes[0], 0, count, "n1", "n1")
+    return launching.judge_ranks(world, roster, oddities, strangers or {})
+
+
+def test_ranks_and_nodes():
+    even = Roster(("n1", "n2"), (2, 2), (0, 0, 1, 1))
+    assert judge(even).found == "4 ranks on 2 nodes (n[1-2]), 2 per node"
+    uneven = Roster(("n1", "n2"), (3, 1), (0, 0, 0, 1))
+    finding = judge(uneven)
+    assert (finding.status, finding.found) == (
+        "pass",
+        "4 ranks on 2 nodes (n[1-2]), 1 to 3 per node",
+    )
+
+
+def test_what_is_odd_about_ranks_is_a_warning():
+    roster = Roster(("n1",), (2,), (0, 0))
+    finding = judge(roster, ["this is one process alone in an allocation of 4 tasks"])
+    assert finding.status == "warn" and "alone in an allocation" in finding.found
+    finding = judge(roster, strangers={"n1": ["box7"]})
+    assert finding.status == "warn"
+    assert "ranks on box7 share their memory with n1, but have another host name" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "setting", "variables", "status", "words"),
+    [
+        (None, None, {}, "skip", "no launcher"),
+        (MPIRUN, None, {}, "pass", "mpirun ends the job when a rank is killed"),
+        (SRUN, None, {"SLURM_KILL_BAD_EXIT": "1"}, "pass", "on (SLURM_KILL_BAD_EXIT)"),
+        (SRUN, "1", {"SLURM_KILL_BAD_EXIT": "0"}, "warn", "SLURM_KILL_BAD_EXIT=0"),
+        (SRUN, "1", {}, "pass", "Slurm's configuration"),
+        (SRUN, "0", {}, "skip", "cannot be seen from a rank"),
+        (SRUN, None, {}, "skip", "srun --kill-on-bad-exit=1"),
+    ],
+)
+def test_kill_on_bad_exit(launcher, setting, variables, status, words):
+    finding = launching.judge_kill_on_bad_exit(launcher, setting, variables)
+    assert finding.status == status and words in finding.text
+
+
+@pytest.mark.parametrize(
+    ("program", "setting"),
+    [
+        ("echo 'KillWait                = 30 sec'; echo 'KillOnBadExit           = 1'", "1"),
+        ("echo 'slurm_load_ctl_conf error' >&2; exit 1", None),
+        ("exec sleep 30", None),
+        (None, None),
+    ],
+)
+def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypatch):
+    if program is not None:
+        script = tmp_path / "scontrol"
+        script.write_text(f"#!/bin/sh\n{program}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert launching.find_slurm_setting() == setting

@@ -1,0 +1,75 @@
+"""Names of hosts, and look-ups that may not be answered."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp.doctor import names
+from mpiddp.doctor.names import Resolution
+
+
+@pytest.mark.parametrize(
+    ("addresses", "nodes", "status", "words"),
+    [
+        (("10.0.0.1",), 2, "pass", "resolves"),
+        (("127.0.1.1",), 2, "warn", "resolves to 127.0.1.1, where no other node finds it"),
+        (("10.0.0.1", "127.0.1.1"), 2, "warn", "127.0.1.1"),
+        (("127.0.1.1",), 1, "pass", "enough for one node"),
+        ((), 1, "warn", "does not resolve (not known)"),
+    ],
+)
+def test_host_name(addresses, nodes, status, words):
+    finding = names.judge_host_name(Resolution("n1", addresses, "not known"), nodes)
+    assert finding.status == status and words in finding.found
+
+
+def test_a_name_is_really_looked_up():
+    found = names.finish_resolution(names.begin_resolution("localhost"), "localhost")
+    assert "127.0.0.1" in found.addresses
+    found = names.finish_resolution(names.begin_resolution("name.invalid"), "name.invalid")
+    assert found.addresses == () and found.problem
+
+
+def test_a_server_that_keeps_silent_costs_half_a_second(monkeypatch):
+    asked, release = [], threading.Event()
+
+    def wait(where, flags):
+        asked.append(where[0])
+        if where[0] != "::ffff:10.0.0.2":
+            release.wait(60)
+        return "name", "0"
+
+    monkeypatch.setattr(socket, "getnameinfo", wait)
+    begin = time.monotonic()
+    unanswered = names.LookUps(["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]).finish()
+    assert time.monotonic() - begin < 5
+    release.set()
+    # The form that torch asks for.
+    assert sorted(asked) == [f"::ffff:10.0.0.{i}" for i in (1, 2, 3)]
+    assert unanswered == ("10.0.0.1", "10.0.0.3")
+    finding = names.judge_look_ups(unanswered)
+    assert finding.status == "warn" and "for 10.0.0.1, 10.0.0.3:" in finding.found
+
+
+def test_that_there_is_no_name_is_an_answer(monkeypatch):
+    def refuse(where, flags):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getnameinfo", refuse)
+    assert names.LookUps(["10.0.0.1"]).finish() == ()
+    assert names.judge_look_ups(()).status == "pass"
+
+
+@given(st.integers(1, 500))
+def test_the_sample_is_small_and_spread(count):
+    everyone = [f"10.0.{i // 256}.{i % 256}" for i in range(count)]
+    sample = names.choose_sample(everyone)
+    assert len(sample) == min(count, names.SAMPLE) == len(set(sample))
+    assert set(sample) <= set(everyone)
+    assert {everyone[0], everyone[-1]} <= set(sample)

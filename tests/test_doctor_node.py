@@ -1,0 +1,86 @@
+"""Limits and shared memory of one node."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp.doctor import node
+from mpiddp.doctor.node import UNLIMITED, Limits
+
+GIB = 1 << 30
+
+
+def limits(files=4096, locked=UNLIMITED, shared=8 * GIB, free=4 * GIB, infiniband=()):
+    return Limits(files, 1 << 20, locked, shared, free, infiniband)
+
+
+@pytest.mark.parametrize(
+    ("given_limits", "status", "words"),
+    [
+        (limits(locked=65536), "skip", "no InfiniBand devices"),
+        (limits(infiniband=("mlx5_0",)), "pass", "unlimited, for mlx5_0"),
+        (limits(locked=65536, infiniband=("mlx5_0", "mlx5_1")), "warn", "limited to 64 KiB"),
+    ],
+)
+def test_locked_memory(given_limits, status, words):
+    finding = node.judge_locked_memory(given_limits)
+    assert finding.status == status and words in finding.found
+    assert ("ulimit -l unlimited" in finding.advice) == (status == "warn")
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "status"),
+    [(1024, 4, "pass"), (256, 4, "warn"), (1024, 1000, "warn"), (UNLIMITED, 10**6, "pass")],
+)
+def test_open_files(files, size, status):
+    finding = node.judge_open_files(limits(files), size)
+    assert finding.status == status
+    if status == "warn":
+        assert f"limited to {files}; {size} ranks" in finding.found
+        assert "ulimit -n" in finding.advice and str(1 << 20) in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("shared", "free", "status", "words"),
+    [
+        (8 * GIB, 5 * GIB, "pass", "/dev/shm of 8 GiB, at least 4 GiB free"),
+        # What a container has by default.
+        (64 << 20, 64 << 20, "warn", "/dev/shm of 64 MiB has 64 MiB free"),
+        (8 * GIB, 1 << 20, "warn", "/dev/shm of 8 GiB has 1 MiB free"),
+        (None, 0, "warn", "there is no /dev/shm"),
+    ],
+)
+def test_shared_memory(shared, free, status, words):
+    finding = node.judge_shared_memory(limits(shared=shared, free=free))
+    assert finding.status == status and words in finding.found
+    assert ("--shm-size" in finding.advice) == (status == "warn")
+
+
+def test_limits_are_this_process(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "ib" / "mlx5_1").mkdir(parents=True)
+    (tmp_path / "ib" / "mlx5_0").mkdir()
+    found = node.find_limits(tmp_path, tmp_path / "ib")
+    assert (found.open_files, found.hard_open_files) == (soft, hard)
+    assert found.shared_memory >= found.free_shared_memory > 0
+    assert found.infiniband == ("mlx5_0", "mlx5_1")
+    absent = node.find_limits(tmp_path / "nowhere", tmp_path / "nowhere")
+    assert (absent.shared_memory, absent.infiniband) == (None, ())
+
+
+@given(st.integers(1, 1 << 60))
+def test_floor_power(size):
+    power = node.floor_power(size)
+    assert power <= size < 2 * power and power & (power - 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (512, "512 B"), (65536, "64 KiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5 TiB")],
+)
+def test_describe_size(size, text):
+    assert node.describe_size(size) == text

@@ -1,0 +1,173 @@
+"""The doctor over several nodes, with the faults that a network and its nodes can have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doctors import CHECKS, PATCHED, Reading, read
+from namespaces import Cluster, lead_nowhere, make_cluster, run
+
+INTERFACES = ("ens1f1", "ens1f0np0", "ib0")
+HOSTS = """\
+127.0.0.1 localhost
+10.77.0.1 node1
+::ffff:10.77.0.1 node1
+10.77.0.2 node2
+::ffff:10.77.0.2 node2
+10.77.0.3 node3
+::ffff:10.77.0.3 node3
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with make_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """An /etc/hosts that knows all nodes, in the form that torch asks for as well."""
+    path = tmp_path / "hosts"
+    path.write_text(HOSTS)
+    return path
+
+
+def connect(cluster: Cluster) -> None:
+    for number, (node, name) in enumerate(zip(cluster.nodes, INTERFACES, strict=True), 1):
+        cluster.join(node, name, f"10.77.0.{number}")
+
+
+def mount(*commands: str) -> list[str]:
+    """What runs a program after commands in a mount namespace of its own."""
+    return ["unshare", "--mount", "sh", "-c", " && ".join([*commands, 'exec "$@"']), "sh"]
+
+
+def put(source: Path, target: str) -> str:
+    return f"mount --bind {source} {target}"
+
+
+def examine(
+    cluster: Cluster, folder: Path, exit_code: int, wraps: dict[int, list[str]], patch: str = ""
+) -> Reading:
+    program = ["-c", PATCHED.format(patch=patch)] if patch else ["-m", "mpiddp.doctor"]
+    options = ["--runs-dir", str(folder / "runs"), "--data-dir", str(folder)]
+    return read(run(cluster.nodes, *program, *options, wraps=wraps), exit_code=exit_code)
+
+
+def test_three_good_nodes(cluster, hosts, tmp_path):
+    connect(cluster)
+    wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
+    reading = examine(cluster, tmp_path, 0, wraps)
+    assert tuple(line.check for line in reading.lines) == CHECKS
+    assert reading.bad() == {}
+    assert "3 ranks on 3 nodes (node[1-3]), 1 per node" in reading.line("ranks").text
+    assert "the same and writable from every node" in reading.line("run directory").text
+    interfaces = reading.line("interfaces").text
+    for number, name in enumerate(INTERFACES, 1):
+        assert re.search(rf"node{number}: {name}\b.*?GLOO_SOCKET_IFNAME={name}\b", interfaces)
+    # An own network of three: nothing is lost, and nothing is shaped.
+    sender, receiver = re.search(
+        r"at least [\d.]+ [GM]bit/s \((\w+) → (\w+)\)", reading.line("links").text
+    ).groups()
+    assert (sender, receiver) in {("node1", "node2"), ("node2", "node3"), ("node3", "node1")}
+    assert "from node1 (" in reading.line("clocks").text
+    assert "store at 10.77.0.1:" in reading.line("all-reduce").text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts"]
+
+
+AHEAD = """
+if rank == 1:
+    import time
+    real = time.time
+    time.time = lambda: real() + 7
+"""
+
+
+def test_faults_of_single_nodes(cluster, hosts, tmp_path):
+    connect(cluster)
+    runs, debian = tmp_path / "runs", tmp_path / "debian"
+    runs.mkdir()
+    debian.write_text("127.0.1.1 node2\n" + HOSTS.replace("10.77.0.2 node2\n", "", 1))
+    wraps = {
+        0: mount(put(hosts, "/etc/hosts")),
+        1: mount(put(debian, "/etc/hosts")),
+        2: mount(put(hosts, "/etc/hosts"), f"mount -t tmpfs none {runs}"),
+    }
+    reading = examine(cluster, tmp_path, 2, wraps, AHEAD)
+    assert reading.bad() == {
+        "host name": "warn",
+        "run directory": "fail",
+        "clocks": "warn",
+    }
+    assert reading.line("host name").text.startswith("node2: resolves to 127.0.1.1, ")
+    text = reading.line("run directory").text
+    assert text.startswith(f"node3: {runs} is not the same as rank 0's. ")
+    assert reading.line("clocks").text.startswith("node2 is 7.0 s ahead of node1. ")
+    assert list(runs.iterdir()) == []
+
+
+def test_a_slow_link_is_named(cluster, hosts, tmp_path):
+    connect(cluster)
+    shape = "tc qdisc add dev ens1f0np0 root tbf rate 10mbit burst 80kb latency 50ms"
+    command = cluster.nodes[1].enter(*shape.split())
+    subprocess.run(command, check=True, timeout=10)
+    wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
+    reading = examine(cluster, tmp_path, 0, wraps)
+    assert reading.bad() == {"links": "warn"}
+    rate = re.match(r"TCP: node2 → node3 ([\d.]+) Mbit/s; the median", reading.line("links").text)
+    assert rate is not None, reading.result
+    # The rate without headers; the queue adds what it holds.
+    assert 5 < float(rate[1]) < 30
+    assert reading.seconds < 20
+
+
+def test_neighbours_that_do_not_reach_each_other(cluster, hosts, tmp_path):
+    connect(cluster)
+    cluster.nodes[1].ip("route add unreachable 10.77.0.3/32")
+    wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
+    reading = examine(cluster, tmp_path, 4, wraps)
+    assert reading.bad() == {"links": "fail"}
+    text = reading.line("links").text
+    assert text.startswith("TCP: node2 → node3 (10.77.0.3): No route to host. ")
+    assert reading.lines[-1].check == "the rest"
+
+
+def test_nodes_without_a_common_address(cluster, tmp_path):
+    one, two, three = cluster.nodes
+    cluster.join(one, "ens1f1", "10.77.0.1")
+    cluster.join(two, "ens1f1", "10.77.0.2")
+    lead_nowhere(one, "docker0", "172.17.0.1")
+    lead_nowhere(three, "docker0", "172.17.0.1")
+    reading = examine(cluster, tmp_path, 4, {})
+    line = reading.line("interfaces")
+    assert line.status == "fail"
+    head, *table = line.text.split("\n")
+    assert head.startswith("no address of rank 0 on node1 was reached by every node")
+    assert [re.split(r" {2,}", row.strip()) for row in table] == [
+        ["node", "10.77.0.1 (ens1f1)", "172.17.0.1 (docker0)"],
+        ["node1", "reached", "reached"],
+        ["node2", "reached", "Network is unreachable"],
+        ["node3", "Network is unreachable", "Connection refused"],
+    ]
+    # Wherever it can, the examination goes on.
+    assert reading.line("GPUs").status == "skip" and reading.lines[-1].check == "the rest"
+
+
+def test_names_that_nobody_answers_for(cluster, tmp_path):
+    connect(cluster)
+    resolver = tmp_path / "resolv.conf"
+    # Two seconds for each question instead of ten: the store asks as well.
+    resolver.write_text("nameserver 10.77.0.99\noptions timeout:2 attempts:1\n")
+    names = tmp_path / "hosts"
+    names.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n10.77.0.3 node3\n")
+    inside = [put(resolver, "/etc/resolv.conf"), put(names, "/etc/hosts")]
+    reading = examine(cluster, tmp_path, 0, {rank: mount(*inside) for rank in range(3)})
+    assert reading.bad() == {"reverse look-ups": "warn"}
+    text = reading.line("reverse look-ups").text
+    assert "no answer within 0.5 s for 10.77.0.1" in text and "::ffff:a.b.c.d" in text

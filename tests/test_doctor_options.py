@@ -1,0 +1,45 @@
+"""The doctor's command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpiddp.doctor.options import Settings, check_json, parse
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Options
+
+
+def test_without_options():
+    assert parse([]) == Settings(Options(timeout=30.0), None, Path("runs"), None)
+
+
+def test_all_options():
+    words = (
+        "--json j --runs-dir r --data-dir d --timeout 5 --backend gloo --interface eth0 "
+        "--allow-shared-gpu"
+    )
+    expected = Settings(Options("gloo", 5.0, "eth0", True), Path("j"), Path("r"), Path("d"))
+    assert parse(words.split()) == expected
+
+
+@pytest.mark.parametrize("words", [["--wrong"], ["extra"], ["--timeout", "x"], ["--timeout", "-1"]])
+def test_mistakes(words):
+    with pytest.raises(ConfigurationError):
+        parse(words)
+
+
+def test_help_is_said_by_one_rank_alone(capsys):
+    for show in (True, False):
+        with pytest.raises(SystemExit) as caught:
+            parse(["--help"], show_help=show)
+        assert caught.value.code == 0
+        assert ("--runs-dir DIR" in capsys.readouterr().out) is show
+
+
+def test_a_file_that_can_be_written(tmp_path):
+    check_json(tmp_path / "new.json")
+    for wrong in (tmp_path, tmp_path / "nowhere" / "new.json"):
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            check_json(wrong)

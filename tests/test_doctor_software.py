@@ -1,0 +1,85 @@
+"""Versions, the digest of the code, and the import of torch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp.doctor import software
+
+
+def name(rank):
+    return f"rank {rank} on n{rank}"
+
+
+def test_the_digest_sees_content_names_and_nothing_else(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    first = software.digest_code(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_bytes(b"anything")
+    assert software.digest_code(tmp_path) == first
+    (tmp_path / "a.py").write_text("x = 2\n")
+    second = software.digest_code(tmp_path)
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    third = software.digest_code(tmp_path)
+    assert len({first, second, third}) == 3
+
+
+def test_the_digest_tells_where_files_end(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, texts in ((one, ("ab", "c")), (two, ("a", "bc"))):
+        folder.mkdir()
+        for file, text in zip("xy", texts, strict=True):
+            (folder / f"{file}.py").write_text(text)
+    assert software.digest_code(one) != software.digest_code(two)
+
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from(["P 1", "P 2"]), st.sampled_from(["t 1", "t 2"])),
+    min_size=1,
+    max_size=7,
+)
+
+
+@given(ROWS)
+def test_exactly_those_that_differ_from_most_are_named(rows):
+    finding = software.judge_versions("code", rows, name)
+    counts = {row: rows.count(row) for row in rows}
+    if len(counts) == 1:
+        assert (finding.status, finding.found) == ("pass", ", ".join(rows[0]))
+        return
+    assert (finding.status, finding.code) == ("fail", 3)
+    named = {rank for rank in range(len(rows)) if f"{name(rank)} has" in finding.found}
+    others = set(range(len(rows))) - named
+    assert named and len({rows[rank] for rank in others}) == 1
+    usual = rows[min(others)]
+    assert counts[usual] == max(counts.values())
+    assert all(rows[rank] != usual for rank in named)
+
+
+def test_a_different_part_is_said_once_and_alone():
+    rows = [("Python 3.11.7", "code a")] * 3 + [("Python 3.11.7", "code b")]
+    finding = software.judge_versions("code", rows, name)
+    assert finding.found == "rank 3 on n3 has code b; the others have Python 3.11.7, code a"
+
+
+def test_many_that_differ_are_counted():
+    rows = [("a",)] * 30 + [("b",)] * 20
+    finding = software.judge_versions("code", rows, name)
+    assert finding.found.count(" has b") == software.SHOWN
+    assert "and 12 more ranks differ" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size", "status", "words"),
+    [
+        (1.24, 1, "pass", "1.2 s"),
+        (19.0, 4, "pass", "19.0 s (slowest: rank 3 on n2)"),
+        (48.0, 4, "warn", "48.0 s (slowest: rank 3 on n2), more than 20 s"),
+    ],
+)
+def test_import(seconds, size, status, words):
+    finding = software.judge_import(seconds, "rank 3 on n2", size)
+    assert (finding.status, finding.found) == (status, words)
+    assert ("node-local disk" in finding.advice) == (status == "warn")

@@ -1,0 +1,54 @@
+"""Variables that matter: names, and the values of the harmless ones alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp import environment
+from mpiddp.doctor import variables
+
+NAMES = st.one_of(
+    st.sampled_from(sorted(environment.HARMLESS)),
+    st.from_regex(r"(NCCL|GLOO|UCX|FI|OMPI_MCA|AWS|WANDB)_[A-Z_]{1,12}", fullmatch=True),
+)
+
+
+@given(st.dictionaries(NAMES, st.just("s3cret-value"), max_size=8))
+def test_no_other_value_is_ever_shown(given_variables):
+    row = variables.find_variables(given_variables)
+    for name, value in row:
+        assert name in given_variables
+        assert (value is not None) == (name in environment.HARMLESS)
+    finding = variables.judge_variables(["n1"], [row], [])
+    harmless = given_variables.keys() & environment.HARMLESS
+    assert finding.found.count("s3cret-value") == len(harmless)
+
+
+def test_what_is_set_is_told():
+    row = variables.find_variables(
+        {"NCCL_IB_DISABLE": "1", "NCCL_SECRET": "x", "HOME": "/root", "PATH": "/bin"}
+    )
+    finding = variables.judge_variables(["n1"], [row], [])
+    assert (finding.status, finding.found) == ("pass", "NCCL_IB_DISABLE=1, NCCL_SECRET")
+    assert variables.judge_variables(["n1"], [()], []).found == "none of those that matter is set"
+
+
+def test_infiniband_that_is_turned_off():
+    row = variables.find_variables({"NCCL_IB_DISABLE": "1"})
+    finding = variables.judge_variables(["n1"], [row], ["mlx5_0"])
+    assert finding.status == "warn" and "NCCL_IB_DISABLE turns mlx5_0 off" in finding.found
+    row = variables.find_variables({"NCCL_IB_DISABLE": "0"})
+    assert variables.judge_variables(["n1"], [row], ["mlx5_0"]).status == "pass"
+
+
+def test_nodes_that_differ():
+    rows = [
+        variables.find_variables({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth0"}),
+        variables.find_variables({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "ens1"}),
+        variables.find_variables({"NCCL_ALGO": "Tree", "UCX_TLS": "tcp"}),
+    ]
+    assert variables.judge_variables(["n1", "n2"], rows[:2], []).status == "pass"
+    finding = variables.judge_variables(["n1", "n2", "n3"], rows, [])
+    assert finding.status == "warn"
+    assert finding.found.startswith("NCCL_ALGO, UCX_TLS differs on n3; set on n1: ")

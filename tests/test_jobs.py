@@ -1,0 +1,1121 @@
+"""The job scripts: what they decide, with a Slurm that only says what it was asked to do, and
+what becomes of it on a real cluster (marker ``slurm``)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import launchers
+import mpiddp.errors
+from slurm import Cluster
+
+JOBS = launchers.ROOT / "jobs"
+SCRIPTS = ("train", "sweep", "benchmark")
+TOY = ("--data", "toy", "--samples", "200", "--epochs", "1")
+FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+JOB_SECONDS = 60
+
+IDLE = shutil.which("true") or "/bin/true"
+"""A Python that does nothing, for tests in which only its name counts."""
+REAL = {"MPIDDP_PYTHON": sys.executable}
+
+SCONTROL = """
+case "$1 $2" in
+"show job") cat "$FAKES/record" ;;
+"show hostnames") IFS=, && printf '%s\\n' $3 ;;
+esac
+"""
+SRUN = """
+printf '%s\\0' "$@" >"$FAKES/srun.arguments"
+env -0 >"$FAKES/srun.environment"
+for argument; do
+    case $argument in --error=*) seq -f 'line %g of the ranks' 30 >"${argument#*=}" ;; esac
+done
+[ -z "${FAKE_OUTCOME:-}" ] || printf '{\\n  "code": %s,\\n  "rank": 0\\n}\\n' "$FAKE_OUTCOME" \\
+    >"$FAKE_RUN/outcome.json"
+printf '%b' "${FAKE_MESSAGES:-}" >&2
+exit "${FAKE_STATUS:-0}"
+"""
+SBATCH = """
+printf '%s\\0' "$@" >"$FAKES/sbatch.$(($(ls "$FAKES" | grep -c '^sbatch')))"
+for argument; do [ "$argument" != --refuse ] || exit 1; done
+echo "$((40 + $(ls "$FAKES" | grep -c '^sbatch')));cluster"
+"""
+
+
+def record(
+    nodes: Sequence[tuple[str, str]], *, tasks: int, command: str, tres: str, array: bool
+) -> str:
+    """A job's record as ``scontrol show job -d`` of Slurm 22.05 writes it, cut to what counts."""
+    rows = "\n".join(f"     Nodes={hosts} CPU_IDs=0 Mem=0 GRES={gres}" for hosts, gres in nodes)
+    return f"""JobId=42{" ArrayJobId=42 ArrayTaskId=1" if array else ""} JobName=train
+   JobState=RUNNING Reason=None Dependency=(null)
+   ReqNodeList=(null) ExcNodeList=(null)
+   NumNodes={len(nodes)} NumCPUs=8 NumTasks={tasks} CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   JOB_GRES=gpu:6
+{rows}
+   Command={command}
+   WorkDir=/somewhere
+   {tres}
+
+JobId=43 ArrayJobId=42 ArrayTaskId=0 JobName=train
+   NumNodes=1 NumCPUs=1 NumTasks=99 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+     Nodes=elsewhere CPU_IDs=0 Mem=0 GRES=gpu:9(IDX:0-8)
+   TresPerNode=gres:gpu:9
+
+"""
+
+
+@dataclass
+class MadeUp:
+    """A Slurm of fakes, a checkout whose path has a space, and a directory to submit from."""
+
+    bin: Path
+    fakes: Path
+    root: Path
+    cwd: Path
+    spool: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def program(self, name: str, text: str) -> None:
+        path = self.bin / name
+        path.write_text(f"#!/bin/bash\n{text}")
+        path.chmod(0o755)
+
+    def run(self, script: str | Path, *arguments: str, **variables: str):
+        return subprocess.run(
+            ["bash", str(script), *arguments],
+            env=launchers.clean_environment(
+                {
+                    "PATH": f"{self.bin}:{os.environ['PATH']}",
+                    "FAKES": str(self.fakes),
+                    "FAKE_RUN": str(self.cwd / "runs" / "train-42"),
+                    **self.variables,
+                    **variables,
+                }
+            ),
+            cwd=self.cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def submit(
+        self,
+        name: str,
+        *arguments: str,
+        nodes: Sequence[tuple[str, str]] = (("n1", ""),),
+        cpus: str = "4",
+        tasks: int = 1,
+        tres: str = "",
+        array: bool = False,
+        command: str | None = None,
+        **variables: str,
+    ):
+        """Run a script as Slurm does: a copy of it, in the directory that it was submitted from."""
+        copy = self.spool / "slurm_script"
+        shutil.copy(JOBS / f"{name}.sbatch", copy)
+        if command is None:
+            command = " ".join([f"{self.root}/jobs/{name}.sbatch", *arguments])
+        text = record(nodes, tasks=tasks, command=command, tres=tres, array=array)
+        (self.fakes / "record").write_text(text)
+        hosts = ",".join(hosts for hosts, _ in nodes)
+        return self.run(
+            copy,
+            *arguments,
+            **{
+                "SLURM_JOB_ID": "42",
+                "SLURM_JOB_NAME": name,
+                "SLURM_JOB_NODELIST": hosts,
+                "SLURM_JOB_CPUS_PER_NODE": cpus,
+                "SLURM_SUBMIT_DIR": str(self.cwd),
+                "SLURM_TASKS_PER_NODE": f"1(x{len(nodes)})",
+                **variables,
+            },
+        )
+
+    @property
+    def srun(self) -> list[str]:
+        """The arguments that srun got."""
+        return (self.fakes / "srun.arguments").read_text().split("\0")[:-1]
+
+    @property
+    def options(self) -> list[str]:
+        """Those that say how many ranks there are and where."""
+        names = ("ntasks", "distribution", "nodelist", "nodes", "gpu", "overcommit")
+        return [word for word in self.srun if word.lstrip("-").startswith(names)]
+
+    @property
+    def exported(self) -> dict[str, str]:
+        """The environment that srun got."""
+        words = (self.fakes / "srun.environment").read_text().split("\0")[:-1]
+        return dict(word.split("=", 1) for word in words)
+
+    @property
+    def program_line(self) -> list[str]:
+        """What each rank is."""
+        words = self.srun
+        return words[next(at for at, word in enumerate(words) if not word.startswith("-")) :]
+
+    @property
+    def started(self) -> bool:
+        return (self.fakes / "srun.arguments").exists()
+
+
+def make_up(directory: Path) -> MadeUp:
+    paths = [directory / name for name in ("bin", "fakes", "check out", "sub mit", "spool")]
+    for path in paths:
+        path.mkdir()
+    made = MadeUp(*paths)
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN), ("sbatch", SBATCH)):
+        made.program(name, text)
+    made.program("scancel", 'echo "$*" >"$FAKES/scancelled"')
+    for name in ("jobs", "mpiddp", "benchmarks"):
+        (made.root / name).symlink_to(launchers.ROOT / name)
+    made.variables["MPIDDP_PYTHON"] = IDLE
+    return made
+
+
+@pytest.fixture
+def made_up(tmp_path) -> MadeUp:
+    return make_up(tmp_path)
+
+
+def lines(text: str) -> dict[str, str]:
+    """The block at the head of a job's output, by the name of each line."""
+    return {row[2:14].strip(): row[15:] for row in text.splitlines() if row.startswith("  ")}
+
+
+# ---- text that every script holds ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*(f"{name}.sbatch" for name in SCRIPTS), "chain.sh", "slurm.sh"])
+def test_shellcheck_finds_nothing(name):
+    program = shutil.which("shellcheck") or str(Path(sys.executable).parent / "shellcheck")
+    done = subprocess.run(
+        [program, f"jobs/{name}"], cwd=launchers.ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_header_asks_for_nothing_but_a_name(name):
+    # A directory would have to be there, a count would defeat the user's, a signal kills ranks.
+    text = (JOBS / f"{name}.sbatch").read_text()
+    assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == [f"#SBATCH --job-name={name}"]
+
+
+def test_all_scripts_find_the_checkout_in_the_same_way():
+    texts = [(JOBS / f"{name}.sbatch").read_text() for name in SCRIPTS]
+    parts = {
+        re.search(r"\n# Slurm runs a copy.*slurm.sh\"\n", text, re.DOTALL)[0] for text in texts
+    }
+    assert len(parts) == 1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_run_by_hand_a_script_says_how_it_is_submitted(made_up, name):
+    done = made_up.run(JOBS / f"{name}.sbatch", "--epochs", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("mpiddp: this is a job script; submit it: sbatch ")
+    assert f"jobs/{name}.sbatch" in line
+
+
+# ---- where the checkout is -------------------------------------------------------------------
+
+
+def test_the_checkout_is_where_the_jobs_record_says(made_up):
+    done = made_up.submit("train", *TOY)
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line == [IDLE, "-m", "mpiddp.train", *TOY]
+
+
+@pytest.mark.parametrize("command", ["(null)", "/gone/jobs/train.sbatch a b", "/x/mine.sh"])
+@pytest.mark.parametrize("below", ["", "some/where"])
+def test_else_it_is_around_the_submit_directory(made_up, command, below):
+    directory = made_up.root / below
+    if below:
+        # Not through the links: the checkout's own directories stay as they are.
+        directory.mkdir(parents=True)
+    done = made_up.submit("train", *TOY, command=command, SLURM_SUBMIT_DIR=str(directory))
+    assert done.returncode == 0, done.stderr
+    assert made_up.started
+
+
+def test_without_a_checkout_one_line_says_what_to_do(made_up):
+    done = made_up.submit("train", *TOY, command="(null)")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert str(made_up.cwd) in line and "submit jobs/train.sbatch by its path" in line
+
+
+# ---- nodes, ranks, cores ---------------------------------------------------------------------
+
+EVEN = (("n1", "gpu:2(IDX:0-1)"), ("n2", "gpu:2(IDX:0-1)"))
+TYPED = (("n1", "gpu:a100:1(IDX:0),gpu:h100:2(IDX:1,3),shard:7(IDX:0)"), ("n2", "gpu:3(IDX:0-2)"))
+UNEVEN = (("n1", "gpu:1(IDX:0)"), ("n2", "gpu:2(IDX:0-1)"))
+PLAIN = (("n1", ""), ("n2", ""))
+ALL = (("n1", "gpu:4(IDX:0-3)"), ("n2", "gpu:4(IDX:0-3)"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An allocation, and what is to be made of it."""
+
+    name: str
+    nodes: Sequence[tuple[str, str]]
+    cpus: str
+    ranks: str
+    options: str
+    cores: int
+    variables: dict[str, str] = field(default_factory=dict)
+    tasks: int = 1
+    tres: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def given_tasks(tasks: int, per_node: str, **more: str) -> dict[str, str]:
+    return {"SLURM_NTASKS": str(tasks), "SLURM_TASKS_PER_NODE": per_node, **more}
+
+
+CASES = (
+    Case("nothing said", PLAIN, "1(x2)", "2 nodes x 1 rank per node = 2 ranks",
+         "--nodes=2 --ntasks=2 --ntasks-per-node=1", 1),
+    Case("one node", PLAIN[:1], "8", "1 node x 1 rank per node = 1 rank",
+         "--nodes=1 --ntasks=1 --ntasks-per-node=1", 8),
+    Case("ntasks-per-node", PLAIN, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4", 2, tasks=4,
+         variables=given_tasks(4, "2(x2)", SLURM_NTASKS_PER_NODE="2")),
+    Case("ntasks, uneven", PLAIN, "2,1", "2 nodes, 2+1 = 3 ranks", "--nodes=2 --ntasks=3", 1,
+         tasks=3, variables=given_tasks(3, "2,1")),
+    Case("ntasks and a most per node", PLAIN, "4(x2)",
+         "2 nodes, at most 4 ranks per node, 6 ranks", "--nodes=2 --ntasks=6", 1, tasks=6,
+         variables=given_tasks(6, "4(x2)", SLURM_NTASKS_PER_NODE="4")),
+    Case("overcommit", PLAIN, "1(x2)", "2 nodes x 5 ranks per node = 10 ranks",
+         "--nodes=2 --ntasks=10 --overcommit", 1, tasks=10, note="fewer cores than ranks",
+         variables=given_tasks(10, "5(x2)")),
+    Case("a rank per GPU", EVEN, "8(x2)", "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 4),
+    Case("fewer cores than GPUs", EVEN, "1(x2)", "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2 --overcommit", 1,
+         note="--cpus-per-gpu=N"),
+    Case("types of GPUs", TYPED, "6(x2)", "2 nodes x 3 ranks per node = 6 ranks",
+         "--nodes=2 --ntasks=6 --ntasks-per-node=3 --gpus-per-node=3", 2),
+    Case("uneven GPUs", UNEVEN, "3,4", "2 nodes, 1+2 = 3 ranks",
+         "--nodes=2 --ntasks=3 --distribution=arbitrary --nodelist=n1,n2,n2 --gpus=3", 2,
+         variables={"SLURM_GPUS": "3"}),
+    Case("folded hosts", (("n1,n2", "gpu:2(IDX:0-1)"),), "4(x2)",
+         "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2),
+    Case("exclusive: all GPUs", ALL, "4(x2)", "2 nodes x 4 ranks per node = 8 ranks",
+         "--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=4", 1),
+    Case("exclusive, some GPUs asked for", ALL, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
+         tres="TresPerNode=gres:gpu:2", variables={"SLURM_GPUS_PER_NODE": "2"}),
+    Case("as newer Slurm writes it", ALL, "4(x2)", "2 nodes x 1 rank per node = 2 ranks",
+         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --gpus-per-node=1", 4,
+         tres="TresPerNode=gres/gpu:a100:1"),
+    Case("gpus-per-task", EVEN[:1], "2", "1 node x 2 ranks per node = 2 ranks",
+         "--nodes=1 --ntasks=2 --gpus-per-node=2", 1, tasks=2,
+         variables=given_tasks(2, "2", SLURM_GPUS_PER_TASK="1")),
+    Case("cpus-per-task", PLAIN, "6(x2)", "2 nodes x 1 rank per node = 2 ranks",
+         "--nodes=2 --ntasks=2 --ntasks-per-node=1", 3, variables={"SLURM_CPUS_PER_TASK": "3"}),
+    Case("cpus-per-task with GPUs", EVEN, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
+         variables={"SLURM_CPUS_PER_TASK": "4"}, note="4 cores for each rank were asked for, 2"),
+    Case("cpus-per-gpu", EVEN, "16(x2)", "2 nodes x 2 ranks per node = 4 ranks",
+         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 3,
+         variables={"SLURM_CPUS_PER_GPU": "3"}),
+    Case("cpus-per-gpu, two GPUs per rank", EVEN, "16(x2)", "2 nodes x 1 rank per node = 2 ranks",
+         "--nodes=2 --ntasks=2 --gpus-per-node=2", 6, tasks=2,
+         variables=given_tasks(2, "1(x2)", SLURM_CPUS_PER_GPU="3")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_made_of_an_allocation(made_up, case):
+    hosts = ",".join(hosts for hosts, _ in case.nodes)
+    done = made_up.submit(
+        "train", *TOY, nodes=case.nodes, cpus=case.cpus, tasks=case.tasks, tres=case.tres,
+        **{"SLURM_JOB_NODELIST": hosts, **case.variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    block = lines(done.stdout)
+    assert block["ranks"] == case.ranks
+    assert made_up.options == case.options.split()
+    assert made_up.exported["SRUN_CPUS_PER_TASK"] == str(case.cores)
+    note = block["per rank"].partition(" (")[2]
+    assert bool(note) == bool(case.note) and case.note in note
+    contradicting = re.compile(r"SLURM_(GPUS.*|CPUS_PER_GPU|NTASKS_PER_GPU|TRES_PER_TASK)")
+    assert not [name for name in made_up.exported if contradicting.fullmatch(name)]
+
+
+def test_tasks_left_over_from_another_shell_are_refused(made_up):
+    # Slurm hands on SLURM_NTASKS of salloc's shell to a job for which nobody gave a count.
+    done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS="7")
+    assert done.returncode == 2 and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert "SLURM_NTASKS is 7" in line and "2 tasks" in line and "--ntasks" in line
+    done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS_PER_NODE="7")
+    assert done.returncode == 0 and "SLURM_NTASKS_PER_NODE" not in made_up.exported
+
+
+def test_a_heterogeneous_job_is_refused(made_up):
+    done = made_up.submit("train", *TOY, SLURM_HET_SIZE="2")
+    assert done.returncode == 2 and not made_up.started
+    assert len(done.stderr.splitlines()) == 1
+
+
+def bash(text: str, *arguments: str) -> str:
+    done = subprocess.run(
+        ["bash", "-c", f"source jobs/slurm.sh; {text}", "test", *arguments],
+        cwd=launchers.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=12))
+def test_slurms_counts_are_read(counts):
+    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
+    text = ",".join(f"{value}(x{times})" if times > 1 else f"{value}" for value, times in groups)
+    assert list(map(int, bash('expand_counts "$1"', text).split())) == counts
+
+
+WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\n\r"), max_size=9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORDS, max_size=5))
+def test_words_are_split_as_a_shell_does(words):
+    found = bash('split_words "$1"; printf "%s\\0" "${WORDS[@]}" END', shlex.join(words))
+    assert found.split("\0") == [*words, "END", ""]
+
+
+# ---- srun, the environment, the logs ---------------------------------------------------------
+
+
+def test_srun_is_told_what_no_setting_may_change(made_up):
+    made_up.submit("train", *TOY)
+    expected = {"--mpi=pmix", "--kill-on-bad-exit=1", "--export=ALL"}
+    assert expected <= set(made_up.srun)
+    made_up.submit("train", *TOY, MPIDDP_PMI="pmi2")
+    assert "--mpi=pmi2" in made_up.srun and "--mpi=pmix" not in made_up.srun
+
+
+def test_arguments_reach_the_trainer_as_they_were(made_up):
+    arguments = ["--name", "two words", "--runs-dir", "a*b", "", "'"]
+    made_up.submit("train", *arguments)
+    assert made_up.program_line[3:] == arguments
+
+
+def test_nobody_exports_a_rank_or_a_master(made_up):
+    made_up.submit("train", *TOY)
+    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    assert forbidden.isdisjoint(made_up.exported)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("a b/c%j", "a-b-c-j-42"), ("x\\y", "x-y-42"), ("é" * 200, "é" * 50 + "-42")]
+)
+def test_the_logs_have_a_name_that_srun_leaves_alone(made_up, name, file):
+    done = made_up.submit("train", *TOY, SLURM_JOB_NAME=name)
+    assert done.returncode == 0, done.stderr
+    assert {f"--output=logs/{file}.out", f"--error=logs/{file}.err"} <= set(made_up.srun)
+    assert (made_up.cwd / "logs" / f"{file}.err").exists()
+    assert lines(done.stdout)["logs"] == f"{made_up.cwd}/logs/{file}.out, {file}.err"
+
+
+def test_a_requeued_job_adds_to_its_logs(made_up):
+    made_up.submit("train", *TOY)
+    assert "--open-mode=append" not in made_up.srun
+    made_up.submit("train", *TOY, SLURM_RESTART_COUNT="1")
+    assert "--open-mode=append" in made_up.srun
+
+
+def test_logs_that_cannot_be_made_are_an_error(made_up):
+    (made_up.cwd / "logs").write_text("a file")
+    done = made_up.submit("train", *TOY)
+    assert done.returncode == 2 and not made_up.started
+    assert "--chdir" in done.stderr
+
+
+def test_the_file_in_mpiddp_env_is_sourced(made_up):
+    # As activation scripts are: with unset variables, with arguments in mind, a false end.
+    path = made_up.cwd / "mine.sh"
+    path.write_text(
+        f'PATH={Path(sys.executable).parent}:$PATH\nexport FOUND="$UNSET[$#]"\n[ -n "$UNSET" ]\n'
+    )
+    made_up.program("mine.sh", "exit 9")
+    done = made_up.submit("train", *TOY, MPIDDP_ENV="mine.sh", MPIDDP_PYTHON="")
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line[0] == "python"
+    assert made_up.exported["FOUND"] == "[0]"
+    assert lines(done.stdout)["environment"] == "mine.sh"
+
+
+@pytest.mark.parametrize("what", ["none.sh", "directory", "empty.sh"])
+def test_an_mpiddp_env_that_brings_nothing_is_an_error(made_up, what):
+    (made_up.cwd / "directory").mkdir()
+    (made_up.cwd / "empty.sh").write_text("PATH=/usr/bin:/bin\nalias nothing=true\n")
+    variables = {"MPIDDP_ENV": what, "MPIDDP_PYTHON": "no-such-python"}
+    done = made_up.submit("train", *TOY, **variables)
+    assert done.returncode == 2 and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert f"MPIDDP_ENV={what}" in line
+
+
+def test_the_active_environment_is_used(made_up):
+    prefix = make_environment(made_up)
+    (prefix / "pyvenv.cfg").touch()
+    (prefix / "bin" / "activate").write_text('export ACTIVATED="$#"\n')
+    done = made_up.submit("train", *TOY, MPIDDP_PYTHON="", VIRTUAL_ENV=str(prefix), CONDA_PREFIX="")
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout)["environment"] == str(prefix)
+    assert made_up.program_line[0] == "python"
+    assert made_up.exported["PATH"].startswith(f"{prefix}/bin:")
+    assert made_up.exported["ACTIVATED"] == "0"
+    # This Python says that it has torch and mpi4py, but it cannot import mpiddp.
+    assert str(launchers.ROOT) in made_up.exported["PYTHONPATH"].split(":")
+
+
+def make_environment(made_up: MadeUp) -> Path:
+    prefix = made_up.fakes / "some env"
+    (prefix / "bin").mkdir(parents=True)
+    python = prefix / "bin" / "python"
+    python.write_text('#!/bin/bash\ncase "$*" in *find_spec*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    return prefix
+
+
+def copy_jobs(made_up: MadeUp) -> None:
+    """Make the checkout one of its own, which has no ``.venv``."""
+    for name in ("jobs", "mpiddp", "benchmarks"):
+        (made_up.root / name).unlink()
+    shutil.copytree(JOBS, made_up.root / "jobs", ignore=shutil.ignore_patterns("cluster"))
+    for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
+        shutil.copy(launchers.ROOT / name, made_up.root)
+
+
+def test_without_an_environment_one_line_says_how_to_get_one(made_up):
+    copy_jobs(made_up)
+    variables = {"MPIDDP_PYTHON": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    done = made_up.submit("train", *TOY, **variables)
+    assert done.returncode == 2 and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert "bash jobs/local.sh" in line and "MPIDDP_ENV" in line and str(made_up.root) in line
+    # A container brings its own.
+    done = made_up.submit("train", *TOY, MPIDDP_WRAP="env 'A=two words'", **variables)
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line == ["env", "A=two words", "python", "-m", "mpiddp.train", *TOY]
+    assert str(made_up.root) in made_up.exported["PYTHONPATH"].split(":")
+
+
+def test_the_outcome_is_found_with_the_python_that_the_prefix_brings(made_up):
+    variables = {"MPIDDP_PYTHON": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    copy_jobs(made_up)
+    for name in ("mpiddp", "benchmarks"):
+        (made_up.root / name).symlink_to(launchers.ROOT / name)
+    made_up.program("container", f'PATH={Path(sys.executable).parent}:$PATH\nexec "$@"\n')
+    # The job's own PATH has no Python that could stand in.
+    made_up.program("python", "exit 1")
+    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
+    ended = {"FAKE_OUTCOME": "4", "FAKE_STATUS": "137"}
+    done = made_up.submit("train", *TOY, MPIDDP_WRAP="container", **ended, **variables)
+    assert done.returncode == 4, done.stderr
+
+
+def test_an_mpiddp_python_that_is_no_program_is_an_error(made_up):
+    done = made_up.submit("train", *TOY, MPIDDP_PYTHON="no-such-python")
+    assert done.returncode == 2 and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert "MPIDDP_PYTHON=no-such-python" in line
+
+
+def test_a_prefix_with_an_open_quote_is_an_error(made_up):
+    done = made_up.submit("train", *TOY, MPIDDP_WRAP="env 'A=")
+    assert done.returncode == 2 and not made_up.started
+
+
+# ---- the exit code ---------------------------------------------------------------------------
+
+
+def codes_of_errors() -> dict[int, str]:
+    """The table at the head of mpiddp/errors.py."""
+    text = " ".join((mpiddp.errors.__doc__ or "").split())
+    found = re.findall(r"Error (\d) (.*?)(?= [├└│]| \w+Error|$)", text)
+    found += re.findall(r"(?:rooms: |; )(5|75), ([^;.]+)", text)
+    found = [(code, re.sub(r" Two more.*", "", meaning)) for code, meaning in found]
+    return {0: "done", **{int(code): meaning for code, meaning in reversed(found)}}
+
+
+def test_the_meanings_are_those_of_the_errors():
+    table = codes_of_errors()
+    assert set(table) == {0, 1, 2, 3, 4, 5, 6, 75}
+    told = bash('for code; do describe_code "$code"; done', *map(str, table)).splitlines()
+    assert dict(zip(table, told, strict=True)) == table
+
+
+def messages(*ends: str) -> str:
+    """What srun says of ranks that failed, as a format of printf."""
+    named = [f"srun: error: n{number}: {end}\\n" for number, end in enumerate(ends, 1)]
+    return "".join(["srun: Job step aborted: Waiting up to 12 seconds.\\n", *named])
+
+
+LEFT = messages("task 1: Exited with exit code 3", "task 0: Terminated")
+# srun may name those that it ended before the one that was the cause.
+LEFT_LATER = messages("tasks 1-2,4: Killed", "task 0: Exited with exit code 2")
+KILLED = messages("task 1: Killed", "tasks 0,2: Terminated")
+# What the others leave with when a rank has crashed is MPI's own.
+CRASHED = messages("task 2: Exited with exit code 14", "task 0: Segmentation fault (core dumped)")
+SHELL_KILLED = messages("task 1: Exited with exit code 137", "task 0: Terminated")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "said", "code"),
+    [
+        ("", "0", "", 0),
+        ("", "2", "", 2),
+        ("", "143", LEFT, 3),
+        ("", "137", LEFT_LATER, 2),
+        ("", "2", LEFT_LATER, 2),
+        ("", "143", KILLED, 6),
+        ("", "143", SHELL_KILLED, 6),
+        ("", "139", CRASHED, 6),
+        ("", "137", "", 137),
+        ("0", "0", "", 0),
+        ("4", "137", LEFT, 4),
+        ("75", "137", "", 75),
+        ("0", "134", "", 0),
+    ],
+)
+def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
+    made_up, outcome, status, said, code
+):
+    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
+    done = made_up.submit(
+        "train", *TOY, FAKE_OUTCOME=outcome, FAKE_STATUS=status, FAKE_MESSAGES=said, **REAL
+    )
+    assert done.returncode == code
+    assert f"ended with exit code {code}: " in done.stderr
+    tail = [line for line in done.stderr.splitlines() if "of the ranks" in line]
+    assert tail == ([f"line {number} of the ranks" for number in range(11, 31)] if code else [])
+    if code > 128:
+        assert signal.Signals(code - 128).name in done.stderr
+    if str(code) != status:
+        assert f"srun's code was {status}" in done.stderr
+
+
+def test_an_earlier_outcome_is_not_this_jobs(made_up):
+    run = made_up.cwd / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}, indent=2))
+    # The trainer refuses a run that has finished, and leaves its outcome as it is.
+    done = made_up.submit("train", *TOY, "--name", "mine", FAKE_STATUS="2", **REAL)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("how", ["option", "file", "job"])
+def test_the_outcome_is_looked_for_where_the_trainer_writes_it(made_up, how):
+    name, arguments = "a b-c%j-42", list(TOY)
+    if how == "option":
+        name, arguments = "named", [*TOY, "--name=named"]
+    elif how == "file":
+        (made_up.cwd / "my.toml").write_text('name = "in a file"\nruns_dir = "far"\n')
+        name, arguments = "in a file", [*TOY, "--config", "my.toml"]
+    run = made_up.cwd / ("far" if how == "file" else "runs") / name
+    run.mkdir(parents=True)
+    variables = {"FAKE_RUN": str(run), "FAKE_OUTCOME": "4", "FAKE_STATUS": "137", **REAL}
+    done = made_up.submit("train", *arguments, SLURM_JOB_NAME="a b/c%j", **variables)
+    assert done.returncode == 4, done.stderr
+
+
+# ---- sweep -----------------------------------------------------------------------------------
+
+AXES = ("learning-rate=0.1,0.01,0.001", "batch-size=32,64")
+
+
+def sweep(made_up: MadeUp, *arguments: str, task: int = 0, first: int = 0, last: int = 5, **more):
+    return made_up.submit(
+        "sweep",
+        *arguments,
+        array=more.pop("array", True),
+        **{
+            "SLURM_ARRAY_JOB_ID": "40",
+            "SLURM_ARRAY_TASK_ID": str(task),
+            "SLURM_ARRAY_TASK_MIN": str(first),
+            "SLURM_ARRAY_TASK_MAX": str(last),
+            "SLURM_ARRAY_TASK_COUNT": str(last - first + 1),
+            **more,
+        },
+    )
+
+
+@pytest.mark.parametrize("task", range(6))
+def test_each_task_has_its_configuration_and_the_last_axis_varies_fastest(made_up, task):
+    done = sweep(made_up, *AXES, "--", *TOY, task=task)
+    rate, batch = list(itertools.product(["0.1", "0.01", "0.001"], ["32", "64"]))[task]
+    point = ["--learning-rate", rate, "--batch-size", batch]
+    assert made_up.program_line[3:] == [*point, *TOY]
+    assert done.stdout.startswith(f"mpiddp: configuration {task} of 0-5: {' '.join(point)}\n")
+    assert f"--output=logs/sweep-40_{task}.out" in made_up.srun
+
+
+NAMES = st.from_regex(r"[a-z][a-z-]{0,5}[a-z]", fullmatch=True)
+VALUES = st.lists(st.from_regex(r"[A-Za-z0-9.=:/*]{1,6}", fullmatch=True), min_size=1, max_size=4)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=3), st.data())
+def test_the_grid_is_the_product_of_the_axes(made_up, axes, data):
+    points = list(itertools.product(*axes.values()))
+    task = data.draw(st.integers(0, len(points) - 1))
+    words = [f"--{name}={','.join(values)}" for name, values in axes.items()]
+    done = sweep(made_up, *words, task=task, last=len(points) - 1)
+    assert done.returncode == 0, done.stderr
+    pairs = zip(axes, points[task], strict=True)
+    assert made_up.program_line[3:] == [
+        word for name, value in pairs for word in (f"--{name}", value)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "more"),
+    [
+        (0, 4, {}),
+        (0, 6, {}),
+        (1, 6, {}),
+        (3, 3, {}),
+        (0, 10, {"SLURM_ARRAY_TASK_COUNT": "6"}),
+        (0, 5, {"SLURM_ARRAY_TASK_COUNT": "3"}),
+        (0, 5, {"SLURM_ARRAY_TASK_ID": ""}),
+    ],
+)
+def test_a_wrong_array_is_told_the_right_one(made_up, first, last, more):
+    done = sweep(made_up, *AXES, task=first, first=first, last=last, **more)
+    assert (done.returncode, done.stdout) == (2, "") and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert "6 configurations" in line and "--array=0-5" in line.split()
+
+
+def test_variables_of_an_array_that_the_job_is_not_of_are_left_alone(made_up):
+    # As in a job that a task of an array has submitted.
+    done = sweep(made_up, *AXES, task=3, array=False)
+    assert done.returncode == 2 and not made_up.started
+    assert "a sweep is a job array" in done.stderr
+    inherited = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
+    done = made_up.submit("train", *TOY, **inherited)
+    assert "--output=logs/train-42.out" in made_up.srun
+    assert inherited.keys().isdisjoint(made_up.exported)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "no axis"),
+        (["--", "--epochs", "1"], "no axis"),
+        (["epochs"], "'epochs'"),
+        (["--epochs", "1"], "'--epochs'"),
+        (["epochs="], "'epochs='"),
+        (["epochs=1,,2"], "'epochs=1,,2'"),
+        (["epochs=1,"], "'epochs=1,'"),
+        (["batch-size=1", "batch_size=2"], "twice"),
+        (["epochs=1,2", "--", "--epochs", "3"], "--epochs is an axis"),
+        (["batch_size=1,2", "--", "--batch-size=3"], "--batch-size is an axis"),
+        (["epochs=1,2", "--", "--name", "x"], "--name"),
+    ],
+)
+def test_a_grid_that_cannot_be_meant_is_refused(made_up, arguments, part):
+    done = sweep(made_up, *arguments)
+    assert (done.returncode, done.stdout) == (2, "") and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert part in line
+
+
+# ---- chain -----------------------------------------------------------------------------------
+
+
+def chain(made_up: MadeUp, *stages: str, **variables: str):
+    return made_up.run(JOBS / "chain.sh", *stages, **variables)
+
+
+def submitted(made_up: MadeUp) -> list[list[str]]:
+    paths = sorted(made_up.fakes.glob("sbatch.*"))
+    return [path.read_text().split("\0")[:-1] for path in paths]
+
+
+def test_each_stage_depends_on_the_one_before(made_up):
+    script = made_up.cwd / "my script.sh"
+    script.touch()
+    done = chain(
+        made_up, f"-N 2 {JOBS}/train.sbatch --name 'a b'", "'my script.sh'", '--wrap "a b"'
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    both = ["--parsable", "--kill-on-invalid-dep=yes"]
+    assert submitted(made_up) == [
+        [*both, "-N", "2", f"{JOBS}/train.sbatch", "--name", "a b"],
+        [*both, "--dependency=afterok:41", "my script.sh"],
+        [*both, "--dependency=afterok:42", "--wrap", "a b"],
+    ]
+    rows = [row.split(maxsplit=3)[:3] for row in done.stdout.splitlines()[1:4]]
+    assert rows == [["1", "41", "-"], ["2", "42", "41"], ["3", "43", "42"]]
+    assert done.stdout.splitlines()[-1].endswith("scancel 41 42 43")
+
+
+def test_a_stage_that_is_refused_takes_the_earlier_ones_with_it(made_up):
+    done = chain(made_up, "--wrap a", "--wrap b", "--refuse --wrap c", "--wrap d")
+    assert done.returncode == 2
+    assert len(submitted(made_up)) == 3
+    assert (made_up.fakes / "scancelled").read_text() == "41 42\n"
+    assert "stage 3 could not be submitted" in done.stderr and "41 42" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stages", "part"),
+    [
+        ([], "no stage"),
+        ([""], "no stage"),
+        (["--wrap a", "--nodes=2 --epochs 1"], "stage 2 names no script"),
+        (["--wrap a", " "], "stage 2 names no script"),
+        (["--wrap a", "jobs/gone.sbatch"], "stage 2 names no script"),
+        (["--wrap a", "--dependency=singleton --wrap b"], "stage 2 has a dependency"),
+        (["--wrap a", "-d singleton --wrap b"], "stage 2 has a dependency"),
+        (["--wrap a", "--wrap 'b"], "quote"),
+    ],
+)
+def test_a_chain_that_cannot_be_meant_submits_nothing(made_up, stages, part):
+    done = chain(made_up, *stages)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert part in line
+    assert submitted(made_up) == []
+
+
+def test_the_help_of_the_chain_says_what_a_stage_is(made_up):
+    done = chain(made_up, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "what you would type after sbatch" in done.stdout
+
+
+# ---- benchmark -------------------------------------------------------------------------------
+
+
+def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
+    done = made_up.submit("benchmark", "nonsense", **REAL)
+    assert done.returncode == 2 and not made_up.started
+    assert "exit code 2: bad arguments" in done.stderr
+    assert "'nonsense' is not a benchmark" in done.stderr
+    assert "nonsense" in (made_up.cwd / "logs" / "benchmark-42.err").read_text()
+    done = made_up.submit("benchmark", "--help", **REAL)
+    assert done.returncode == 0
+    assert "startup" in (made_up.cwd / "logs" / "benchmark-42.out").read_text()
+
+
+def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
+    made_up.program("show", 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
+    show = str(made_up.bin / "show")
+    for variables, cores in (({"SLURM_CPUS_PER_TASK": "3"}, "3"), ({}, "")):
+        done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=show, **variables)
+        assert done.returncode == 0, done.stderr
+        written = (made_up.cwd / "logs" / "benchmark-42.out").read_text()
+        assert written == f"cores: {cores}\n"
+
+
+def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
+    done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice")
+    assert done.returncode == 2
+    assert "MPIDDP_WRAP" in done.stderr
+
+
+# ---- a real cluster --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended: its state, exit code and what its script wrote."""
+
+    identity: str
+    state: str
+    code: int
+    output: str
+    directory: Path
+
+    @property
+    def block(self) -> dict[str, str]:
+        return lines(self.output)
+
+    def log(self, kind: str) -> str:
+        """What the ranks wrote; kind is out or err."""
+        [path] = (self.directory / "logs").glob(f"*-{self.identity}.{kind}")
+        return path.read_text()
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """Submits from a directory of its own, to a cluster that has nothing else to do."""
+
+    cluster: Cluster
+    directory: Path
+
+    def environment(self, **variables: str | None) -> dict[str, str]:
+        row = launchers.table()["openmpi"]
+        environment = launchers.clean_environment(
+            {**row.environment, **self.cluster.environment(), "MPIDDP_PYTHON": sys.executable}
+        )
+        environment["MPI4PY_LIBMPI"] = str(row.libmpi)
+        changed = {**environment, **variables}
+        return {name: value for name, value in changed.items() if value is not None}
+
+    def command(self, *command: str, stdin: Path | None = None, **variables: str | None):
+        with (stdin or Path(os.devnull)).open() as source:
+            return subprocess.run(
+                command,
+                env=self.environment(**variables),
+                cwd=self.directory,
+                stdin=source,
+                capture_output=True,
+                text=True,
+                timeout=JOB_SECONDS,
+            )
+
+    def submit(self, *arguments: str, stdin: Path | None = None, **variables: str | None) -> str:
+        done = self.command("sbatch", "--parsable", *arguments, stdin=stdin, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def records(self, identity: str) -> list[str]:
+        """The record of a job, or those of an array's tasks."""
+        return self.cluster.ask("scontrol", "show", "job", identity).strip().split("\n\n")
+
+    def wait(self, identity: str) -> list[Ended]:
+        """The jobs behind an id, when all have ended; those of an array by their tasks."""
+        deadline = time.monotonic() + JOB_SECONDS
+        while True:
+            records = self.records(identity)
+            if all(re.search(rf"JobState=({'|'.join(FINISHED)})", text) for text in records):
+                break
+            assert time.monotonic() < deadline, "\n".join(records)
+            time.sleep(0.1)
+        return sorted(map(self._read, records), key=lambda job: job.identity)
+
+    def _read(self, text: str) -> Ended:
+        array = re.search(r"ArrayJobId=(\d+) ArrayTaskId=(\d+)", text)
+        plain = re.search(r"JobId=(\d+)", text)
+        state = re.search(r"JobState=(\w+)", text)
+        code = re.search(r"\bExitCode=(\d+):", text)
+        output = re.search(r"StdOut=(.*)", text)
+        assert plain and state and code and output
+        identity = "_".join(array.groups()) if array else plain[1]
+        path = Path(output[1])
+        written = path.read_text() if path.exists() else ""
+        return Ended(identity, state[1], int(code[1]), written, self.directory)
+
+    def run(self, *arguments: str, stdin: Path | None = None, **variables: str | None) -> Ended:
+        [job] = self.wait(self.submit(*arguments, stdin=stdin, **variables))
+        return job
+
+
+@pytest.fixture
+def slurm(slurm_cluster, tmp_path) -> Submitter:
+    directory = tmp_path / "elsewhere and away"
+    directory.mkdir()
+    return Submitter(slurm_cluster, directory)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_slurm_takes_each_script(slurm, name):
+    done = slurm.command("sbatch", "--test-only", f"{JOBS}/{name}.sbatch")
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+
+
+@pytest.mark.slurm
+def test_a_checkout_with_a_space_trains_from_elsewhere_on_uneven_gpus(slurm, tmp_path):
+    root = tmp_path / "check out"
+    root.mkdir()
+    for name in ("jobs", "mpiddp"):
+        (root / name).symlink_to(launchers.ROOT / name)
+    job = slurm.run(
+        "--nodes=2", "--gpus=3", "--job-name=a b/c%j", f"{root}/jobs/train.sbatch", *TOY
+    )
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert job.block["ranks"] in ("2 nodes, 2+1 = 3 ranks", "2 nodes, 1+2 = 3 ranks")
+    assert "1 node x 2 ranks + 1 node x 1 rank = 3 ranks" in job.log("out")
+    assert "3 ranks on 2 nodes" in job.log("err")
+    assert (slurm.directory / "logs" / f"a-b-c-j-{job.identity}.out").exists()
+    assert f"runs/a b-c%j-{job.identity}/outcome.json" in job.output
+
+
+SEEN = """
+import os
+print(os.environ["SLURM_PROCID"], os.environ["SLURM_NODEID"], os.environ["CUDA_VISIBLE_DEVICES"],
+      os.environ["SLURM_CPUS_PER_TASK"], os.environ.get("RANK"), flush=True)
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (["--nodes=2", "--gpus-per-node=2", "--cpus-per-gpu=2"], 4),
+        (["--nodes=1", "--ntasks=2", "--gpus-per-task=1", "--cpus-per-task=2"], 2),
+        (["--nodes=1", "--exclusive"], 2),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path, options, ranks):
+    # Without the submitting shell's variables: srun must hand on what the script has set.
+    wrap = tmp_path / "wrap"
+    wrap.write_text(f"#!{sys.executable}\n{SEEN}")
+    wrap.chmod(0o755)
+    exported = f"--export=MPIDDP_PYTHON={sys.executable},MPIDDP_WRAP={wrap}"
+    job = slurm.run(*options, exported, f"{JOBS}/train.sbatch", *TOY)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    seen = sorted(line.split() for line in job.log("out").splitlines())
+    assert seen == [[str(rank), str(rank // 2), "0,1", "2", "None"] for rank in range(ranks)]
+
+
+@pytest.mark.slurm
+def test_the_trainers_code_is_the_jobs_and_one_file_says_why(slurm, tmp_path):
+    path = tmp_path / "my environment"
+    path.write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n")
+    # No process manager: every rank leaves with 3, and srun kills those that are late.
+    variables = {"MPIDDP_PMI": "none", "MPIDDP_ENV": str(path), "MPIDDP_PYTHON": None}
+    job = slurm.run("--ntasks=2", "--nodes=1", f"{JOBS}/train.sbatch", *TOY, **variables)
+    assert (job.state, job.code) == ("FAILED", 3), job.output
+    assert job.block["environment"] == str(path)
+    assert "exit code 3: the launch is wrong" in job.output
+    assert "every process would be rank 0 of 1" in job.output
+
+
+def find_rank(job: str, rank: int) -> int | None:
+    """The process of a job's rank, which is the one that called MPI."""
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+            command = entry.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        marks = {f"SLURM_JOB_ID={job}".encode(), f"PMIX_RANK={rank}".encode()}
+        if marks <= set(words) and b"mpiddp.train" in command:
+            return int(entry.parent.name)
+    return None
+
+
+@pytest.mark.slurm
+def test_a_rank_that_is_killed_is_a_rank_lost(slurm):
+    identity = slurm.submit(
+        "--ntasks=2", "--nodes=2", f"{JOBS}/train.sbatch", "--data", "toy", "--epochs", "100000"
+    )
+    metrics = slurm.directory / "runs" / f"train-{identity}" / "metrics.jsonl"
+    deadline = time.monotonic() + JOB_SECONDS
+    while not metrics.exists():
+        assert time.monotonic() < deadline, slurm.records(identity)
+        time.sleep(0.1)
+    victim = find_rank(identity, 1)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    [job] = slurm.wait(identity)
+    # The survivors say so, or srun ends them before they can.
+    assert (job.state, job.code) == ("FAILED", 6), job.output
+    assert "a rank or peer was lost" in job.output
+
+
+@pytest.mark.slurm
+def test_an_array_of_the_right_size_starts_each_configuration(slurm):
+    axes = ("learning-rate=0.5,0.25", "batch-size=8")
+    # The ranks only print what they would have been.
+    identity = slurm.submit(
+        "--array=0-1%1", f"{JOBS}/sweep.sbatch", *axes, "--", *TOY, MPIDDP_WRAP="echo"
+    )
+    jobs = slurm.wait(identity)
+    assert [job.code for job in jobs] == [0, 0], jobs
+    for job, rate in zip(jobs, ("0.5", "0.25"), strict=True):
+        point = f"--learning-rate {rate} --batch-size 8"
+        assert job.log("out").strip().endswith(f"-m mpiddp.train {point} {' '.join(TOY)}")
+
+
+@pytest.mark.slurm
+def test_an_array_of_the_wrong_size_is_told_so_by_every_task(slurm):
+    identity = slurm.submit("--array=1-3", f"{JOBS}/sweep.sbatch", "epochs=1,2")
+    jobs = slurm.wait(identity)
+    assert [job.code for job in jobs] == [2, 2, 2]
+    for job in jobs:
+        [line] = job.output.splitlines()
+        assert "--array=0-1" in line
+
+
+@pytest.mark.slurm
+def test_a_chain_ends_where_a_stage_fails(slurm):
+    stages = [f"{JOBS}/train.sbatch --epochs 0", "--wrap true", "--wrap true"]
+    done = slurm.command("bash", f"{JOBS}/chain.sh", *stages)
+    assert done.returncode == 0, done.stderr
+    identities = [row.split()[1] for row in done.stdout.splitlines()[1:4]]
+    jobs = [job for identity in identities for job in slurm.wait(identity)]
+    assert [(job.state, job.code) for job in jobs[:1]] == [("FAILED", 2)], jobs[0].output
+    assert [job.state for job in jobs[1:]] == ["CANCELLED", "CANCELLED"]
+
+
+@pytest.mark.slurm
+def test_a_chain_that_cannot_be_submitted_whole_is_cancelled(slurm):
+    done = slurm.command("bash", f"{JOBS}/chain.sh", "--hold --wrap true", "--nonsense --wrap true")
+    assert done.returncode == 2
+    identity = done.stderr.split()[-1]
+    [job] = slurm.wait(identity)
+    assert job.state == "CANCELLED"
+
+
+@pytest.mark.slurm
+def test_a_chain_runs_to_its_end(slurm):
+    stages = ["--wrap 'echo one >>order'", "--array=0-1 --wrap 'echo two >>order'"]
+    done = slurm.command("bash", f"{JOBS}/chain.sh", *stages, "--wrap 'echo three >>order'")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.split()[-1]
+    [job] = slurm.wait(last)
+    assert job.state == "COMPLETED"
+    assert (slurm.directory / "order").read_text().split() == ["one", "two", "two", "three"]
+
+
+@pytest.mark.slurm
+def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slurm, tmp_path):
+    root = tmp_path / "check out"
+    (root / "work").mkdir(parents=True)
+    for name in ("jobs", "mpiddp", "benchmarks"):
+        (root / name).symlink_to(launchers.ROOT / name)
+    inside = Submitter(slurm.cluster, root / "work")
+    job = inside.run(stdin=JOBS / "benchmark.sbatch")
+    # No arguments can be given so, and the benchmarks want one.
+    assert job.code == 2, job.output
+    assert "no COMMAND given" in job.output
+
+
+@pytest.mark.slurm
+def test_a_benchmark_runs_in_a_job(slurm):
+    job = slurm.run("--nodes=2", f"{JOBS}/benchmark.sbatch", "startup", "--help")
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "--ranks" in job.log("out")
