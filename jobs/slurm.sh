@@ -339,12 +339,10 @@ describe_code() {
 find_run_directory() {
     "${HELPER[@]}" "$PYTHON" -c '
 import sys
-from mpiddp import environment
 from mpiddp.training.config import parse
+from mpiddp.training.run_directory import find_path
 
-configuration = parse(sys.argv[1:], show_help=False)
-job = "".join(c if c.isprintable() else "-" for c in environment.job_name() or "")[-199:]
-print(configuration.runs_dir / (configuration.name or job))' "$@" 2>/dev/null
+print(find_path(parse(sys.argv[1:], show_help=False)) or "")' "$@" 2>/dev/null
 }
 
 # An outcome of an earlier attempt must not be taken for this one's. (find reads the directory,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 import documents
 import launchers
+import slurm
 
 README = launchers.ROOT / "README.md"
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
@@ -35,6 +39,13 @@ class Reader:
     """Somebody who follows README from top to bottom in a copy of the checkout."""
 
     root: Path
+    state: Path
+    """Of the cluster that README brings up, which is not the user's own."""
+
+    def slurm(self) -> dict[str, str]:
+        """What README's cluster exports, where it is up."""
+        cluster = slurm.Cluster(self.state)
+        return cluster.environment() if self.state.exists() else {}
 
     def environment(self) -> dict[str, str]:
         launcher = launchers.table()["openmpi"]
@@ -52,6 +63,8 @@ class Reader:
                 "MPIDDP_PYTHON": sys.executable,
                 "PYTEST_ADDOPTS": "--collect-only -qq",
                 "MYPY_CACHE_DIR": str(launchers.ROOT / ".mypy_cache"),
+                "MPIDDP_CLUSTER_DIR": str(self.state),
+                **self.slurm(),
             }
         )
 
@@ -73,7 +86,7 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Reader:
+def reader(tmp_path_factory) -> Iterator[Reader]:
     root = tmp_path_factory.mktemp("readme") / "mpiddp"
     shutil.copytree(
         launchers.ROOT, root, ignore=lambda _, names: LEFT_OUT.intersection(names), symlinks=True
@@ -81,7 +94,12 @@ def reader(tmp_path_factory) -> Reader:
     for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
         if prefix.exists():
             (root / prefix.name).symlink_to(prefix)
-    return Reader(root)
+    # Not below root: its path must be short, and other users of the cluster look into it.
+    state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+    state.chmod(0o755)
+    yield Reader(root, state / "cluster")
+    slurm.Cluster(state / "cluster").control("down")
+    shutil.rmtree(state, ignore_errors=True)
 
 
 def test_there_is_a_readme_with_commands():
@@ -93,10 +111,23 @@ def test_every_block_says_what_it_is():
     assert not unknown, f"a fence names one of {sorted(LANGUAGES)}: {unknown}"
 
 
-@pytest.mark.mpi
+def uses_slurm(block: documents.Block) -> bool:
+    return (
+        re.search(r"^(jobs/cluster/|srun |sbatch |salloc |squeue )", block.text, re.M) is not None
+    )
+
+
+def as_parameter(block: documents.Block):
+    mark = pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi
+    return pytest.param(block, marks=mark, id=f"line-{block.line}")
+
+
 @pytest.mark.timeout(DEADLINE + 30)
-@pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: f"line-{block.line}")
+@pytest.mark.parametrize("block", [as_parameter(block) for block in RUNNABLE])
 def test_a_block_runs_and_prints_what_follows_it(block, reader):
+    obstacle = slurm.find_obstacle() if uses_slurm(block) else None
+    if obstacle is not None:
+        pytest.skip(obstacle)
     output = reader.run(block)
     for excerpt in BLOCKS[BLOCKS.index(block) + 1 :][:1]:
         if excerpt.language == "text" and excerpt.follows and excerpt.excuse is None:
@@ -224,4 +255,4 @@ def test_excerpts_are_compared(expected, printed, found):
 )
 def test_a_block_that_fails_fails_its_test(language, text, tmp_path):
     with pytest.raises(AssertionError, match="exit code 1"):
-        Reader(tmp_path).run(documents.Block(1, language, text, None, False))
+        Reader(tmp_path, tmp_path / "none").run(documents.Block(1, language, text, None, False))

@@ -16,7 +16,7 @@ import pytest
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration, parse
-from mpiddp.training.run_directory import forget_outcome, open_run
+from mpiddp.training.run_directory import find_path, forget_outcome, open_run
 
 JOB = (
     environment.SLURM_JOB_ID,
@@ -237,3 +237,12 @@ def test_a_new_run_has_no_outcome_to_forget(configuration: Configuration) -> Non
     assert forget_outcome(configuration) is None
     assert forget_outcome(replace(configuration, name=None)) is None
     assert not configuration.runs_dir.exists()
+
+
+def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
+    assert find_path(configuration) == open_run(configuration).path
+    unnamed = replace(configuration, name=None)
+    assert find_path(unnamed) is None
+    monkeypatch.setenv(environment.SLURM_JOB_ID, "7")
+    monkeypatch.setenv(environment.SLURM_JOB_NAME, "a/b")
+    assert find_path(unnamed) == open_run(unnamed).path

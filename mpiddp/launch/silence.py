@@ -22,9 +22,7 @@ LONGEST_SECONDS = 4.0
 SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN)
 
 
-def find_silent_hosts(
-    hostnames: Sequence[str], seconds: float = LONGEST_SECONDS
-) -> dict[str, str]:
+def find_silent_hosts(hostnames: Sequence[str], seconds: float = LONGEST_SECONDS) -> dict[str, str]:
     """Of ``hostnames`` (the first 64 of them), those that do not answer, and what was found.
 
     Returns within ``seconds``, as far as they have been found out by then. A host behind a

@@ -46,6 +46,12 @@ class RunDirectory:
         os.close(self._lock)
 
 
+def find_path(configuration: Configuration) -> Path | None:
+    """Where the run will be; None where only the time will tell. Nothing is made."""
+    name, is_fixed = _choose_name(configuration)
+    return configuration.runs_dir / name if is_fixed else None
+
+
 def open_run(configuration: Configuration) -> RunDirectory:
     """Make the run's directory, or take over one whose last attempt did not succeed.
 
@@ -73,9 +79,8 @@ def forget_outcome(configuration: Configuration) -> Path | None:
     Call it on rank 0 alone, first of all. Returns the run's directory, for the way out to write
     into whatever comes next; None where the run is new, in use, or finished.
     """
-    name, is_fixed = _choose_name(configuration)
-    path = configuration.runs_dir / name
-    if not is_fixed:
+    path = find_path(configuration)
+    if path is None:
         return None
     try:
         lock = os.open(path / LOCK, os.O_RDWR)
