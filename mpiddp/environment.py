@@ -134,6 +134,10 @@ NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_CONF_FILE = "NCCL_CONF_FILE"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 
+GLOO_STORE_V2 = "GLOO_ENABLE_STORE_V2_API"
+"""Lets Gloo ask the store for all ranks' addresses at once instead of one by one (found in Gloo's
+source, gloo/transport/tcp/context.cc)."""
+
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
 SLURM_KILL_BAD_EXIT = "SLURM_KILL_BAD_EXIT"
@@ -141,6 +145,11 @@ NCCL_DEBUG = "NCCL_DEBUG"
 NCCL_DEBUG_FILE = "NCCL_DEBUG_FILE"
 NCCL_DEBUG_SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
 NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
+
+# Which interfaces MPI's transports use; whoever set one of these has decided.
+OPEN_MPI_INTERFACES = "OMPI_MCA_btl_tcp_if_include"
+UCX_INTERFACES = "UCX_NET_DEVICES"
+OPEN_MPI_INTERFACE_SETTINGS = (OPEN_MPI_INTERFACES, "OMPI_MCA_btl_tcp_if_exclude")
 
 # MPI's own behaviour.
 MPI4PY_INITIALIZE = "MPI4PY_RC_INITIALIZE"

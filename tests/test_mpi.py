@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import launchers
 from facts import messages
@@ -27,7 +30,73 @@ def test_waiting_sleeps_in_between(monkeypatch):
     assert pauses == sorted(pauses)
 
 
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@given(st.floats(min_value=0, max_value=60))
+def test_what_is_ready_is_seen_soon(ready):
+    clock = Clock()
+    request = SimpleNamespace(Test=lambda: clock.now >= ready)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpi, "time", clock)
+        assert mpi.wait(request)
+    # An eighth of the time waited, but 20 microseconds at least, and never over 2 milliseconds.
+    assert clock.now - ready <= min(max(2e-5, ready / 8), 2e-3) + 1e-9
+
+
+@given(st.floats(min_value=0, max_value=1))
+def test_waiting_ends(seconds):
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpi, "time", clock)
+        assert not mpi.wait(SimpleNamespace(Test=lambda: False), seconds)
+    assert seconds < clock.now <= seconds + max(2e-5, min(seconds / 8, 2e-3)) + 1e-9
+
+
 # Whole jobs
+
+COLLECTIVES = textwrap.dedent("""
+    import array, time
+    import mpiddp
+    from mpiddp.launch.mpi import ENVELOPE_BYTES, SleepingCommunicator
+    with mpiddp.init(timeout=60) as session:
+        from mpi4py import MPI
+        rank, size = session.world.rank, session.world.size
+        group = SleepingCommunicator(session.comm)
+        for length in (0, 1, *range(ENVELOPE_BYTES - 64, ENVELOPE_BYTES + 64), 10**6):
+            value = (bytes([rank]) * length, rank)
+            assert group.bcast(value) == (bytes(length), 0), length
+        for scale in (0, 1, 5000):
+            values = [["x" * scale * each, each] for each in range(size)]
+            assert group.allgather(values[rank]) == values
+            assert group.gather(values[rank]) == (values if rank == 0 else None)
+        lowest = array.array("q", [0])
+        group.Allreduce([array.array("q", [rank + 3]), MPI.INT64_T], [lowest, MPI.INT64_T], MPI.MIN)
+        assert lowest[0] == 3
+        if rank == size - 1:
+            time.sleep(1)
+        begin = time.thread_time()
+        group.bcast(None)
+        group.allgather(rank)
+        group.gather(rank)
+        assert time.thread_time() - begin < 0.5, "waiting took a core"
+""")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_collectives_that_sleep_give_what_mpi4pys_give(launcher, ranks):
+    launchers.run(launcher, ranks, ["-c", COLLECTIVES], timeout=90).expect(0)
+
 
 HELLO = textwrap.dedent("""
     import mpiddp

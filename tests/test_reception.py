@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpiddp.errors import UnreachableError
+from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch import reception
 from mpiddp.launch.network import Candidate
 from mpiddp.launch.reception import Attempt, Offer, Reception
@@ -252,6 +252,15 @@ def test_without_a_common_address_rank_0_has_the_table(meet):
     assert caught.value.exit_code == 4
     assert "node2  No route to host" in str(caught.value)
     assert "node1  reached" in str(caught.value)
+
+
+def test_without_an_offer_nobody_waits_for_one(meet):
+    told = []
+    reception.tell_no_offer(SimpleNamespace(bcast=told.append))
+    assert told == [None]
+    others = SimpleNamespace(bcast=lambda _: told[0])
+    with pytest.raises(ConfigurationError, match="rank 0 has no address to offer"):
+        meet(None, others, "node2", 10)
 
 
 def test_both_rounds_fit_into_the_phase(meet, monkeypatch):

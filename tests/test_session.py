@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from fractions import Fraction
 
@@ -49,6 +50,25 @@ def test_what_every_rank_is_given(launcher, ranks):
         assert row["stored"] == [str(rank) for rank in range(ranks)]
         assert row["master"] == found[0]["master"]
         assert row["is_torchelastic_launched"] is True
+
+
+def test_rank_0_knows_how_long_each_phase_took(launcher):
+    program = (
+        "import mpiddp\n"
+        "with mpiddp.init(timeout=60) as session:\n"
+        "    print(session.world.rank, sorted(session.seconds.items()))\n"
+    )
+    result = launchers.run(launcher, 2, ["-c", program], timeout=90).expect(0)
+    rows = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    assert rows["1"] == "[]"
+    seconds = dict(ast.literal_eval(rows["0"]))
+    assert set(seconds) == (
+        {"MPI", "import torch", "address", "store", "group", "first all-reduce"}
+    )
+    # What the start-up block shows, digit for digit.
+    line = next(line for line in result.stderr.splitlines() if line.startswith("  seconds"))
+    for phase, value in seconds.items():
+        assert f"{phase} {value:.3f} (rank " in line
 
 
 def check_environment(found: list[dict]) -> None:

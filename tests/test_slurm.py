@@ -156,15 +156,15 @@ def remove_traps(cluster, node) -> None:
     write_hosts(cluster, node, text.replace(f"127.0.1.1 {node}\n", ""))
 
 
-def test_traps_of_real_nodes_do_no_harm(slurm_cluster, tmp_path):
+@pytest.mark.parametrize(("library", "mpi"), [("openmpi", "pmix"), ("mpich", "pmi2")])
+def test_traps_of_real_nodes_do_no_harm(library, mpi, slurm_cluster, tmp_path):
     nodes = ("node1", "node2")
     flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=1")
     try:
         for node in nodes:
             set_traps(slurm_cluster, node)
-        # Open MPI itself believes that two nodes which own one address reach each other by it.
-        own = {"OMPI_MCA_btl_tcp_if_exclude": "aa0,docker0,lo"}
-        found, _ = collect(slurm_cluster.srun(*flags), 2, tmp_path, **own)
+        launcher = slurm_cluster.srun(*flags, mpi=mpi, library=library)
+        found, _ = collect(launcher, 2, tmp_path)
     finally:
         for node in nodes:
             remove_traps(slurm_cluster, node)

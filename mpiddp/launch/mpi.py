@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
-from mpiddp.launch.compatibility import check_gpu_support, check_library
+from mpiddp.launch.compatibility import check_gpu_support, check_library, library_path
 from mpiddp.launch.launcher import Launcher
+from mpiddp.launch.mpi_interfaces import told_interfaces
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -92,7 +93,8 @@ def initialize(MPI: Any) -> bool:
     if initialized_here:
         library = ctypes.CDLL(MPI.__file__)
         provided = ctypes.c_int()
-        code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+        with told_interfaces(MPI.Get_library_version(), library_path()):
+            code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         if code != MPI.SUCCESS:
             raise LaunchError(f"MPI_Init failed with MPI's error code {code}")
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)

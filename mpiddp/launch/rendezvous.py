@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError, MpiddpError
 
 if TYPE_CHECKING:
@@ -68,14 +72,32 @@ def make_group(
         )
     prefixed = PrefixStore("mpiddp/default_pg", store)
     prefixed.set_timeout(timedelta(seconds=timeout + SLACK_SECONDS))
-    distributed.init_process_group(
-        backend,
-        store=prefixed,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(seconds=timeout),
-        device_id=device if backend == "nccl" else None,
-    )
+    with _few_questions():
+        distributed.init_process_group(
+            backend,
+            store=prefixed,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device if backend == "nccl" else None,
+        )
+
+
+@contextlib.contextmanager
+def _few_questions() -> Iterator[None]:
+    """Let Gloo ask the store for all ranks' addresses at once.
+
+    One by one they would be as many questions as there are pairs of ranks, for one thread of rank
+    0 to answer. Nothing changes where the user has set the variable.
+    """
+    if environment.GLOO_STORE_V2 in os.environ:
+        yield
+        return
+    os.environ[environment.GLOO_STORE_V2] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(environment.GLOO_STORE_V2, None)
 
 
 def first_all_reduce(world: World, device: torch.device) -> None:

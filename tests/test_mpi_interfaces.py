@@ -1,0 +1,128 @@
+"""What MPI is told about interfaces while it starts. That it helps, test_slurm.py shows."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp import environment
+from mpiddp.launch import mpi_interfaces, network
+from mpiddp.launch.mpi_interfaces import (
+    choose_interfaces,
+    choose_peers,
+    find_source,
+    find_variables,
+    is_configured,
+    told_interfaces,
+)
+from mpiddp.launch.network import Interface
+
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
+INTERFACES = (
+    Interface("lo", ("127.0.0.1",)),
+    Interface("aa0", ("10.66.0.1",)),
+    Interface("ens1", ("10.77.0.1",)),
+    Interface("ens2", ("10.78.0.1",)),
+)
+WAYS = {"n2": "10.77.0.1", "n3": "10.78.0.1", "self": "127.0.0.1", "unknown": None}
+
+
+@pytest.fixture(autouse=True)
+def several_interfaces(monkeypatch):
+    for name in (*environment.OPEN_MPI_INTERFACE_SETTINGS, environment.UCX_INTERFACES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "aa0"), (3, "ens1")])
+    monkeypatch.setattr(network, "list_interfaces", lambda: INTERFACES)
+    monkeypatch.setattr(mpi_interfaces, "find_source", WAYS.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "chosen"),
+    [
+        (("n1", "n2"), ["ens1"]),
+        # Two ways lead to the job's hosts: both are kept.
+        (("n2", "n1", "n3"), ["ens1", "ens2"]),
+        (("n1", "unknown"), []),
+        # A wrong /etc/hosts must not leave nothing but loopback.
+        (("n1", "self"), []),
+        (("n1",), []),
+        ((), []),
+    ],
+)
+def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
+    assert choose_interfaces(hostnames, "n1") == chosen
+
+
+def test_one_interface_leaves_nothing_to_choose(monkeypatch):
+    monkeypatch.setattr(network, "list_interfaces", lambda: INTERFACES[::2])
+    assert choose_interfaces(("n1", "n2"), "n1") == []
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens1")])
+    monkeypatch.setattr(network, "list_interfaces", lambda: pytest.fail("looked in vain"))
+    assert choose_interfaces(("n1", "n2"), "n1") == []
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1), st.data())
+def test_peers_are_others_and_never_more_than_two(hostnames, data):
+    own = data.draw(st.sampled_from([*hostnames, "elsewhere"]))
+    peers = choose_peers(hostnames, own)
+    assert own not in peers and len(peers) <= 2 and set(peers) <= set(hostnames)
+    assert peers or hostnames in ([own], [])
+
+
+def test_it_is_told_only_while_mpi_starts(monkeypatch):
+    monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    with told_interfaces(OPEN_MPI, None):
+        assert os.environ[environment.OPEN_MPI_INTERFACES] == "ens1"
+    assert environment.OPEN_MPI_INTERFACES not in os.environ
+    with pytest.raises(ValueError, match="inside"), told_interfaces(OPEN_MPI, None):
+        raise ValueError("inside")
+    assert environment.OPEN_MPI_INTERFACES not in os.environ
+
+
+def test_ucx_is_told_below_any_library(tmp_path):
+    version = "MPICH Version: 5.0.2"
+    assert find_variables(version, None, tmp_path) == [environment.UCX_INTERFACES]
+    both = [environment.OPEN_MPI_INTERFACES, environment.UCX_INTERFACES]
+    assert find_variables(OPEN_MPI, None, tmp_path) == both
+    # Its devices have other names than interfaces.
+    (tmp_path / "mlx5_0").mkdir()
+    assert find_variables(version, None, tmp_path) == []
+
+
+def test_a_setting_for_ucx_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv(environment.UCX_INTERFACES, "ib0")
+    assert find_variables("MPICH Version: 5.0.2", None, tmp_path) == []
+
+
+def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
+    library = tmp_path / "lib" / "libmpi.so.40"
+    assert not is_configured({}, library)
+    for name in environment.OPEN_MPI_INTERFACE_SETTINGS:
+        assert is_configured({name: "eth0"}, library)
+    site = tmp_path / "etc" / "openmpi-mca-params.conf"
+    site.parent.mkdir()
+    site.write_text("# btl_tcp_if_include = eth0\n")
+    assert not is_configured({}, library)
+    site.write_text("pml = ob1\n btl_tcp_if_exclude = docker0\n")
+    assert is_configured({}, library)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = tmp_path / ".openmpi" / "mca-params.conf"
+    own.parent.mkdir()
+    own.write_text("btl_tcp_if_include=10.0.0.0/8\n")
+    assert is_configured({}, None)
+    monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    with told_interfaces(OPEN_MPI, None):
+        assert environment.OPEN_MPI_INTERFACES not in os.environ
+
+
+def test_the_routing_table_is_asked(monkeypatch):
+    monkeypatch.undo()
+    assert find_source("127.0.0.1") == "127.0.0.1"
+    assert find_source("no-such-host.invalid") is None
