@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,8 +67,19 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         init = int((cluster.directory / "machines/controller/init").read_text().split()[0])
         os.kill(init, 9)
         cluster.must("kill", "node2")
+        assert "controller is not running" in cluster.must("status")
+        assert table(cluster)["node1"][2] == "gone"
         assert "ready" in cluster.must("up")
         assert table(cluster)["node2"][2:] == ["up", "unlimited", "running", "idle"]
+        # What an interrupted start leaves half-done, too.
+        for line in (
+            "ip address flush dev ens1f0np0",
+            "ip link set ens1f0np0 down",
+            "pkill slurmd",
+        ):
+            cluster.must("exec", "node2", *line.split())
+        cluster.must("exec", "controller", "ip", "link", "set", "port1", "nomaster")
+        cluster.must("up")
         hosts = cluster.must("exec", "node1", "getent", "ahostsv4", "node2")
         assert hosts.split()[0] == f"{state['network']}.2"
         result = launchers.run(
@@ -199,8 +212,59 @@ def test_a_node_dies_and_lives_again(slurm_cluster):
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
+    folder = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+    folder.chmod(0o755)
+    cluster = slurm.Cluster(folder / "cluster")
+    try:
+        cluster.must("up", "--nodes=1", "--gpus=1")
+        # The shape is written last; the machines were running already.
+        (cluster.directory / "shape.json").unlink()
+        done = subprocess.run(
+            ["bash", "-c", 'umask 077 && exec "$0" --nodes=1 --gpus=1', slurm.COMMANDS / "up"],
+            env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)}),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (cluster.directory / "slurm.conf").stat().st_mode & 0o444 == 0o444
+        (cluster.directory / "shape.json").write_text("{")
+        damaged = cluster.control("status")
+        assert damaged.returncode == 1 and "jobs/cluster/down" in damaged.stderr
+    finally:
+        cluster.must("down")
+        shutil.rmtree(folder)
+    assert processes_in(cluster.directory) == []
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_a_drained_node_is_named(slurm_cluster):
+    name = "NodeName=node4"
+    slurm_cluster.ask("scontrol", "update", name, "State=DRAIN", "Reason=test")
+    try:
+        assert "drained, and taking no jobs: node4" in slurm_cluster.must("up")
+    finally:
+        slurm_cluster.ask("scontrol", "update", name, "State=RESUME")
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_directory_of_somebody_else_is_left_alone(command, tmp_path):
+    victim = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+    try:
+        (victim / "precious").write_text("x")
+        done = slurm.Cluster(victim).control(command)
+        assert done.returncode == 1 and "no cluster's" in done.stderr, done
+        assert [path.name for path in victim.iterdir()] == ["precious"]
+    finally:
+        shutil.rmtree(victim)
+
+
+@pytest.mark.slurm
 def test_a_user_who_is_not_root(slurm_cluster):
-    """Looks and submits, but changes nothing."""
+    """Submits and looks, but changes nothing."""
     environment = {
         **slurm_cluster.environment(),
         "MPIDDP_CLUSTER_DIR": str(slurm_cluster.directory),
@@ -214,14 +278,84 @@ def test_a_user_who_is_not_root(slurm_cluster):
 
     done = run(slurm.find_program("srun"), "--mpi=none", "-N2", "id", "-un")
     assert done.stdout.split() == ["nobody", "nobody"], done.stderr
+    # A Python, and a copy, that everybody may read, wherever checkout and environment are.
+    copy = slurm_cluster.directory.parent / "commands"
+    shutil.copytree(slurm.COMMANDS, copy)
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755)
+    assert run("/usr/bin/python3", "-B", copy / "status").stdout.count("idle") == 4
     for name in ("up", "down", "cut", "exec"):
         arguments = {"cut": ["node1"], "exec": ["node1", "true"]}.get(name, [])
-        python = [sys.executable, "-B", slurm.COMMANDS / name]
-        if not os.access(sys.executable, os.X_OK):
-            continue
-        refused = run(*python, *arguments)
-        assert refused.returncode != 0
-        assert re.search(r"root|[Pp]ermission denied", refused.stderr), refused.stderr
+        refused = run("/usr/bin/python3", "-B", copy / name, *arguments)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "the cluster is made by root" in refused.stderr
+
+
+MISSING = (
+    "not installed: munge, libpmix-dev; run jobs/cluster/up --install, or: "
+    "apt-get install -y --no-install-recommends munge libpmix-dev"
+)
+# apt-get fails, is brought up to date, and succeeds: then nothing is missing.
+INSTALLED = """
+answers, asked = [1, 0, 0], []
+lists = iter([["munge"], []])
+real, original = subprocess.run, requirements.install
+
+def run(command, **_):
+    asked.append(command[:2])
+    return subprocess.CompletedProcess(command, answers.pop(0), "", "E: old lists")
+
+def install(names):
+    subprocess.run = run
+    original(names)
+    subprocess.run = real
+    print(asked)
+
+requirements.install = install
+requirements.find_missing = lambda: next(lists)
+requirements.UNSHARE = ("false",)
+"""
+REQUIREMENTS = """
+import os, platform, shutil, subprocess, sys
+sys.path.insert(0, {commands!r})
+import requirements
+from state import ClusterError
+{patch}
+try:
+    requirements.check(may_install={install}, shaped=True, with_gpus=True)
+except ClusterError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("patch", "install", "says"),
+    [
+        ("platform.system = lambda: 'Darwin'", False, "Linux namespaces; this is Darwin"),
+        ("os.geteuid = lambda: 1000", False, "made by root"),
+        (
+            "requirements.find_missing = lambda: ['munge', 'libpmix-dev']",
+            False,
+            MISSING,
+        ),
+        (
+            INSTALLED,
+            True,
+            "[['apt-get', 'install'], ['apt-get', 'update'], ['apt-get', 'install']]",
+        ),
+        ("requirements.UNSHARE = ('false',)", False, "cannot make the namespaces, mounts, bridge"),
+    ],
+    ids=["Darwin", "not root", "missing", "installed", "kernel"],
+)
+def test_what_is_lacking_is_one_line(patch, install, says):
+    program = REQUIREMENTS.format(commands=str(slurm.COMMANDS), patch=patch, install=install)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert says in done.stdout
+    assert len(done.stdout.splitlines()) == (2 if install else 1)
 
 
 def test_every_command_explains_itself():
@@ -239,6 +373,7 @@ def test_every_command_explains_itself():
         (["up", "--nodes=two"], 2, "expected 1 to 200, found 'two'"),
         (["up", "--rate=fast"], 1, "rate 'fast': expected one such as 400mbit"),
         (["rate", "0mbit"], 1, "rate '0mbit'"),
+        (["up"], 1, "expected a full path"),
         (["env"], 1, "no cluster is up; start one with: jobs/cluster/up"),
         (["status"], 1, "no cluster is up"),
         (["exec", "node1"], 1, "no COMMAND given"),
@@ -246,17 +381,18 @@ def test_every_command_explains_itself():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes_are_one_line(command, code, says, tmp_path):
+def test_mistakes_are_one_line(command, code, says):
+    directory = "/tmp/mpiddp no cluster" if "full path" in says else "/tmp/mpiddp-no-cluster"
     done = subprocess.run(
         [slurm.COMMANDS / command[0], *command[1:]],
-        env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(tmp_path / "none")}),
+        env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": directory}),
         capture_output=True,
         text=True,
         timeout=20,
     )
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "none").exists()
+    assert not Path(directory).exists()
 
 
 def test_the_packages_are_the_same_for_all():

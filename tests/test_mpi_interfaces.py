@@ -44,14 +44,14 @@ def several_interfaces(monkeypatch):
 @pytest.mark.parametrize(
     ("hostnames", "chosen"),
     [
-        (("n1", "n2"), ["ens1"]),
+        (("n1", "n2"), ("ens1",)),
         # Two ways lead to the job's hosts: both are kept.
-        (("n2", "n1", "n3"), ["ens1", "ens2"]),
-        (("n1", "unknown"), []),
+        (("n2", "n1", "n3"), ("ens1", "ens2")),
+        (("n1", "unknown"), ()),
         # A wrong /etc/hosts must not leave nothing but loopback.
-        (("n1", "self"), []),
-        (("n1",), []),
-        ((), []),
+        (("n1", "self"), ()),
+        (("n1",), ()),
+        ((), ()),
     ],
 )
 def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
@@ -60,10 +60,10 @@ def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
 
 def test_one_interface_leaves_nothing_to_choose(monkeypatch):
     monkeypatch.setattr(network, "list_interfaces", lambda: INTERFACES[::2])
-    assert choose_interfaces(("n1", "n2"), "n1") == []
+    assert choose_interfaces(("n1", "n2"), "n1") == ()
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens1")])
     monkeypatch.setattr(network, "list_interfaces", lambda: pytest.fail("looked in vain"))
-    assert choose_interfaces(("n1", "n2"), "n1") == []
+    assert choose_interfaces(("n1", "n2"), "n1") == ()
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1), st.data())
@@ -77,9 +77,14 @@ def test_peers_are_others_and_never_more_than_two(hostnames, data):
 def test_it_is_told_only_while_mpi_starts(monkeypatch):
     monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
     monkeypatch.setattr(socket, "gethostname", lambda: "n1")
-    with told_interfaces(OPEN_MPI, None):
+    # An empty value is no setting, but it is the user's.
+    monkeypatch.setenv(environment.UCX_INTERFACES, "")
+    with told_interfaces(OPEN_MPI, None) as interfaces:
         assert os.environ[environment.OPEN_MPI_INTERFACES] == "ens1"
+        assert os.environ[environment.UCX_INTERFACES] == "ens1"
+        assert interfaces == ("ens1",)
     assert environment.OPEN_MPI_INTERFACES not in os.environ
+    assert os.environ[environment.UCX_INTERFACES] == ""
     with pytest.raises(ValueError, match="inside"), told_interfaces(OPEN_MPI, None):
         raise ValueError("inside")
     assert environment.OPEN_MPI_INTERFACES not in os.environ
@@ -91,7 +96,9 @@ def test_ucx_is_told_below_any_library(tmp_path):
     both = [environment.OPEN_MPI_INTERFACES, environment.UCX_INTERFACES]
     assert find_variables(OPEN_MPI, None, tmp_path) == both
     # Its devices have other names than interfaces.
-    (tmp_path / "mlx5_0").mkdir()
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
     assert find_variables(version, None, tmp_path) == []
 
 

@@ -14,16 +14,8 @@ mount --make-rprivate /
 hostname "$name"
 mount -t proc proc /proc
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-# A /sys that shows this machine's interfaces; Slurm wants the cgroups below it to be there.
-if [ -d /sys/fs/cgroup ]; then
-    mkdir -p "$own/cgroup"
-    mount --rbind /sys/fs/cgroup "$own/cgroup"
-fi
+# A /sys that shows this machine's interfaces, and no cgroups: those belong to the host.
 mount -t sysfs sysfs /sys
-if [ -d "$own/cgroup" ]; then
-    mount --move "$own/cgroup" /sys/fs/cgroup
-    rmdir "$own/cgroup"
-fi
 mount --bind "$own/hosts" /etc/hosts
 if [ -e /etc/resolv.conf ]; then
     mount --bind "$state/resolv.conf" "$(readlink -f /etc/resolv.conf)"

@@ -7,6 +7,7 @@ import socket
 import stat
 from pathlib import Path
 
+from slurm import SLURMD_PORT
 from state import Machine, Shape, directory, local_directory, machine_directory
 
 # What each line is for stands beside it where it is not Slurm's usual setting.
@@ -24,6 +25,7 @@ SlurmctldPidFile={state}/slurmctld.pid
 SlurmctldLogFile={state}/slurmctld.log
 SlurmdSpoolDir={local}/spool
 SlurmdPidFile={local}/slurmd.pid
+SlurmdPort={port}
 SlurmdLogFile={local}/slurmd.log
 # Not cgroups: they would belong to the machine, not to a node.
 ProctrackType=proctrack/linuxproc
@@ -59,6 +61,7 @@ def write(shape: Shape, version: tuple[int, int]) -> None:
             state=state,
             local=local_directory(),
             memory=_memory(),
+            port=SLURMD_PORT,
             gres="GresTypes=gpu\n" if shape.gpus else "",
             node_gres=f" Gres=gpu:{shape.gpus}" if shape.gpus else "",
         ),
@@ -70,7 +73,9 @@ def write(shape: Shape, version: tuple[int, int]) -> None:
         _make_devices(state / "gpus", shape.gpus)
         files["gres.conf"] = f"Name=gpu File={state}/gpus/nvidia[0-{shape.gpus - 1}]\n"
     if version >= (22, 5):
-        files["cgroup.conf"] = f"CgroupPlugin={_cgroup_plugin(version)}\n"
+        # Named, v1 does without any cgroups; chosen by slurmd itself, v2 would ask systemd.
+        plugin = "disabled" if version >= (24, 5) else "cgroup/v1"
+        files["cgroup.conf"] = f"CgroupPlugin={plugin}\n"
     for name, text in files.items():
         (state / name).write_text(text)
 
@@ -80,9 +85,11 @@ def _make_devices(folder: Path, count: int) -> None:
 
     Slurm sets CUDA_VISIBLE_DEVICES by them, as on a real node.
     """
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for number in range(count):
-        os.mknod(folder / f"nvidia{number}", stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
+        path = folder / f"nvidia{number}"
+        path.unlink(missing_ok=True)
+        os.mknod(path, stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
 
 
 def write_hosts(shape: Shape, machine: Machine) -> None:
@@ -95,13 +102,6 @@ def write_hosts(shape: Shape, machine: Machine) -> None:
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     lines += [f"{prefix}{address} {name}" for address, name in known for prefix in ("", "::ffff:")]
     (machine_directory(machine) / "hosts").write_text("\n".join(lines) + "\n")
-
-
-def _cgroup_plugin(version: tuple[int, int]) -> str:
-    """What keeps slurmd from managing cgroups. 22.05 and 23.02 have no ``disabled``."""
-    if version >= (23, 11):
-        return "disabled"
-    return "cgroup/v1" if Path("/sys/fs/cgroup/freezer").exists() else "cgroup/v2"
 
 
 def _memory() -> int:

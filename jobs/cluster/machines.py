@@ -21,12 +21,8 @@ KILL_SECONDS = 3.0
 
 def find_init(machine: Machine) -> int | None:
     """The machine's first process, by this machine's numbering; None where it is not running."""
-    return _read_init(machine_directory(machine) / "init")
-
-
-def _read_init(path: Path) -> int | None:
     try:
-        pid, began = path.read_text().split()
+        pid, began = (machine_directory(machine) / "init").read_text().split()
     except (OSError, ValueError):
         return None
     # A number may have been given to another process since; its time of birth tells.
@@ -77,8 +73,17 @@ def kill(machines: Sequence[Machine]) -> None:
 
 
 def kill_all() -> None:
-    """End every machine that was ever started in the state directory."""
-    _kill([pid for pid in map(_read_init, directory().glob("machines/*/init")) if pid is not None])
+    """End every machine of the state directory, those of a start that broke off, too."""
+    _kill([pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _boots(pid)])
+
+
+def _boots(pid: int) -> bool:
+    """Whether a process runs boot.sh for the state directory, or is the unshare before it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return False
+    return words[-1:] == [os.fsencode(directory())] and os.fsencode(BOOT) in words
 
 
 def _kill(dying: Sequence[int]) -> None:
@@ -136,6 +141,12 @@ def start_daemon(machine: Machine, *command: str) -> None:
 
 
 def is_alive(machine: Machine, program: str) -> bool:
-    """Whether ``program`` runs on a machine."""
-    command = enter(machine, ["pidof", program])
-    return subprocess.run(command, capture_output=True).returncode == 0
+    """Whether ``program`` runs on a machine that runs."""
+    if find_init(machine) is None:
+        return False
+    return subprocess.run(enter(machine, ["pidof", program]), capture_output=True).returncode == 0
+
+
+def hang_up(machine: Machine, program: str) -> None:
+    """Let a daemon read its configuration again."""
+    subprocess.run(enter(machine, ["pkill", "--signal", "HUP", program]), capture_output=True)

@@ -6,6 +6,7 @@ set up for containers may filter what passes over bridges.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -47,38 +48,43 @@ def make_bridge(shape: Shape) -> None:
     controller = shape.controller
     if not _has_interface(controller, controller.interface):
         _ip(controller, f"link add name {controller.interface} type bridge")
-        _ip(controller, f"address add {controller.address}/24 dev {controller.interface}")
-        _ip(controller, f"link set {controller.interface} up")
-    host = shape.host_interface
-    if not _exists(["ip", "link", "show", host]):
-        _plug(shape, "host", None, host, shape.host_address)
+    _ip(controller, f"address replace {controller.address}/24 dev {controller.interface}")
+    _ip(controller, f"link set {controller.interface} up")
+    _plug(shape, "host", None, shape.host_interface, shape.host_address)
 
 
 def connect(shape: Shape, machine: Machine) -> None:
-    """Give a node its interface and link it to the bridge, unless it is there."""
-    if _has_interface(machine, machine.interface):
-        return
+    """Give a node its interface, its address and its link to the bridge, whatever is missing."""
     _plug(shape, machine.port, machine, machine.interface, machine.address)
 
 
 def _plug(shape: Shape, port: str, machine: Machine | None, interface: str, address: str) -> None:
     """A cable between a port of the bridge and an interface of a node, or of this machine."""
-    address = f"address add {address}/24 dev {interface}"
-    # Any process in the network that the interface goes to.
-    target = os.getpid() if machine is None else machines.find_init(machine)
     controller = shape.controller
-    if _has_interface(controller, port):
-        _ip(controller, f"link delete {port}")
-    # Seen from outside: inside the controller this machine's process numbers mean nothing.
-    inside = ["nsenter", "--target", str(machines.find_init(controller)), "--net"]
-    link = f"link add {port} type veth peer name {interface} netns {target}"
-    _run([*inside, "ip", *link.split()])
-    _ip(controller, f"link set {port} master {controller.interface} up")
-    for command in (address, f"link set {interface} up"):
+
+    def run(command: str) -> None:
         if machine is None:
             _run(["ip", *command.split()])
         else:
             _ip(machine, command)
+
+    own = ["ip", "link", "show", interface]
+    is_there = _exists(own if machine is None else machines.enter(machine, own))
+    if not (is_there and _has_interface(controller, port)):
+        # Half of a cable; a machine that has died takes its own half away a moment later.
+        with contextlib.suppress(ClusterError):
+            _ip(controller, f"link delete {port}")
+        with contextlib.suppress(ClusterError):
+            run(f"link delete {interface}")
+        # Any process in the network that the interface goes to.
+        target = os.getpid() if machine is None else machines.find_init(machine)
+        # Seen from outside: inside the controller this machine's process numbers mean nothing.
+        inside = ["nsenter", "--target", str(machines.find_init(controller)), "--net"]
+        link = f"link add {port} type veth peer name {interface} netns {target}"
+        _run([*inside, "ip", *link.split()])
+    _ip(controller, f"link set {port} master {controller.interface} up")
+    run(f"address replace {address}/24 dev {interface}")
+    run(f"link set {interface} up")
 
 
 def disconnect_host(shape: Shape) -> None:
@@ -87,11 +93,15 @@ def disconnect_host(shape: Shape) -> None:
         _run(["ip", "link", "delete", shape.host_interface])
 
 
-def is_cut(shape: Shape, machine: Machine) -> bool:
-    """Whether a node's link is taken away."""
+def find_link(shape: Shape, machine: Machine) -> str:
+    """``up``, ``cut``, or ``gone`` where the bridge has no such port."""
+    if machines.find_init(shape.controller) is None or not _has_interface(
+        shape.controller, machine.port
+    ):
+        return "gone"
     text = machines.run(shape.controller, "ip", "-oneline", "link", "show", machine.port)
     flags = text[text.index("<") + 1 : text.index(">")].split(",")
-    return "UP" not in flags
+    return "up" if "UP" in flags else "cut"
 
 
 def set_link(shape: Shape, machine: Machine, *, up: bool) -> None:

@@ -29,6 +29,7 @@ ATTEMPT = (
     "hostname h && mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && "
     "ip link add b0 type bridge && ip link add v1 type veth peer name v2"
 )
+DEVICE = " && mknod /dev/shm/gpu c 1 3"
 SHAPING = " && tc qdisc add dev v1 root tbf rate 1gbit burst 125kb latency 50ms"
 UNSHARE = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork")
 
@@ -52,15 +53,12 @@ def find_missing() -> list[str]:
 
 
 def _has_pmix() -> bool:
-    """Whether Slurm has its pmix plugin and the library that this opens."""
-    libraries = [Path("/usr/lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
+    """Whether the library is there that Slurm's pmix plugin opens, if Slurm has the plugin."""
+    libraries = (Path("/usr/lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64"))
     folders = [folder / sub for folder in libraries for sub in ("slurm", "slurm-wlm")]
     plugin = any((folder / "mpi_pmix.so").exists() for folder in folders)
-    return not plugin or any(
-        (folder / name).exists()
-        for folder in [*libraries, Path("/usr/local/lib")]
-        for name in ("libpmix.so", "pmix2/lib/libpmix.so")
-    )
+    places = (*libraries, Path("/usr/local/lib"))
+    return not plugin or any((folder / "libpmix.so").exists() for folder in places)
 
 
 def install(packages: Sequence[str]) -> None:
@@ -78,7 +76,7 @@ def install(packages: Sequence[str]) -> None:
     raise ClusterError(f"apt-get could not install {' '.join(packages)}: {_last_line(done.stderr)}")
 
 
-def check(*, may_install: bool, shaped: bool) -> None:
+def check(*, may_install: bool, shaped: bool, with_gpus: bool) -> None:
     """Raises ClusterError, with what to do, unless a cluster can be made here."""
     check_root()
     missing = find_missing()
@@ -90,12 +88,13 @@ def check(*, may_install: bool, shaped: bool) -> None:
             f"not installed: {', '.join(missing)}; run jobs/cluster/up --install, or: "
             f"apt-get install -y --no-install-recommends {' '.join(missing)}"
         )
-    attempt = ATTEMPT + (SHAPING if shaped else "")
+    attempt = ATTEMPT + (SHAPING if shaped else "") + (DEVICE if with_gpus else "")
     done = subprocess.run([*UNSHARE, "sh", "-c", attempt], capture_output=True, text=True)
     if done.returncode:
         raise ClusterError(
-            "this kernel or container cannot make the namespaces, bridge, veth"
-            f"{' or tbf queue' if shaped else ''} of a cluster: {_last_line(done.stderr)}"
+            "this kernel or container cannot make the namespaces, mounts, bridge, veth"
+            f"{', tbf queue' if shaped else ''}{', device files' if with_gpus else ''} of a "
+            f"cluster: {_last_line(done.stderr)}"
         )
 
 

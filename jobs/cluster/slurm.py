@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from state import ClusterError, Machine, directory
+import machines
+from state import ClusterError, Machine, Shape, directory
 
-READY_SECONDS = 15.0
+READY_SECONDS = 9.0
+SLURMD_PORT = 6818
 USABLE = ("idle", "mixed", "allocated", "completing")
+DRAINED = ("drained", "draining")
 QUIET = {
     # One Ethernet per node and nothing faster: looking for more would take a second per rank.
     "OMPI_MCA_pml": "ob1",
@@ -29,46 +32,79 @@ def variables() -> Mapping[str, str]:
     return {"SLURM_CONF": f"{directory()}/slurm.conf", **QUIET}
 
 
-def ask(*command: str) -> str:
-    """What one of Slurm's client programs prints; empty where it gets no answer."""
+def ask(*command: str, seconds: float = 5.0) -> str:
+    """What one of Slurm's client programs prints; empty where it gets no answer in time."""
     environment = {**os.environ, **variables()}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=5)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return ""
     return done.stdout if done.returncode == 0 else ""
 
 
-def node_states() -> dict[str, str]:
-    """Slurm's word for each node: ``idle``, ``allocated``, ``down*``, …"""
+def node_states(shape: Shape) -> dict[str, str]:
+    """Slurm's word for each node: ``idle``, ``allocated``, ``down*``, …; empty without Slurm."""
+    return ask_states() if machines.is_alive(shape.controller, "slurmctld") else {}
+
+
+def ask_states() -> dict[str, str]:
+    """The same, for users who cannot look at processes first."""
     rows = (line.split() for line in ask("sinfo", "-h", "-N", "-o", "%N %T").splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
-def wait_until_ready(nodes: Sequence[Machine]) -> None:
-    """Wait until all of these nodes can take a job. Raises ClusterError."""
-    names = {node.name for node in nodes}
+def wait_until_ready(shape: Shape, nodes: Sequence[Machine]) -> list[str]:
+    """Wait until each of these nodes can take a job, or is kept from it by an administrator.
+
+    Returns the names of the latter. Raises ClusterError.
+    """
     end = time.monotonic() + READY_SECONDS
+    answering: set[str] = set()
     while True:
-        states = node_states()
-        waiting = sorted(name for name in names if states.get(name) not in USABLE)
+        # Slurm's own word may be as old as SlurmdTimeout.
+        answering |= {node.name for node in nodes if _answers(shape, node)}
+        states = node_states(shape)
+        waiting = [node for node in nodes if not _is_ready(node.name, states, answering)]
         if not waiting:
-            return
+            return [node.name for node in nodes if states[node.name].rstrip("*") in DRAINED]
         if time.monotonic() > end:
-            found = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in waiting)
+            found = ", ".join(f"{node.name} {states.get(node.name, 'unknown')}" for node in waiting)
             raise ClusterError(
                 f"not ready after {READY_SECONDS:g} s: {found}; see {directory()}/slurmctld.log "
-                f"and {directory()}/machines/{waiting[0]}/slurmd.log"
+                f"and {directory()}/machines/{waiting[0].name}/slurmd.log"
             )
-        time.sleep(0.05)
+        for node in waiting:
+            if states.get(node.name, "").startswith("down"):
+                # It registers anew, and so tells Slurm that it is back.
+                machines.hang_up(node, "slurmd")
+        time.sleep(0.05 if end - time.monotonic() > READY_SECONDS - 1 else 0.5)
 
 
-def cancel_all(seconds: float) -> None:
+def _is_ready(name: str, states: Mapping[str, str], answering: Collection[str]) -> bool:
+    return name in answering and states.get(name) in (*USABLE, *DRAINED)
+
+
+def _answers(shape: Shape, node: Machine) -> bool:
+    """Whether the controller reaches a node's slurmd."""
+    probe = f": </dev/tcp/{node.address}/{SLURMD_PORT}"
+    command = machines.enter(shape.controller, ["timeout", "1", "bash", "-c", probe])
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def cancel_all(shape: Shape, seconds: float) -> None:
     """End all jobs as Slurm ends them, so that they clear up behind themselves."""
-    if not ask("squeue", "-h", "-o", "%i").split():
+    if not machines.is_alive(shape.controller, "slurmctld"):
         return
-    ask("scancel", "--full", "--signal=KILL", "--state=RUNNING")
-    ask("scancel", "--state=PENDING", "--state=SUSPENDED")
     end = time.monotonic() + seconds
-    while ask("squeue", "-h", "-o", "%i").split() and time.monotonic() < end:
+
+    def left() -> float:
+        return max(0.1, end - time.monotonic())
+
+    if not ask("squeue", "-h", "-o", "%i", seconds=left()).split():
+        return
+    ask("scancel", "--state=PENDING", "--state=SUSPENDED", seconds=left())
+    ask("scancel", "--full", "--signal=KILL", "--state=RUNNING", seconds=left())
+    while time.monotonic() < end and ask("squeue", "-h", "-o", "%i", seconds=left()).split():
         time.sleep(0.05)

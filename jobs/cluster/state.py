@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import re
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "MPIDDP_CLUSTER_DIR"
 DEFAULT_DIRECTORY = "/run/mpiddp-cluster"
+MARKER = ".mpiddp-cluster"
+"""In every state directory; nothing without it is ever deleted."""
+LONGEST_DIRECTORY = 70
+"""Characters: the paths of sockets below it may have 107."""
+LOCK_SECONDS = 60.0
 
 # As different as in the wild, and one a prefix of another: what one name for all nodes, or a
 # match by prefix, gets wrong.
@@ -84,8 +91,35 @@ class Shape:
 
 
 def directory() -> Path:
-    """Where the cluster keeps everything that it writes."""
-    return Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).absolute()
+    """Where the cluster keeps everything that it writes. Raises ClusterError for a bad one."""
+    text = os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY
+    if not re.fullmatch(r"(/[\w.+-]+)+", text) or ".." in text or len(text) > LONGEST_DIRECTORY:
+        raise ClusterError(
+            f"{DIRECTORY_VARIABLE}={text!r}: expected a full path of at most {LONGEST_DIRECTORY} "
+            "letters, digits, '.', '_', '+', '-' and '/'"
+        )
+    return Path(text)
+
+
+def claim_directory() -> None:
+    """Make the state directory, or take over one of a start that did not get far.
+
+    Raises ClusterError where the directory is somebody else's.
+    """
+    path = directory()
+    if not path.parent.is_dir():
+        raise ClusterError(f"{path.parent}, in which {path.name} is to be made, does not exist")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o755)
+        (path / MARKER).touch()
+    check_ours()
+
+
+def check_ours() -> None:
+    """Raises ClusterError unless the state directory was made by ``claim_directory``."""
+    path = directory()
+    if path.is_symlink() or not (path / MARKER).is_file() or path.stat().st_uid != 0:
+        raise ClusterError(f"{path} is there, and no cluster's: {DIRECTORY_VARIABLE} names another")
 
 
 def machine_directory(machine: Machine) -> Path:
@@ -127,24 +161,21 @@ def save_shape(shape: Shape) -> None:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Keep others from changing the cluster meanwhile.
+    """Keep others from changing this or another cluster of this machine meanwhile.
 
-    The lock lies beside the state directory, which ``down`` takes away.
+    The lock is a name in the kernel and leaves no file.
     """
-    path = directory().with_name(directory().name + ".lock")
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Whoever held it may have removed the file.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
+    end = time.monotonic() + LOCK_SECONDS
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        while True:
+            try:
+                lock.bind("\0mpiddp-cluster")
                 break
-        os.close(descriptor)
-    try:
+            except OSError:
+                if time.monotonic() > end:
+                    raise ClusterError("another jobs/cluster command does not end") from None
+            time.sleep(0.02)
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
 
 
 def load_rate() -> str | None:

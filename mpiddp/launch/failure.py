@@ -342,8 +342,9 @@ class WayOut:
         self._node_claim = claim_node()
         if self._node_claim is None:
             return None
-        silent = find_silent_hosts(hosts_of_step())
-        return describe_silent_init(self.launcher, self.seconds, silent)
+        hosts = hosts_of_step()
+        silent = find_silent_hosts(hosts)
+        return describe_silent_init(self.launcher, self.seconds, len(hosts), silent)
 
     def _call_the_roll(self, phase: str) -> str | None:
         from mpi4py import MPI

@@ -1,9 +1,9 @@
-"""Slurm's short form of a list of hosts, both ways."""
+"""Slurm's short form of lists of hosts, both ways, and of numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def fold_hostnames(names: Sequence[str]) -> str:
@@ -18,17 +18,25 @@ def fold_hostnames(names: Sequence[str]) -> str:
             key = (match[1], len(match[2]), match[3])
             groups.setdefault(key, []).append(int(match[2]))
     folded = [
-        f"{prefix}{_fold_numbers(sorted(numbers), width)}{suffix}"
+        f"{prefix}{_bracket(fold_numbers(numbers, width=width))}{suffix}"
         for (prefix, width, suffix), numbers in groups.items()
     ]
     return ",".join(sorted(plain) + sorted(folded))
 
 
-def _fold_numbers(numbers: list[int], width: int) -> str:
-    if len(numbers) == 1:
-        return f"{numbers[0]:0{width}d}"
+def _bracket(folded: str) -> str:
+    return folded if folded.isdigit() else f"[{folded}]"
+
+
+def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
+    """``0-3,8``: numbers that are not negative, sorted, each once.
+
+    Args:
+        width: digits that every number is filled up to with zeros.
+        most: how many ranges are written out; an ellipsis stands for those that follow.
+    """
     ranges: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
@@ -37,7 +45,8 @@ def _fold_numbers(numbers: list[int], width: int) -> str:
         f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
         for low, high in ranges
     ]
-    return f"[{','.join(texts)}]"
+    shown = texts if most is None else texts[:most]
+    return ",".join(shown) + (",…" if len(shown) < len(texts) else "")
 
 
 def expand_hostnames(text: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
@@ -78,11 +79,21 @@ def _hide_enclosing_step(launcher: Launcher) -> None:
             os.environ.pop(name, None)
 
 
-def initialize(MPI: Any) -> bool:
+@dataclass(frozen=True)
+class Initialization:
+    """What ``initialize`` did."""
+
+    here: bool
+    """Whether it initialised MPI; False if MPI was up already."""
+    interfaces: tuple[str, ...] = ()
+    """To which MPI's TCP transports were confined; empty where they choose."""
+
+
+def initialize(MPI: Any) -> Initialization:
     """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
 
-    Returns whether this call initialised MPI; False if it was up already. Errors of MPI calls
-    become exceptions. Processes started from here on do not initialise MPI on import.
+    Errors of MPI calls become exceptions. Processes started from here on do not initialise MPI on
+    import.
     """
     if MPI.Is_finalized():
         raise LaunchError(
@@ -90,18 +101,33 @@ def initialize(MPI: Any) -> bool:
             "use one mpiddp.init() for the whole program"
         )
     initialized_here = not MPI.Is_initialized()
+    interfaces: tuple[str, ...] = ()
+    library = ctypes.CDLL(MPI.__file__)
     if initialized_here:
-        library = ctypes.CDLL(MPI.__file__)
         provided = ctypes.c_int()
-        with told_interfaces(MPI.Get_library_version(), library_path()):
+        with told_interfaces(MPI.Get_library_version(), library_path()) as interfaces:
             code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         if code != MPI.SUCCESS:
             raise LaunchError(f"MPI_Init failed with MPI's error code {code}")
+    _await_all(library)
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
     # die or join a job that does not expect it.
     os.environ[environment.MPI4PY_INITIALIZE] = "0"
-    return initialized_here
+    return Initialization(initialized_here, interfaces)
+
+
+def _await_all(library: ctypes.CDLL) -> None:
+    """Wait until every rank has left MPI_Init, without a message over MPI.
+
+    Open MPI 5 crashes in MPI_Init where a message comes from a rank that has left it a little
+    earlier (open-mpi/ompi#12495, #13559): one launch in twenty with more ranks than cores. Its
+    PMIx has a fence of its own. Other libraries have none, and do not need it.
+    """
+    fence = getattr(library, "PMIx_Fence", None)
+    if fence is not None:
+        everyone, nothing = (None, ctypes.c_size_t(0)), (None, ctypes.c_size_t(0))
+        fence(*everyone, *nothing)
 
 
 def wait(request: MPI.Request, seconds: float = float("inf")) -> bool:

@@ -16,30 +16,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.launch.infiniband import INFINIBAND, find_infiniband
 from mpiddp.launch.launcher import hosts_of_step
 
 PARAMETER = re.compile(r"^\s*btl_tcp_if_(in|ex)clude\s*=", re.MULTILINE)
-INFINIBAND = Path("/sys/class/infiniband")
 
 
 @contextlib.contextmanager
-def told_interfaces(version: str, library: Path | None) -> Iterator[None]:
-    """Tell MPI's TCP transports their interfaces while the body initialises it.
+def told_interfaces(version: str, library: Path | None) -> Iterator[tuple[str, ...]]:
+    """Tell MPI's TCP transports their interfaces while the body initialises it; yields them.
 
     Args:
         version: of the MPI library, as MPI_Get_library_version says it.
         library: its file, whose installation may hold settings of the site's.
     """
     names = find_variables(version, library)
-    chosen = choose_interfaces(hosts_of_step(), socket.gethostname()) if names else []
-    told = names if chosen else []
-    for name in told:
+    chosen = choose_interfaces(hosts_of_step(), socket.gethostname()) if names else ()
+    before = {name: os.environ.get(name) for name in names if chosen}
+    for name in before:
         os.environ[name] = ",".join(chosen)
     try:
-        yield
+        yield chosen
     finally:
-        for name in told:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def find_variables(version: str, library: Path | None, infiniband: Path = INFINIBAND) -> list[str]:
@@ -50,7 +53,7 @@ def find_variables(version: str, library: Path | None, infiniband: Path = INFINI
     names = []
     if version.startswith("Open MPI") and not is_configured(os.environ, library):
         names.append(environment.OPEN_MPI_INTERFACES)
-    if not os.environ.get(environment.UCX_INTERFACES) and not any(infiniband.glob("*")):
+    if not os.environ.get(environment.UCX_INTERFACES) and not find_infiniband(infiniband):
         names.append(environment.UCX_INTERFACES)
     return names
 
@@ -73,13 +76,13 @@ def _read(path: Path) -> str:
         return ""
 
 
-def choose_interfaces(hostnames: Sequence[str], hostname: str) -> list[str]:
+def choose_interfaces(hostnames: Sequence[str], hostname: str) -> tuple[str, ...]:
     """This node's interfaces that lead to the job's first host and to the next one.
 
     Empty where there is nothing to choose: one host, one interface, or names that do not resolve.
     """
     if len(hostnames) < 2 or len(socket.if_nameindex()) < 3:
-        return []
+        return ()
     from mpiddp.launch.network import find_interface, list_interfaces
 
     found = []
@@ -91,7 +94,7 @@ def choose_interfaces(hostnames: Sequence[str], hostname: str) -> list[str]:
             found.append(interface)
     leading = [each for each in interfaces if each.name in found and not each.is_loopback]
     others = [each for each in interfaces if each.name not in found and not each.is_loopback]
-    return [each.name for each in leading] if others else []
+    return tuple(each.name for each in leading) if others else ()
 
 
 def choose_peers(hostnames: Sequence[str], hostname: str) -> list[str]:

@@ -113,11 +113,13 @@ def describe_missing(
 
 
 def describe_silent_init(
-    launcher: Launcher | None, seconds: float, silent: Mapping[str, str]
+    launcher: Launcher | None, seconds: float, hosts: int, silent: Mapping[str, str]
 ) -> str:
     """The message of an expired MPI_Init, in which only the launcher's word is known.
 
-    ``silent``: hosts that do not answer, and what was found of each.
+    Args:
+        hosts: of the job, this one included; 0 where the launcher does not say.
+        silent: those of them that do not answer, and what was found of each.
     """
     name = launcher.name if launcher is not None else "the launcher"
     size = launcher.size if launcher is not None else None
@@ -125,14 +127,19 @@ def describe_silent_init(
         f"MPI_Init did not return within {seconds:g} s: {name} started {size or 'several'} ranks, "
         "and at least one of them did not come. "
     )
-    if silent:
-        kinds = sorted(set(silent.values()))
-        hosts = fold_hostnames(sorted(silent))
+    if not silent:
         return (
-            f"{start}Not reached from here: {hosts} ({', '.join(kinds)}); leave out what is down "
-            f"(srun --exclude={hosts}), or --timeout SECONDS waits longer"
+            f"{start}Look for ranks that are stuck before mpiddp.init(), or nodes that cannot "
+            "reach each other; --timeout SECONDS waits longer"
+        )
+    folded = fold_hostnames(list(silent))
+    found = f"Not reached from here: {folded} ({', '.join(sorted(set(silent.values())))})"
+    if len(silent) >= hosts - 1:
+        return (
+            f"{start}{found}, which is every other host: they are down, or this one is cut off, "
+            "or a firewall lies between"
         )
     return (
-        f"{start}Look for ranks that are stuck before mpiddp.init(), or nodes that cannot reach "
-        "each other; --timeout SECONDS waits longer"
+        f"{start}{found}: down or cut off, or behind a firewall; srun --exclude={folded} does "
+        "without"
     )

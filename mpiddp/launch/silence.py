@@ -17,7 +17,8 @@ from collections.abc import Sequence
 DISCARD_PORT = 9
 """TCP's discard service (RFC 863): hardly ever there, and harmless where it is."""
 MOST_HOSTS = 64
-LONGEST_SECONDS = 4.0
+LONGEST_SECONDS = 4.5
+MARGIN_SECONDS = 0.3
 """The kernel gives up asking for a neighbour's address after three seconds."""
 SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN)
 
@@ -25,37 +26,41 @@ SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EHOSTDOW
 def find_silent_hosts(hostnames: Sequence[str], seconds: float = LONGEST_SECONDS) -> dict[str, str]:
     """Of ``hostnames`` (the first 64 of them), those that do not answer, and what was found.
 
-    Returns within ``seconds``, as far as they have been found out by then. A host behind a
-    firewall that drops packets is among them.
+    Returns within ``seconds``. A host behind a firewall is among them: nothing tells the two apart.
     """
     asked = list(dict.fromkeys(hostnames))[:MOST_HOSTS]
+    end = time.monotonic() + seconds
     answers: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
     for name in asked:
         threading.Thread(
-            target=lambda n=name: answers.put((n, _ask(n, seconds))),
+            target=lambda n=name: answers.put((n, _ask(n, end - MARGIN_SECONDS))),
             name=f"mpiddp-ask-{name}",
             daemon=True,
         ).start()
-    found = dict.fromkeys(asked, "no answer")
-    end = time.monotonic() + seconds
+    found = {}
     for _ in asked:
         try:
             name, problem = answers.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
-        if problem is None:
-            del found[name]
-        else:
+        if problem is not None:
             found[name] = problem
-    return found
+    return {name: found[name] for name in asked if name in found}
 
 
-def _ask(hostname: str, seconds: float) -> str | None:
+def _ask(hostname: str, end: float) -> str | None:
+    """What kept ``hostname`` from answering until ``end``; None where it answered, or nobody knows.
+
+    A name that cannot be looked up, or not in time, is no proof.
+    """
     try:
-        socket.create_connection((hostname, DISCARD_PORT), seconds).close()
+        address = socket.getaddrinfo(hostname, DISCARD_PORT, socket.AF_INET, socket.SOCK_STREAM)
+        left = end - time.monotonic()
+        if left <= 0:
+            return None
+        socket.create_connection(address[0][4][:2], left).close()
     except TimeoutError:
         return "no answer"
     except OSError as error:
-        # A refusal is an answer; so is a name that this host cannot look up, for lack of proof.
         return error.strerror if error.errno in SILENT else None
     return None

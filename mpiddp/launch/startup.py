@@ -103,6 +103,7 @@ class Starter:
         self.launcher: Launcher | None = None
         self.neighbourhood: Neighbourhood | None = None
         self.torch_import: TorchImport | None = None
+        self.mpi_interfaces: tuple[str, ...] = ()
         self.reception: Reception | None = None
         self.descriptor: int | None = None
         self.assignment: device.Assignment
@@ -174,7 +175,9 @@ class Starter:
             return
         session._module = module
         if way_out.communicator is None:
-            session._finalize = mpi.initialize(module)
+            initialization = mpi.initialize(module)
+            session._finalize = initialization.here
+            self.mpi_interfaces = initialization.interfaces
         version = module.Get_library_version()
         check_size(module.COMM_WORLD.Get_size(), version, self.launcher)
         if way_out.communicator is None:
@@ -317,6 +320,7 @@ class Starter:
         slowest = summary.find_slowest(seconds, session._own)
         report = summary.NodeReport(
             interface=self.route.interface,
+            mpi_interfaces=", ".join(self.mpi_interfaces),
             device=summary.describe_device(session.device, session.threads),
             remarks=self.assignment.remarks,
         )

@@ -23,6 +23,8 @@ class NodeReport:
 
     interface: str
     """The interface that carries the route to rank 0."""
+    mpi_interfaces: str
+    """To which MPI's TCP transports were confined; empty where they choose."""
     device: str
     """Of the leader; a node's ranks are taken to be alike."""
     remarks: tuple[str, ...]
@@ -77,6 +79,9 @@ def describe_start(
         library = library_name(session._module.Get_library_version())
     else:
         library = "none (one process; for more: mpirun -n RANKS python …)"
+    confined = [report.mpi_interfaces or "any interface" for report in reports]
+    if any(report.mpi_interfaces for report in reports):
+        library += f", TCP over {_fold_by_node(hostnames, confined)}"
     backend = session.backend if session._group else f"left to the script ({session.backend})"
     rows = {
         "ranks": f"{_plural(world.size, 'rank')} on {_plural(world.node_count, 'node')}: "
