@@ -21,23 +21,59 @@ before it are cancelled, and the exit code is 2.
 TEXT
 }
 
-# All stages are looked at before the first is submitted.
+# sbatch's options without a value, or with one only after =; all others take the next word.
+FLAGS=(contiguous exclusive external get-user-env help hold ignore-pbs nice no-kill no-requeue
+    overcommit oversubscribe parsable propagate quiet reboot requeue spread-job stepmgr test-only
+    usage use-min-nodes verbose version wait)
+LETTERS=HOQVWhksv
+
+# sbatch takes -Hd TEXT as -H -d TEXT, and any beginning of a long name that only one has.
+is_dependency() {
+    case $1 in
+    --dep*) [[ --dependency == "${1%%=*}"* ]] ;;
+    --*) return 1 ;;
+    *) [[ $1 =~ ^-[$LETTERS]*d ]] ;;
+    esac
+}
+
+takes_next_word() {
+    local flag
+    case $1 in
+    --*=*) return 1 ;;
+    --*) for flag in "${FLAGS[@]}"; do [[ --$flag != "$1"* ]] || return 1; done ;;
+    *) [[ $1 =~ ^-[$LETTERS]*[^$LETTERS]$ ]] ;;
+    esac
+}
+
+# All stages are looked at before the first is submitted. What follows the script is the script's.
 check_stage() {
-    local number=$1 text=$2 word
+    local number=$1 text=$2 at=0 word script='' wrapped=''
     split_words "$text"
-    for word in "${WORDS[@]}"; do
+    while [ "$at" -lt ${#WORDS[@]} ]; do
+        word=${WORDS[at]} at=$((at + 1))
         case $word in
-        --wrap | --wrap=*) return ;;
-        -d* | --dependency | --dependency=*)
-            # sbatch would take the stage's own for the chain's.
-            [ "$number" -eq 1 ] || refuse "stage $number has a dependency of its own ($word):" \
-                "in a chain it can only depend on stage $((number - 1))"
+        --)
+            script=${WORDS[at]:-}
+            break
+            ;;
+        :) continue ;; # between the parts of a heterogeneous job
+        --wr | --wra | --wrap | --wr=* | --wra=* | --wrap=*) wrapped=1 ;;
+        -?*) ;;
+        *)
+            script=$word
+            break
             ;;
         esac
-        [ ! -f "$word" ] || return 0
+        # sbatch would take the stage's own for the chain's.
+        [ "$number" -eq 1 ] || ! is_dependency "$word" ||
+            refuse "stage $number has a dependency of its own ($word):" \
+                "in a chain it can only depend on stage $((number - 1))"
+        # What begins with - is looked at as an option: one too many is seen rather than one too few.
+        if takes_next_word "$word" && [[ ${WORDS[at]:-} != -* ]]; then at=$((at + 1)); fi
     done
-    refuse "stage $number names no script that is here: '$text'; expected sbatch's options, then a" \
-        "script such as jobs/train.sbatch, then its arguments"
+    [ -n "$wrapped" ] || [ -f "$script" ] ||
+        refuse "stage $number names no script that is here: '$text'; expected sbatch's options," \
+            "then a script such as jobs/train.sbatch, then its arguments"
 }
 
 # Sets LAST. What is submitted already must not run when the chain is not complete.

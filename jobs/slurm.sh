@@ -34,9 +34,38 @@ die() { refuse "$@"; }
 
 # Sets WORDS to the words of a text, split and unquoted as a shell does it; nothing is expanded.
 split_words() {
-    printf '%s\n' "$1" | xargs -r printf '%s\n' >/dev/null 2>&1 ||
-        refuse "these words cannot be told apart, is a quote left open? $1"
-    mapfile -d '' -t WORDS < <(printf '%s\n' "$1" | xargs -r printf '%s\0')
+    local rest=$1 word='' begun='' quote='' char
+    # Bytes: what is looked for is ASCII, and the user's text need not be valid in any locale.
+    local LC_ALL=C
+    WORDS=()
+    while [ -n "$rest" ]; do
+        char=${rest:0:1} rest=${rest:1}
+        if [ "$char" = "$quote" ]; then
+            quote=''
+        elif [ "$quote" = "'" ]; then
+            word+=$char
+        elif [ "$char" = \\ ]; then
+            [ -n "$rest" ] || refuse "these words end in a backslash, which has nothing to quote: $1"
+            char=${rest:0:1} rest=${rest:1}
+            [ "$char" != $'\n' ] || continue
+            # Between double quotes it quotes only what would otherwise mean something there.
+            [ -z "$quote" ] || [[ $char == [\"\\\$\`] ]] || word+=\\
+            word+=$char begun=1
+        elif [ -n "$quote" ]; then
+            word+=$char
+        else
+            case $char in
+            [\'\"]) quote=$char begun=1 ;;
+            [$' \t\n'])
+                [ -z "$begun" ] || WORDS+=("$word")
+                word='' begun=''
+                ;;
+            *) word+=$char begun=1 ;;
+            esac
+        fi
+    done
+    [ -z "$quote" ] || refuse "these words cannot be told apart, a quote ($quote) is left open: $1"
+    [ -z "$begun" ] || WORDS+=("$word")
 }
 
 # ---- the environment ----------------------------------------------------------------------
@@ -109,6 +138,7 @@ sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1" 2>/dev/null
 
 # ---- the logs -----------------------------------------------------------------------------
 
+# Sets OUT and ERR, and ERR_BEFORE, how many bytes an earlier start of this job has left in ERR.
 # A job's name may hold anything, and be long; in srun's --output, % and \ mean something, too.
 name_logs() {
     local name=${SLURM_JOB_NAME:-job}
@@ -117,6 +147,8 @@ name_logs() {
     ERR=${OUT%.out}.err
     mkdir -p logs && [ -w logs ] ||
         refuse "cannot write to $PWD/logs on $(hostname); --chdir=DIRECTORY names another place"
+    ERR_BEFORE=0
+    [ ! -s "$ERR" ] || ERR_BEFORE=$(wc -c <"$ERR")
 }
 
 # ---- nodes, ranks, cores ------------------------------------------------------------------
@@ -365,12 +397,16 @@ find_failure() {
         END { print crashed ? crashed : left ? left : any }' "$1"
 }
 
+read_new_errors() {
+    [ ! -r "$ERR" ] || tail -c +$((ERR_BEFORE + 1)) -- "$ERR"
+}
+
 report_end() {
     local code=$1 why=$2
     say "job $JOB ended with exit code $code: $(describe_code "$code")$why"
-    if [ "$code" -ne 0 ] && [ -s "$ERR" ]; then
+    if [ "$code" -ne 0 ] && [ -n "$(read_new_errors | head -c 1)" ]; then
         printf 'The last lines of %s:\n' "$ERR" >&2
-        tail -n 20 -- "$ERR" >&2
+        read_new_errors | tail -n 20 >&2
     fi
 }
 
@@ -384,14 +420,14 @@ describe_job() {
 }
 
 train() {
-    local append=() plural=s
+    local plural=s
     use_environment mpiddp
     name_logs
     plan_ranks
-    # A requeued job has the same name and must not wipe out what its first start said.
-    [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || append=(--open-mode=append)
+    # A job that is requeued, or a second start in salloc's shell, has the same name and must not
+    # wipe out what the first said.
     COMMAND=(srun --mpi="${MPIDDP_PMI:-pmix}" --kill-on-bad-exit=1 --export=ALL
-        --nodes="${#HOSTS[@]}" "${LAYOUT[@]}" --output="$OUT" --error="$ERR" "${append[@]}"
+        --nodes="${#HOSTS[@]}" "${LAYOUT[@]}" --output="$OUT" --error="$ERR" --open-mode=append
         "${WRAP[@]}" "$PYTHON" -m mpiddp.train "$@")
     [ "$CORES" -ne 1 ] || plural=
     describe_job ranks "$(describe_layout)" \
@@ -444,7 +480,7 @@ benchmark() {
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     describe_job
     print_command "$PYTHON" -m benchmarks "$@"
-    "$PYTHON" -m benchmarks "$@" >"$OUT" 2>"$ERR"
+    "$PYTHON" -m benchmarks "$@" >>"$OUT" 2>>"$ERR"
     status=$?
     report_end "$status" ''
     exit "$status"

@@ -45,8 +45,10 @@ SRUN = """
 printf '%s\\0' "$@" >"$FAKES/srun.arguments"
 env -0 >"$FAKES/srun.environment"
 for argument; do
-    case $argument in --error=*) seq -f 'line %g of the ranks' 30 >"${argument#*=}" ;; esac
+    case $argument in --error=*) error=${argument#*=} ;; esac
 done
+case " $* " in *" --open-mode=append "*) ;; *) : >"$error" ;; esac
+seq -f "line %g of ${FAKE_RANKS:-the ranks}" "${FAKE_LINES:-30}" >>"$error"
 [ -z "${FAKE_OUTCOME:-}" ] || printf '{\\n  "code": %s,\\n  "rank": 0\\n}\\n' "$FAKE_OUTCOME" \\
     >"$FAKE_RUN/outcome.json"
 printf '%b' "${FAKE_MESSAGES:-}" >&2
@@ -404,14 +406,77 @@ def test_slurms_counts_are_read(counts):
     assert list(map(int, bash('expand_counts "$1"', text).split())) == counts
 
 
-WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\n\r"), max_size=9)
+# Without \r, which subprocess reads as \n.
+WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=9)
+SPLIT = 'split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(WORDS, max_size=5))
-def test_words_are_split_as_a_shell_does(words):
-    found = bash('split_words "$1"; printf "%s\\0" "${WORDS[@]}" END', shlex.join(words))
-    assert found.split("\0") == [*words, "END", ""]
+def test_words_that_were_quoted_are_split_again(words):
+    assert bash(SPLIT, shlex.join(words)).split("\0") == [*words, "END", ""]
+
+
+def split_by_shlex(text: str) -> list[str] | None:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return None
+
+
+# Without what shlex does not know: "\$" and "\`" are $ and ` to a shell, and it drops \NEWLINE.
+@settings(max_examples=80, deadline=None)
+@given(st.text("ab-é*#'\"\\ \t", max_size=14))
+def test_words_are_split_as_shlex_does(text):
+    expected = split_by_shlex(text)
+    done = split(text)
+    if expected is None:
+        assert (done.returncode, done.stdout) == (2, "")
+        [line] = done.stderr.splitlines()
+        assert text in line
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split("\0") == [*expected, "END", ""]
+
+
+def split(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"source jobs/slurm.sh; {SPLIT}", "test", text],
+        cwd=launchers.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+
+
+def write_single(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def write_double(text: str) -> str:
+    return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
+
+
+def write_bare(text: str) -> str:
+    return "".join(f"'{char}'" if char == "\n" else f"\\{char}" for char in text)
+
+
+STYLES = st.sampled_from((write_single, write_double, write_bare))
+CONTINUED = st.sampled_from((" ", "\t", "\n", " \\\n ", "  "))
+PIECES = st.lists(st.tuples(STYLES, st.text("ax-é\"'\\$`!*~;&#{}\n ", max_size=5)), min_size=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(PIECES.filter(lambda p: p[0][0] is not write_bare or p[0][1]), CONTINUED),
+                max_size=4))  # fmt: skip
+def test_words_are_split_as_the_shell_itself_does(written):
+    text = "".join("".join(style(part) for style, part in word) + gap for word, gap in written)
+    words = ["".join(part for _, part in word) for word, _ in written]
+    found = bash(SPLIT, text).split("\0")
+    assert found == [*words, "END", ""]
+    assert bash('eval "WORDS=($1)"; printf "%s\\0" "${WORDS[@]}" END', text).split("\0") == found
+
+
+def test_a_double_quoted_word_may_hold_quotes():
+    text = r"""--wrap="echo \"hi\" \$HOME 'it' \n" """
+    assert bash(SPLIT, text).split("\0")[0] == r"""--wrap=echo "hi" $HOME 'it' \n"""
 
 
 # ---- srun, the environment, the logs ---------------------------------------------------------
@@ -448,11 +513,17 @@ def test_the_logs_have_a_name_that_srun_leaves_alone(made_up, name, file):
     assert lines(done.stdout)["logs"] == f"{made_up.cwd}/logs/{file}.out, {file}.err"
 
 
-def test_a_requeued_job_adds_to_its_logs(made_up):
-    made_up.submit("train", *TOY)
-    assert "--open-mode=append" not in made_up.srun
-    made_up.submit("train", *TOY, SLURM_RESTART_COUNT="1")
-    assert "--open-mode=append" in made_up.srun
+def test_a_second_start_within_a_job_adds_to_its_logs(made_up):
+    # A requeued job, or salloc's shell. What is shown at the end is of the second only.
+    first = made_up.submit("train", *TOY, FAKE_STATUS="2", FAKE_RANKS="the first")
+    second = made_up.submit("train", *TOY, FAKE_STATUS="2", FAKE_RANKS="it", FAKE_LINES="2")
+    third = made_up.submit("train", *TOY, FAKE_STATUS="2", FAKE_LINES="0")
+    written = [f"line {number} of the first" for number in range(1, 31)]
+    assert first.stderr.splitlines()[-20:] == written[-20:]
+    log = (made_up.cwd / "logs" / "train-42.err").read_text().splitlines()
+    assert log == [*written, "line 1 of it", "line 2 of it"]
+    assert second.stderr.splitlines()[2:] == ["line 1 of it", "line 2 of it"]
+    assert len(third.stderr.splitlines()) == 1
 
 
 def test_logs_that_cannot_be_made_are_an_error(made_up):
@@ -804,15 +875,48 @@ def test_a_stage_that_is_refused_takes_the_earlier_ones_with_it(made_up):
         (["--wrap a", "jobs/gone.sbatch"], "stage 2 names no script"),
         (["--wrap a", "--dependency=singleton --wrap b"], "stage 2 has a dependency"),
         (["--wrap a", "-d singleton --wrap b"], "stage 2 has a dependency"),
+        (["--wrap a", "--wrap b --dependency=singleton"], "stage 2 has a dependency"),
+        (["--wrap a", "-o here -d singleton here"], "stage 2 has a dependency"),
+        (["--wrap a", "-o here --dependency singleton here"], "stage 2 has a dependency"),
+        (["--wrap a", "-HQd singleton here"], "stage 2 has a dependency"),
+        (["--wrap a", "-dsingleton here"], "stage 2 has a dependency"),
+        (["--wrap a", "--dep singleton here"], "stage 2 has a dependency"),
+        (["--wrap a", "--hold --depend=singleton -- here"], "stage 2 has a dependency"),
+        (["--wrap a", "-N 1 : --dependency=singleton here"], "stage 2 has a dependency"),
+        (["--wrap a", "-o here"], "stage 2 names no script"),
+        (["--wrap a", "--hold gone here"], "stage 2 names no script"),
         (["--wrap a", "--wrap 'b"], "quote"),
+        (["--wrap a", "--wrap b\\"], "backslash"),
     ],
 )
 def test_a_chain_that_cannot_be_meant_submits_nothing(made_up, stages, part):
+    (made_up.cwd / "here").touch()
     done = chain(made_up, *stages)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert part in line
     assert submitted(made_up) == []
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "here --dependency=x -d y",
+        "-o here here -d x",
+        "-- here -d x",
+        "-HQ -N2 --excl --hold here -d x",
+        "--deadline=now+1hour -Dd here -d x",
+        '--wrap="echo \\"hi\\" -d"',
+        "--hold --wra here -J name",
+    ],
+)
+def test_words_behind_the_script_and_values_are_no_dependency(made_up, stage):
+    (made_up.cwd / "here").touch()
+    done = chain(made_up, "-d singleton here", stage)
+    assert (done.returncode, done.stderr) == (0, "")
+    [first, second] = submitted(made_up)
+    assert first[2:] == ["-d", "singleton", "here"]
+    assert second[2:] == ["--dependency=afterok:41", *shlex.split(stage)]
 
 
 def test_the_help_of_the_chain_says_what_a_stage_is(made_up):
@@ -838,11 +942,12 @@ def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
 def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
     made_up.program("show", 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
     show = str(made_up.bin / "show")
-    for variables, cores in (({"SLURM_CPUS_PER_TASK": "3"}, "3"), ({}, "")):
+    for variables in ({"SLURM_CPUS_PER_TASK": "3"}, {}):
         done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=show, **variables)
         assert done.returncode == 0, done.stderr
-        written = (made_up.cwd / "logs" / "benchmark-42.out").read_text()
-        assert written == f"cores: {cores}\n"
+    # The second start within the job has added to the log.
+    written = (made_up.cwd / "logs" / "benchmark-42.out").read_text()
+    assert written == "cores: 3\ncores: \n"
 
 
 def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
@@ -911,9 +1016,9 @@ class Submitter:
         """The record of a job, or those of an array's tasks."""
         return self.cluster.ask("scontrol", "show", "job", identity).strip().split("\n\n")
 
-    def wait(self, identity: str) -> list[Ended]:
+    def wait(self, identity: str, seconds: float = JOB_SECONDS) -> list[Ended]:
         """The jobs behind an id, when all have ended; those of an array by their tasks."""
-        deadline = time.monotonic() + JOB_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             records = self.records(identity)
             if all(re.search(rf"JobState=({'|'.join(FINISHED)})", text) for text in records):
@@ -1115,7 +1220,39 @@ def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slur
 
 
 @pytest.mark.slurm
-def test_a_benchmark_runs_in_a_job(slurm):
-    job = slurm.run("--nodes=2", f"{JOBS}/benchmark.sbatch", "startup", "--help")
-    assert (job.state, job.code) == ("COMPLETED", 0), job.output
-    assert "--ranks" in job.log("out")
+def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made_up):
+    (made_up.cwd / "here").touch()
+    names = set(
+        re.findall(r"(?<!\S)--?[a-zA-Z][a-zA-Z0-9-]*", slurm.command("sbatch", "--help").stdout)
+    )
+    assert {"--hold", "-H", "--nodes", "-N"} <= names
+    # With nothing behind it, and no script: sbatch says what it misses first.
+    said = {name: slurm.command("sbatch", name).stderr for name in sorted(names - {"--wrap"})}
+    valued = [name for name, text in said.items() if "requires an argument" in text]
+    flags = [name for name in said if name not in valued]
+    done = chain(made_up, *(f"{name} here" for name in flags))
+    assert (done.returncode, done.stderr) == (0, "")
+    done = chain(made_up, " ".join(f"{name} here" for name in valued))
+    assert "names no script" in done.stderr
+    done = chain(made_up, " ".join(f"{name} gone" for name in valued) + " here")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slurm
+def test_two_starts_in_the_shell_of_an_allocation_share_their_logs(slurm):
+    starts = f"for name in one two; do bash {JOBS}/train.sbatch --name $name; done"
+    done = slurm.command("salloc", "--nodes=1", "bash", "-c", starts, MPIDDP_WRAP="echo")
+    assert done.returncode == 0, done.stderr
+    [path] = (slurm.directory / "logs").glob("*.out")
+    ends = [line.split()[-2:] for line in path.read_text().splitlines()]
+    assert ends == [["--name", "one"], ["--name", "two"]]
+
+
+@pytest.mark.slurm
+def test_a_benchmark_starts_its_ranks_in_a_job(slurm):
+    words = shlex.split("startup --launcher srun --ranks 2 --repetitions 1 --warm-up 0")
+    identity = slurm.submit("--nodes=2", f"{JOBS}/benchmark.sbatch", *words)
+    # Five contenders one after another, torchrun's three imports of torch among them.
+    [job] = slurm.wait(identity, 3 * JOB_SECONDS)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output + job.log("err")
+    assert "2 ranks on 2 nodes" in job.log("out")

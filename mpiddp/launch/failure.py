@@ -15,6 +15,8 @@ In a notebook errors are raised and nothing is aborted.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -66,6 +68,8 @@ PATIENCE_SECONDS = 10.0
 """How long a rank that leaves the speaking to another one waits to be ended by it."""
 FORWARD_SECONDS = 0.2
 """How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
+ABORT_SECONDS = 5.0
+"""How long MPI_Abort may take to end this process."""
 CARRY_SECONDS = 60.0
 """How long a failure that came before MPI waits for the others in MPI_Init."""
 SPEAKERS = 4
@@ -226,9 +230,7 @@ class WayOut:
         for stream in (sys.stdout, sys.stderr):
             _flush(stream)
         if self.communicator is not None and self._is_shared():
-            from mpi4py import MPI
-
-            MPI.COMM_WORLD.Abort(code)
+            _abort(code)
         if self._is_shared() or threading.current_thread() is not threading.main_thread():
             os._exit(code)
         raise _Left(code)
@@ -400,6 +402,25 @@ def in_notebook() -> bool:
     """Whether this process is an interactive IPython or Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
+
+
+def _abort(code: int) -> None:
+    """MPI_Abort, and the end of this process even where that does not return.
+
+    On a node that is cut off, Slurm's daemon waits for minutes to pass the word on. MPI is called
+    without the interpreter's lock, which mpi4py would hold, so that the other thread can run.
+    """
+    from mpi4py import MPI
+
+    def leave() -> None:
+        time.sleep(ABORT_SECONDS)
+        os._exit(code)
+
+    with contextlib.suppress(RuntimeError):  # The interpreter is shutting down.
+        threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
+    size = MPI._sizeof(MPI.Comm)
+    handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
+    ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))
 
 
 def _flush(stream: Any) -> None:

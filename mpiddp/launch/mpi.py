@@ -121,8 +121,8 @@ def _await_all(library: ctypes.CDLL) -> None:
     """Wait until every rank has left MPI_Init, without a message over MPI.
 
     Open MPI 5 crashes in MPI_Init where a message comes from a rank that has left it a little
-    earlier (open-mpi/ompi#12495, #13559): one launch in twenty with more ranks than cores. Its
-    PMIx has a fence of its own. Other libraries have none, and do not need it.
+    earlier (open-mpi/ompi#12495, #13559): a few launches in a hundred where ranks outnumber the
+    cores. Its PMIx has a fence of its own. Other libraries have none, and do not need it.
     """
     fence = getattr(library, "PMIx_Fence", None)
     if fence is not None:

@@ -54,11 +54,12 @@ def _ask(hostname: str, end: float) -> str | None:
     A name that cannot be looked up, or not in time, is no proof.
     """
     try:
-        address = socket.getaddrinfo(hostname, DISCARD_PORT, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(hostname, DISCARD_PORT, socket.AF_INET, socket.SOCK_STREAM)
+        address = str(found[0][4][0])
         left = end - time.monotonic()
         if left <= 0:
             return None
-        socket.create_connection(address[0][4][:2], left).close()
+        socket.create_connection((address, DISCARD_PORT), left).close()
     except TimeoutError:
         return "no answer"
     except OSError as error:
