@@ -37,6 +37,17 @@ main()
 """
 
 
+RECORDED = Path(__file__).resolve().parent / "recorded"
+"""Excerpts of what others published; the first line of each file says where."""
+
+
+def read_recorded(name: str) -> str:
+    """A recorded excerpt without its first line."""
+    source, _, content = (RECORDED / f"{name}.txt").read_text(encoding="utf-8").partition("\n")
+    assert source.startswith("# https://"), source
+    return content
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a report, with the lines of its table."""

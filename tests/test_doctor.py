@@ -48,7 +48,10 @@ def test_a_good_launch(launcher, ranks, tmp_path):
     for check in ("links", "clocks"):
         assert reading.line(check).text == "one node" and reading.line(check).status == "skip"
     assert f"{ranks} rank{'s' if ranks > 1 else ''} on 1 node" in reading.line("ranks").text
-    assert f"right on {ranks} rank(s) with gloo" in reading.line("all-reduce").text
+    assert (
+        f"right on {ranks} rank{'s' if ranks > 1 else ''} with gloo"
+        in reading.line("all-reduce").text
+    )
     # Only what the launcher itself says may be on stderr.
     assert messages(reading.result) == [] and "Traceback" not in reading.result.stderr
     # The directory of runs was made, and taken away again.
@@ -162,6 +165,42 @@ def test_other_torch_on_one_rank(tmp_path):
     assert reading.line("all-reduce").status == "pass"
 
 
+BROKEN = "ImportError: libtorch_cpu.so: cannot open shared object file"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("has_other_code", [False, True])
+def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
+    folder = tmp_path / "broken"
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch_cpu.so: cannot open shared object file\\nand more')\n"
+    )
+    if has_other_code:
+        shutil.copytree(ROOT / "mpiddp", folder / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
+        (folder / "mpiddp" / "other.py").touch()
+    wrapper = write_wrapper(
+        tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{folder}:$PYTHONPATH"'
+    )
+    code = 3 if has_other_code else 1
+    reading = examine(
+        launchers.table()["openmpi"],
+        3,
+        *("--json", "report.json"),
+        cwd=tmp_path,
+        exit_code=code,
+        python=wrapper,
+    )
+    line = reading.line("import torch")
+    assert line.status == "fail" and line.text.startswith("rank 1 on ")
+    assert f": {BROKEN}. Give all nodes the same environment" in line.text
+    assert reading.lines[-1].check == "the rest" and reading.lines[-2] == line
+    assert messages(reading.result) == [] and "Traceback" not in reading.result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["complete"] is True and report["exit_code"] == code
+    assert [row["code"] for row in report["findings"] if row["check"] == "import torch"] == [1]
+
+
 @pytest.mark.mpi
 def test_limits_cores_and_threads(tmp_path):
     core = min(os.sched_getaffinity(0))
@@ -216,13 +255,13 @@ def test_two_ranks_on_one_gpu(tmp_path):
 # GPUs, InfiniBand and NCCL's log are pretended, and Gloo does NCCL's part: all the rest is real.
 PRETENDED_GPUS = """
 import torch
-from mpiddp.doctor import gpus, node
+from mpiddp.doctor import examination, gpus
 from mpiddp.launch import device, rendezvous
 torch.cuda.device_count = lambda: 2
 device.find_identity = lambda index: f"GPU-{index}"
 device.take_device = lambda assignment, select: torch.device("cuda", assignment.index)
 device.choose_backend = lambda *_: "nccl"
-node.find_infiniband = lambda *_: ("mlx5_0",)
+examination.find_infiniband = lambda *_: ("mlx5_0",)
 def examine_gpu(rank, taken):
     assert taken.index == rank
     return gpus.Gpu(rank, "NVIDIA H200", "2.27.3", True, frozenset({10**6}), 6e14 / (1 + 2 * rank))
@@ -248,7 +287,8 @@ def test_gpus_that_are_pretended(tmp_path):
     bad = reading.bad()
     bad.pop("locked memory", None)
     assert bad == {"GPU place": "warn", "GPU speed": "warn", "NCCL transport": "fail"}
-    assert "one for each of 2 ranks (2 UUIDs), NCCL 2.27.3" in reading.line("GPUs").text
+    assert "one for each of 2 ranks (2 UUIDs)" in reading.line("GPUs").text
+    assert reading.line("GPU kinds").text == "NVIDIA H200, NCCL 2.27.3 for every rank"
     assert "rank 1 on " in reading.line("GPU speed").text
     assert "its GPU is near 1000000" in reading.line("GPU place").text
     assert "with nccl" in reading.line("all-reduce").text
@@ -297,7 +337,7 @@ def test_a_stage_that_takes_too_long(tmp_path):
     assert "MPI library" in result.stdout and "Traceback" not in result.output
     # What was known until then has been written.
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["complete"] is False
+    assert report["complete"] is False and report["exit_code"] is None
     assert [row["check"] for row in report["findings"]] == list(CHECKS[:3])
 
 

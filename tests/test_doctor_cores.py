@@ -95,14 +95,3 @@ def test_threads(masks, threads, status, words):
 @given(MASKS)
 def test_what_mpiddp_chooses_is_never_too_much(masks):
     assert cores.judge_threads(bind(*masks)).status == "pass"
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=12))
-def test_folded_numbers_say_the_same(numbers):
-    text = cores.fold_numbers(numbers)
-    if not text.endswith("…"):
-        unfolded = set()
-        for item in text.split(","):
-            low, _, high = item.partition("-")
-            unfolded |= set(range(int(low), int(high or low) + 1))
-        assert unfolded == set(numbers)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpiddp.doctor import directories
 from mpiddp.doctor.directories import Place
@@ -81,7 +87,7 @@ def test_a_file_server_that_has_gone(tmp_path, monkeypatch):
     ("free", "status", "words"),
     [
         (5 << 30, "pass", "at least 4 GiB free"),
-        (1 << 20, "warn", "has 1 MiB free"),
+        (1 << 20, "warn", "has 1 MiB free, less than 1 GiB"),
     ],
 )
 def test_free_space(free, status, words, tmp_path):
@@ -96,11 +102,67 @@ def test_data_that_differs(tmp_path):
         (folder / "data.bin").write_text(text)
         (folder / "sub").mkdir()
     one, alike, other = (directories.look_at_data(folder) for folder in folders)
-    assert directories.judge_data(tmp_path, alike, one).status == "pass"
+    finding = directories.judge_data(tmp_path, alike, one)
+    assert finding.status == "pass"
+    assert finding.found.endswith(
+        "holds the same 2 entries at its top level on every node (names and sizes)"
+    )
     finding = directories.judge_data(tmp_path, other, one)
     assert finding.status == "warn" and "than on rank 0's node" in finding.found
+    assert "2 entries at its top level, of other names or sizes" in finding.found
     absent = directories.look_at_data(tmp_path / "nowhere")
     finding = directories.judge_data(tmp_path / "nowhere", absent, one)
     assert (finding.status, finding.code) == ("fail", 2)
     assert "No such file or directory" in finding.found
     assert directories.judge_data(None, None, None).status == "skip"
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1)
+        .map(lambda name: name[:20])
+        .filter(lambda name: name not in (".", "..")),
+        unique=True,
+        max_size=8,
+    ),
+    st.randoms(use_true_random=False),
+)
+@settings(deadline=None)
+def test_the_order_of_a_file_system_does_not_matter(names, random):
+    """As on local file systems, each of which lists its entries in an order of its own."""
+    real, folder = os.scandir, Path("/nowhere")
+
+    @contextlib.contextmanager
+    def scan(_):
+        entries = [SimpleNamespace(name=name, is_file=lambda: False) for name in names]
+        random.shuffle(entries)
+        yield iter(entries)
+
+    try:
+        os.scandir = scan
+        first, second = directories._list(folder), directories._list(folder)
+    finally:
+        os.scandir = real
+    assert first == second and first.entries == len(names)
+
+
+def test_large_directories_are_compared_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "MOST_SIZES", 3)
+    monkeypatch.setattr(directories, "MOST_NAMES", 5)
+    for number in range(5):
+        (tmp_path / f"{number}.bin").write_text("x")
+    before = directories.look_at_data(tmp_path)
+    text = directories.judge_data(tmp_path, before, before).found
+    assert "5 entries" in text and "all names, and the sizes of the first 3" in text
+    # The fourth and fifth size are not looked at, every name is.
+    (tmp_path / "4.bin").write_text("longer")
+    assert directories.look_at_data(tmp_path) == before
+    (tmp_path / "2.bin").write_text("longer")
+    after = directories.look_at_data(tmp_path)
+    assert directories.judge_data(tmp_path, after, before).status == "warn"
+    (tmp_path / "5.bin").touch()
+    more = directories.look_at_data(tmp_path)
+    finding = directories.judge_data(tmp_path, more, more)
+    assert finding.status == "pass" and "more than 5 entries" in finding.found
+    assert "not compared" in finding.found
+    assert directories.judge_data(tmp_path, more, before).status == "warn"

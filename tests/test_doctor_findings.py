@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mpiddp.doctor import findings
 from mpiddp.doctor.findings import FAIL, PASS, SKIP, WARN, Finding
 from mpiddp.doctor.report import Report, describe, wants_colour
+from mpiddp.errors import PeerLostError
 from mpiddp.launch.launcher import Launcher
 
 
@@ -33,6 +34,23 @@ def test_the_exit_code_is_that_of_the_first_in_the_order(codes, others):
         assert found in codes
         before = [3, 4, 2, 1][: [3, 4, 2, 1].index(found)]
         assert not set(before) & set(codes)
+
+
+ANY = st.sampled_from([PASS, SKIP, WARN, FAIL])
+
+
+@given(st.lists(st.tuples(ANY, st.integers(0, 255)), max_size=6))
+def test_the_exit_code_is_0_exactly_where_nothing_failed(rows):
+    found = findings.exit_code(
+        Finding("c", status, "x", code=code if status == FAIL else 0) for status, code in rows
+    )
+    assert (found != 0) == any(status == FAIL for status, _ in rows)
+    assert found in (0, 1, 2, 3, 4)
+
+
+def test_a_code_of_no_rank_counts_as_1():
+    assert findings.exit_code([fail(PeerLostError.exit_code)]) == 1
+    assert findings.exit_code([fail(PeerLostError.exit_code), fail(2)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -136,7 +154,7 @@ def test_the_file_is_whole_after_every_finding(tmp_path):
     report.place = {"ranks": 2, "nodes": ["n1"]}
     report.add(findings.passed("first", "fine"))
     half = json.loads(path.read_text())
-    assert (half["complete"], half["exit_code"], half["ranks"]) == (False, 0, 2)
+    assert (half["complete"], half["exit_code"], half["ranks"]) == (False, None, 2)
     report.add(findings.failed("second", "broken → lost", "mend", 4))
     assert report.conclude() == 4
     whole = json.loads(path.read_text())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddp.doctor import launching
-from mpiddp.launch.launcher import Launcher
+import launchers
+from doctors import examine, read_recorded
+from mpiddp.doctor import launching, variables
+from mpiddp.launch.compatibility import library_name
+from mpiddp.launch.launcher import Launcher, find_launcher
 from mpiddp.launch.world import Roster, World
 
 SRUN = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
@@ -91,3 +94,46 @@ def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypa
     else:
         monkeypatch.setenv("PATH", str(tmp_path))
     assert launching.find_slurm_setting() == setting
+
+
+def read_environment(name: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in read_recorded(name).splitlines())
+
+
+@pytest.mark.parametrize("name", ["version_cray_perlmutter", "version_cray_julia"])
+def test_a_cray_as_it_was_recorded(name):
+    """PALS on a Cray, with what Cray's MPICH said of itself on other Crays.
+
+    No whole environment of a rank that srun started with cray_shasta was found, only excerpts.
+    """
+    launcher = find_launcher(read_environment("environment_cray_pals"))
+    assert launcher is not None
+    assert (launcher.key, launcher.rank, launcher.sizes) == ("pals", 0, ())
+    version = read_recorded(name)
+    finding = launching.judge_library(version, launcher)
+    assert finding.status == "pass" and finding.found.endswith(", started by HPE PALS")
+    assert "CRAY MPICH version 8.1." in finding.found and library_name(version) in finding.found
+    assert launching.judge_kill_on_bad_exit(launcher, None, {}).status == "pass"
+
+
+def test_a_crays_variables_are_shown():
+    shown = dict(variables.find_variables(read_environment("environment_cray_crusher")))
+    assert shown == {
+        "MPICH_GPU_SUPPORT_ENABLED": "1",
+        # Their values are nobody's secret, but nobody has said so either.
+        "MPICH_SMP_SINGLE_COPY_MODE": None,
+        "MPIR_CVAR_GPU_EAGER_DEVICE_MEM": None,
+    }
+
+
+@pytest.mark.mpi
+def test_a_cray_that_asks_for_its_gpu_library(tmp_path):
+    """A recorded job script of a Cray EX; its module cray-mpich/8.1.14 sets the version.
+
+    MPI itself is the one that is here: the check comes before it.
+    """
+    env = {**read_environment("environment_cray_crusher"), "CRAY_MPICH_VERSION": "8.1.14"}
+    reading = examine(launchers.table()["mpich"], 2, cwd=tmp_path, exit_code=3, env=env)
+    assert reading.bad() == {"MPI library": "fail"}
+    text = reading.line("MPI library").text
+    assert "GPU transport layer" in text and "export MPICH_GPU_SUPPORT_ENABLED=0" in text

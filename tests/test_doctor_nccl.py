@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from doctors import RECORDED, read_recorded
 from mpiddp.doctor import nccl
 from mpiddp.doctor.nccl import Transport
 
-# Written after the formats in NCCL's sources (src/transport/) and in its plugins.
+# Written here, after the formats in NCCL's sources (src/transport/) and in its plugins; what was
+# really recorded is tested at the end.
 HEAD = "n1:100:100 [0] NCCL INFO "
 INFINIBAND = f"""\
 n1:100:100 [0] NCCL INFO cudaDriverVersion 12080
@@ -118,3 +120,60 @@ def test_a_recording_is_read_and_removed():
     assert not path.parent.exists()
     # NCCL may have written nothing at all.
     assert nccl.Recording().finish() == Transport()
+
+
+# Of each recorded log: version, network, channels, whether GPUDirect RDMA is used, and a part of
+# the devices.
+LOGS = {
+    "nccl_efa": ("2.10.3+cuda11.3", "AWS Libfabric", {}, False, ""),
+    "nccl_efa_channels": ("", "", {"NET/AWS Libfabric": 2, "P2P": 1}, True, ""),
+    "nccl_infiniband": ("", "", {"NET/IB": 3}, True, ""),
+    "nccl_infiniband_2_4": ("2.4.7+cuda10.0", "", {}, False, "NET/IB: [0]mlx5_0:1/IB"),
+    "nccl_infiniband_p2p": ("", "", {"NET/IB": 2, "P2P": 1}, False, ""),
+    "nccl_libfabric": ("", "Libfabric", {}, False, ""),
+    "nccl_nvls": ("", "", {}, False, ""),
+    "nccl_plugin_nvlink": ("", "", {"NET/IBext_v8": 1, "P2P": 2}, False, ""),
+    "nccl_ring_2_5": ("", "", {"P2P": 2}, False, "[3]mlx5_2:1/RoCE"),
+    "nccl_slingshot": ("", "AWS Libfabric", {}, False, ""),
+    "nccl_socket_alone": ("", "Socket", {}, False, "NET/Socket: [0]lo:127.0.0.1<0>"),
+    "nccl_sockets": ("", "", {"NET/Socket": 2, "P2P": 1}, False, ""),
+    "nccl_sockets_shm": ("", "", {"NET/Socket": 2, "SHM": 1}, False, ""),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_recorded_logs_are_read(name):
+    """Excerpts of real logs that people have published.
+
+    Of Slingshot only the line of the network was found, no log with channels: SLINGSHOT above is
+    written here.
+    """
+    version, network, channels, direct, device = LOGS[name]
+    found = nccl.read_log(read_recorded(name))
+    assert (found.version, found.network, found.direct) == (version, network, direct)
+    assert dict(found.channels) == channels
+    assert any(device in text for text in found.devices) or not device
+
+
+def test_every_recorded_log_is_read():
+    assert {path.stem for path in RECORDED.glob("nccl_*")} == set(LOGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("nccl_infiniband", "pass", "channels by NET/IB"),
+        ("nccl_infiniband_p2p", "pass", "channels by NET/IB and P2P"),
+        ("nccl_plugin_nvlink", "pass", "channels by NET/IBext_v8 and P2P"),
+        ("nccl_efa_channels", "pass", "channels by NET/AWS Libfabric and P2P"),
+        # These nodes had InfiniBand, which is why their owners asked.
+        ("nccl_sockets", "fail", "by TCP sockets, though there is mlx5_0"),
+        ("nccl_socket_alone", "fail", "by TCP sockets, though there is mlx5_0"),
+        # NCCL 2.4 lists its sockets even where it uses InfiniBand.
+        ("nccl_infiniband_2_4", "skip", "no channels"),
+        ("nccl_slingshot", "skip", "network AWS Libfabric"),
+    ],
+)
+def test_what_is_made_of_recorded_logs(name, status, words):
+    finding = nccl.judge_transport(nccl.read_log(read_recorded(name)), ("mlx5_0",), 2, True)
+    assert finding.status == status and words in finding.found

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 from hypothesis import given
@@ -172,12 +175,84 @@ DOCKER = Interface("docker0", ("172.17.0.1",), 100_000)
         ([Interface("eth0", ("10.0.0.1",)), FAST], False, "pass"),
     ],
 )
-def test_interfaces(interfaces, by_user, status):
+def test_interfaces(interfaces, by_user, status, tmp_path):
     told = {"GLOO_SOCKET_IFNAME": "eth0"}
-    finding = network.judge_interface("eth0", "10.0.0.1", interfaces, told, chosen_by_user=by_user)
+    way = network.find_way(
+        "eth0",
+        "10.0.0.1",
+        "10.0.0.2",
+        interfaces,
+        told,
+        chosen_by_user=by_user,
+        routes=tmp_path / "none",
+    )
+    (finding,) = network.judge_ways([way])
     assert finding.status == status
+    assert finding.found.startswith("eth0 10.0.0.1 → 10.0.0.2")
     if status == "warn":
         assert "ib0 at 100000 Mbit/s is left unused" in finding.found
         assert "--interface ib0" in finding.advice
     else:
         assert "GLOO_SOCKET_IFNAME=eth0" in finding.found
+
+
+# As Linux wrote it on a machine of the x86 family, whose order of bytes is the little one.
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth1\t00000000\t010200C0\t0003\t0\t0\t9\t00000000\t0\t0\t0
+eth1\t00004D0A\tFE004D0A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth1\t00014D0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+"""
+
+
+@pytest.mark.parametrize(
+    ("interface", "address", "gateway"),
+    [
+        ("eth0", "192.0.2.9", None),
+        ("eth0", "198.51.100.7", "192.0.2.1"),
+        ("eth1", "10.77.0.2", "10.77.0.254"),
+        ("eth1", "10.77.1.2", None),
+        ("ib0", "10.77.1.2", None),
+    ],
+)
+@pytest.mark.skipif(sys.byteorder != "little", reason="the table was recorded on such a machine")
+def test_the_gateway_is_read_from_the_kernels_table(interface, address, gateway):
+    assert network.find_gateway(ROUTES, interface, address) == gateway
+
+
+def number(address):
+    return f"{int.from_bytes(IPv4Address(address).packed, sys.byteorder):08X}"
+
+
+ROUTE = st.tuples(st.integers(0, 3), st.integers(0, 32), st.integers(0, 2), st.booleans())
+
+
+@given(st.lists(ROUTE, max_size=6), st.integers(0, 3))
+def test_the_most_exact_route_counts(routes, last):
+    address = IPv4Address(last)
+    lines, fitting = ["header"], []
+    for index, (start, length, metric, is_up) in enumerate(routes):
+        net = IPv4Network((start, length), strict=False)
+        gateway = IPv4Address(1 + index)
+        lines.append(
+            f"eth0 {number(net.network_address)} {number(gateway)} {3 if is_up else 2:04X} 0 0 "
+            f"{metric} {number(net.netmask)} 0 0 0"
+        )
+        if is_up and address in net:
+            fitting.append((-length, metric, index, str(gateway)))
+    expected = min(fitting)[3] if fitting else None
+    assert network.find_gateway("\n".join(lines), "eth0", str(address)) == expected
+
+
+def test_nodes_that_differ_in_their_address_alone_are_folded():
+    here = network.Way("ib0", "10.1.0.1", "10.1.0.1", None, 0, "nothing", None)
+    near = [replace(here, address=f"10.1.0.{last}") for last in (2, 3)]
+    far = replace(here, address="10.9.0.5", gateway="10.9.0.254", speed=1000)
+    found = [finding.found for finding in network.judge_ways([here, *near, far])]
+    assert len(set(found[:3])) == 1
+    assert found[0] == "ib0 10.1.0.[1-3] → 10.1.0.1; NCCL and Gloo are told nothing"
+    assert found[3].startswith("ib0 10.9.0.5 → 10.1.0.1 through 10.9.0.254 at 1000 Mbit/s; ")
+    (alone,) = network.judge_ways([here])
+    assert alone.found.startswith("ib0 10.1.0.1; ")

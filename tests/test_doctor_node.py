@@ -21,7 +21,7 @@ def limits(files=4096, locked=UNLIMITED, shared=8 * GIB, free=4 * GIB, infiniban
 @pytest.mark.parametrize(
     ("given_limits", "status", "words"),
     [
-        (limits(locked=65536), "skip", "no InfiniBand devices"),
+        (limits(locked=65536), "skip", "no active InfiniBand devices"),
         (limits(infiniband=("mlx5_0",)), "pass", "unlimited, for mlx5_0"),
         (limits(locked=65536, infiniband=("mlx5_0", "mlx5_1")), "warn", "limited to 64 KiB"),
     ],
@@ -62,8 +62,10 @@ def test_shared_memory(shared, free, status, words):
 
 def test_limits_are_this_process(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    (tmp_path / "ib" / "mlx5_1").mkdir(parents=True)
-    (tmp_path / "ib" / "mlx5_0").mkdir()
+    for name, state in (("mlx5_1", "4: ACTIVE"), ("mlx5_0", "4: ACTIVE"), ("mlx5_2", "1: DOWN")):
+        port = tmp_path / "ib" / name / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
     found = node.find_limits(tmp_path, tmp_path / "ib")
     assert (found.open_files, found.hard_open_files) == (soft, hard)
     assert found.shared_memory >= found.free_shared_memory > 0

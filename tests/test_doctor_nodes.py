@@ -69,6 +69,8 @@ def test_three_good_nodes(cluster, hosts, tmp_path):
     assert "3 ranks on 3 nodes (node[1-3]), 1 per node" in reading.line("ranks").text
     assert "the same and writable from every node" in reading.line("run directory").text
     interfaces = reading.line("interfaces").text
+    assert "node1: ens1f1 10.77.0.1" in interfaces
+    assert "node2: ens1f0np0 10.77.0.2 → 10.77.0.1" in interfaces
     for number, name in enumerate(INTERFACES, 1):
         assert re.search(rf"node{number}: {name}\b.*?GLOO_SOCKET_IFNAME={name}\b", interfaces)
     # An own network of three: nothing is lost, and nothing is shaped.

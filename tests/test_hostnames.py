@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.launch.hostnames import expand_hostnames, fold_hostnames
+from mpiddp.launch.hostnames import expand_hostnames, fold_hostnames, fold_numbers
 
 
 def unfold(text: str) -> list[str]:
@@ -65,6 +65,19 @@ def test_a_folded_list_unfolds_to_the_same_hosts(names):
 def test_a_thousand_hosts_stay_short(low, count):
     text = fold_hostnames([f"node{number:04d}" for number in range(low, low + count)])
     assert len(text) <= len("node[0001-0500]")
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4))
+def test_folded_numbers_say_the_same(numbers, most):
+    whole = fold_numbers(numbers)
+    unfolded = set()
+    for item in whole.split(","):
+        low, _, high = item.partition("-")
+        unfolded |= set(range(int(low), int(high or low) + 1))
+    assert unfolded == set(numbers)
+    ranges = whole.split(",")
+    short = ranges if len(ranges) <= most else [*ranges[:most], "…"]
+    assert fold_numbers(numbers, most=most) == ",".join(short)
 
 
 @pytest.mark.parametrize(

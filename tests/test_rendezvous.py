@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 
@@ -32,3 +33,26 @@ def test_the_store_serves_on_the_socket_and_on_no_other():
         socket.create_connection(("127.0.0.2", offer.port), 5)
     del client, server
     assert listening() == before
+
+
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_gloo_asks_at_once_unless_the_user_said_otherwise(monkeypatch, chosen):
+    import torch
+    import torch.distributed as distributed
+
+    seen = []
+
+    def init(*_, **__):
+        seen.append(os.environ["GLOO_ENABLE_STORE_V2_API"])
+        raise RuntimeError("as far as this test goes")
+
+    monkeypatch.delenv("GLOO_ENABLE_STORE_V2_API", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", chosen)
+    monkeypatch.setattr(distributed, "init_process_group", init)
+    world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    store = distributed.HashStore()
+    with pytest.raises(RuntimeError, match="as far as"):
+        rendezvous.make_group(store, world, "gloo", torch.device("cpu"), 10)
+    assert seen == [chosen or "1"]
+    assert os.environ.get("GLOO_ENABLE_STORE_V2_API") == chosen

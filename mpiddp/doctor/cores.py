@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mpiddp.doctor.findings import Finding, passed, warned
 from mpiddp.launch.device import share_cores
+from mpiddp.launch.hostnames import fold_numbers
 
 CORES = "cores"
 THREADS = "threads"
@@ -37,10 +38,10 @@ def judge_cores(bindings: Sequence[Binding]) -> Finding:
         how = f"bound to {each} each" if bound else "shared by all"
         return passed(CORES, f"{count} for {whom}" + (f", {how}" if len(bindings) > 1 else ""))
     ranks, cores = crowd
-    have = f"core {fold_numbers(cores)}" if len(cores) == 1 else f"cores {fold_numbers(cores)}"
+    have = f"core{'' if len(cores) == 1 else 's'} {fold_numbers(cores, most=SHOWN)}"
     return warned(
         CORES,
-        f"ranks {fold_numbers(ranks)} have only {have} between them",
+        f"ranks {fold_numbers(ranks, most=SHOWN)} have only {have} between them",
         "Ask for cores for each rank: --cpus-per-task=CORES (and export SRUN_CPUS_PER_TASK: srun "
         "does not inherit it from sbatch), --cpu-bind=cores; or start fewer ranks per node",
     )
@@ -110,15 +111,3 @@ def _read_threads(text: str | None) -> int | None:
     """The outermost level of OMP_NUM_THREADS, which may be a list; None for what is no number."""
     first = (text or "").split(",")[0].strip()
     return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
-
-
-def fold_numbers(numbers: Sequence[int]) -> str:
-    """``0-3,8``, and after SHOWN items an ellipsis."""
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
-    return ",".join(texts[:SHOWN]) + (",…" if len(texts) > SHOWN else "")

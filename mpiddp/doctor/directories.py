@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiddp.doctor.errand import Errand
+from mpiddp.doctor.errand import Errand, LateError
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node import describe_size, floor_power
 from mpiddp.errors import ConfigurationError
@@ -24,8 +25,10 @@ there for a moment."""
 PAUSE_SECONDS = 0.05
 LEAST_FREE = 1 << 30
 """Bytes: checkpoints of a small model."""
-MOST_ENTRIES = 10_000
-"""How many entries of the data directory are compared."""
+MOST_NAMES = 100_000
+"""A data directory that holds more is not compared: reading all names takes too long."""
+MOST_SIZES = 1_000
+"""How many sizes are compared: a network file system is asked for each."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Place:
     """Bytes."""
     listing: str = ""
     """Digest of names and sizes."""
+    entries: int = 0
+    """How many names the top level holds; with MOST_NAMES + 1 there are more."""
 
 
 class Token:
@@ -77,17 +82,20 @@ def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
     """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
     errand = Errand(lambda: Token(folder, content))
     try:
-        token = errand.finish(PATIENCE_SECONDS)
+        return errand.finish(PATIENCE_SECONDS), ""
+    except LateError:
+        return None, _silence()
     except OSError as error:
         return None, f"cannot be written by rank 0: {error.strerror}"
-    return token, "" if token is not None else _silence()
 
 
 def look_at_runs(folder: Path, content: str) -> Place:
     """Every node's part: read rank 0's token, write a file, and remove it."""
     errand = Errand(lambda: _look_at_runs(folder, content))
     try:
-        return errand.finish(2 * PATIENCE_SECONDS) or Place(False, _silence())
+        return errand.finish(2 * PATIENCE_SECONDS)
+    except LateError:
+        return Place(False, _silence())
     except OSError as error:
         return Place(True, f"cannot be written: {error.strerror}")
 
@@ -128,8 +136,8 @@ def judge_runs(folder: Path, place: Place, node_count: int) -> Finding:
     if place.free < LEAST_FREE:
         return warned(
             RUNS,
-            f"{folder} has {describe_size(place.free)} free",
-            "Make room, or name another: --runs-dir DIR",
+            f"{folder} has {describe_size(place.free)} free, less than {describe_size(LEAST_FREE)}",
+            "Checkpoints and metrics may not fit: make room, or name another: --runs-dir DIR",
         )
     free = describe_size(floor_power(place.free))
     state = "is the same and writable from every node" if node_count > 1 else "is writable"
@@ -142,23 +150,33 @@ def look_at_data(folder: Path | None) -> Place | None:
         return None
     errand = Errand(lambda: _list(folder))
     try:
-        return errand.finish(PATIENCE_SECONDS) or Place(False, _silence())
+        return errand.finish(PATIENCE_SECONDS)
+    except LateError:
+        return Place(False, _silence())
     except OSError as error:
         return Place(False, error.strerror or "cannot be read")
 
 
 def _list(folder: Path) -> Place:
     with os.scandir(folder) as entries:
-        rows = [
-            (entry.name, entry.stat().st_size if entry.is_file() else -1)
-            for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False)
-        ]
-    digest = hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
-    return Place(True, free=shutil.disk_usage(folder).free, listing=digest)
+        found = list(itertools.islice(entries, MOST_NAMES + 1))
+    if len(found) > MOST_NAMES:
+        return Place(True, entries=len(found))
+    # Every file system has an order of its own.
+    found.sort(key=lambda entry: entry.name)
+    rows = [
+        (entry.name, entry.stat().st_size if index < MOST_SIZES and entry.is_file() else -1)
+        for index, entry in enumerate(found)
+    ]
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()
+    return Place(True, listing=digest, entries=len(found))
 
 
 def judge_data(folder: Path | None, place: Place | None, first: Place | None) -> Finding:
-    """The data directory from one node, compared with that of rank 0's node."""
+    """The data directory from one node, compared with that of rank 0's node.
+
+    Only its top level is compared, and contents are not.
+    """
     if folder is None or place is None or first is None:
         return skipped(DATA, "none was named (--data-dir DIR)")
     if not place.is_there:
@@ -171,10 +189,22 @@ def judge_data(folder: Path | None, place: Place | None, first: Place | None) ->
     if place.listing != first.listing:
         return warned(
             DATA,
-            f"{folder} holds other files, or files of other sizes, than on rank 0's node",
+            f"{folder} holds {_count(place)}, of other names or sizes than on rank 0's node "
+            f"({_count(first)} there)",
             "Copy the data anew to every node's disk, or use a file system that they share",
         )
-    return passed(DATA, f"{folder} holds the same files on every node")
+    if place.entries > MOST_NAMES:
+        return passed(DATA, f"{folder} is there, and holds {_count(place)}: not compared")
+    compared = "names and sizes"
+    if place.entries > MOST_SIZES:
+        compared = f"all names, and the sizes of the first {MOST_SIZES}"
+    return passed(DATA, f"{folder} holds the same {_count(place)} on every node ({compared})")
+
+
+def _count(place: Place) -> str:
+    if place.entries > MOST_NAMES:
+        return f"more than {MOST_NAMES} entries at its top level"
+    return f"{place.entries} entr{'y' if place.entries == 1 else 'ies'} at its top level"
 
 
 def _silence() -> str:

@@ -10,6 +10,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+
+class LateError(Exception):
+    """The work was not done in time, and goes on by itself."""
+
+
 PAUSE_SECONDS = 0.05
 LEAST_PAUSES = 3
 
@@ -22,9 +27,7 @@ class Errand(Generic[T]):
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self.seconds: float | None = None
-        """How long the work took; None while it runs."""
-        self._value: T | None = None
+        self._results: list[T] = []
         self._error: Exception | None = None
         self._begin = time.monotonic()
         self._thread = threading.Thread(
@@ -32,10 +35,11 @@ class Errand(Generic[T]):
         )
         self._thread.start()
 
-    def finish(self, seconds: float) -> T | None:
-        """What the work returned; None if it is not done about ``seconds`` after it began.
+    def finish(self, seconds: float) -> T:
+        """What the work returned, None too if it returns that.
 
-        Raises the Exception that the work raised.
+        Raises LateError if it is not done about ``seconds`` after it began, and the Exception that
+        the work raised.
         """
         left = self._begin + seconds - time.monotonic()
         # An import of torch may keep all threads from running for a while: what matters is how
@@ -46,11 +50,12 @@ class Errand(Generic[T]):
                 break
         if self._error is not None:
             raise self._error
-        return self._value
+        if not self._results:
+            raise LateError
+        return self._results[0]
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
-            self._value = work()
+            self._results.append(work())
         except Exception as error:  # Raised again in finish, on the thread that asked.
             self._error = error
-        self.seconds = time.monotonic() - self._begin

@@ -35,6 +35,7 @@ from mpiddp.errors import LaunchError, MpiddpError
 from mpiddp.launch import device
 from mpiddp.launch.deadline import Watch
 from mpiddp.launch.failure import FORWARD_SECONDS, WayOut
+from mpiddp.launch.infiniband import find_infiniband
 from mpiddp.launch.interface_rule import find_rule
 from mpiddp.launch.launcher import find_launcher, is_first
 from mpiddp.launch.network import list_interfaces
@@ -52,6 +53,9 @@ THE_REST = "the rest"
 NodeRow = tuple[list[Finding], directories.Place | None, variables.Row]
 """What one node tells of itself: its findings, its data directory, its variables."""
 
+GpuRow = tuple[list[Finding], list[tuple[int, str, str, float]]]
+"""What one node tells of its GPUs: its findings; of each its rank, name, NCCL and speed."""
+
 
 class Examination:
     """One examination of one launch. Every rank makes one; rank 0 holds the report."""
@@ -67,7 +71,7 @@ class Examination:
         self.before = dict(os.environ)
         """What start-up found; it sets variables itself."""
         self.variables = variables.find_variables(self.before)
-        self.infiniband = node.find_infiniband()
+        self.infiniband = find_infiniband()
         self.recording: nccl.Recording | None = None
         self.peers = False
         """Whether the GPUs of this node can read each other's memory."""
@@ -99,12 +103,16 @@ class Examination:
         if not is_same:
             # Who closes a session must not meet a torch that is still being imported.
             with self._stage("import torch"):
-                self.starter.settle(self.starter.join_import)
+                self._wait_for_torch()
             return "ranks that run different code cannot be examined together"
         with self._stage("node"):
             self._look_at_nodes()
         with self._stage("import torch"):
-            self._join_import()
+            has_torch = self._wait_for_torch()
+            if has_torch:
+                self._compare_torch()
+        if not has_torch:
+            return "nothing further works without torch"
         with self._stage("address"):
             self.found_route = self._attempt(self.starter.find_address, network.INTERFACES)
         with self._stage("network"):
@@ -225,9 +233,13 @@ class Examination:
             ]
         return self.circle.gather_nodes((mine, data, self.variables))
 
-    def _join_import(self) -> None:
+    def _wait_for_torch(self) -> bool:
+        return self._attempt(
+            self.starter.join_import, software.IMPORT_TORCH, Exception, software.ADVICE
+        )
+
+    def _compare_torch(self) -> None:
         starter = self.starter
-        starter.settle(starter.join_import)
         import torch
 
         rows = self.circle.gather((f"torch {torch.__version__}",))
@@ -252,18 +264,20 @@ class Examination:
             route = starter.route
             interfaces = list_interfaces()
             rule = find_rule(self.settings.launch.interface, world.hostname, self.before)
-            interface = network.judge_interface(
+            way = network.find_way(
                 route.interface,
                 route.local_address,
+                route.meeting.address,
                 interfaces,
                 route.variables,
                 chosen_by_user=rule is not None,
             )
             unanswered, link = self._measure(leaders)
-            mine = (interface, names.judge_look_ups(unanswered), link)
+            mine = (way, names.judge_look_ups(unanswered), link)
             rows = self.circle.gather_nodes(mine)
             if rows is not None:
-                self._add_merged([[row[0]] for row in rows])
+                ways = network.judge_ways([row[0] for row in rows])
+                self._add_merged([[finding] for finding in ways])
                 self._add_merged([[row[1]] for row in rows])
                 measured = [row[2] for row in rows if row[2] is not None]
                 finding = network.judge_links(measured)
@@ -311,25 +325,37 @@ class Examination:
         if not self._attempt(examine, gpus.GPUS, Exception):
             return False
         rows = self.circle.gather_on_node((device.find_placement(world), own))
-        mine: tuple[list[Finding], list[tuple[int, str, float]]] = ([], [])
+        mine: GpuRow = ([], [])
         if rows is not None:
-            found = [gpu for _, row in rows for gpu in row]
-            self.peers = bool(found) and all(gpu.peers for gpu in found)
-            masks = {placement.rank: placement.cores for placement, _ in rows}
-            hidden = self.before.get(environment.CUDA_VISIBLE_DEVICES) == ""
-            judged = [
-                gpus.judge_count([p for p, _ in rows], found, 0 if hidden else gpus.count_files()),
-                gpus.judge_place(found, masks),
-            ]
-            mine = (judged, [(gpu.rank, gpu.name, gpu.speed) for gpu in found])
+            mine = self._judge_gpus([p for p, _ in rows], [gpu for _, row in rows for gpu in row])
         nodes = self.circle.gather_nodes(mine)
         if nodes is not None:
-            speeds = [speed for _, row in nodes for speed in row]
-            self._add_merged([row for row, _ in nodes] if speeds else [row[:1] for row, _ in nodes])
-            if speeds:
-                hosts = {rank: self.circle.host_of(rank) for rank, *_ in speeds}
+            cards = [card for _, row in nodes for card in row]
+            self._add_merged([row for row, _ in nodes] if cards else [row[:1] for row, _ in nodes])
+            if cards:
+                hosts = {rank: self.circle.host_of(rank) for rank, *_ in cards}
+                kinds = [(hosts[rank], name, version) for rank, name, version, _ in cards]
+                self._add(gpus.judge_kinds(kinds))
+                speeds = [(rank, name, speed) for rank, name, _, speed in cards]
                 self._add(gpus.judge_speed(speeds, hosts))
         return True
+
+    def _judge_gpus(
+        self, placements: Sequence[device.Placement], found: Sequence[gpus.Gpu]
+    ) -> GpuRow:
+        """The first rank's part: its node's GPUs."""
+        self.peers = bool(found) and all(gpu.peers for gpu in found)
+        masks = {placement.rank: placement.cores for placement in placements}
+        hidden = self.before.get(environment.CUDA_VISIBLE_DEVICES) == ""
+        count = gpus.judge_count(
+            self.starter.session.world.hostname,
+            placements,
+            found,
+            0 if hidden else gpus.count_files(),
+            are_allotted=environment.is_set((environment.SLURM_JOB_ID,), self.before),
+        )
+        cards = [(gpu.rank, gpu.name, gpu.nccl, gpu.speed) for gpu in found]
+        return [count, gpus.judge_place(found, masks)], cards
 
     # Store and group
 
@@ -351,7 +377,7 @@ class Examination:
         self._add(
             passed(
                 ALL_REDUCE,
-                f"right on {session.world.size} rank(s) with {session.backend}; store at {where}; "
+                f"right on {_count(session.world.size)} with {session.backend}; store at {where}; "
                 f"{seconds:.2f} s for store, group and first all-reduce",
             )
         )
@@ -407,6 +433,7 @@ class Examination:
         work: Callable[[], None],
         check: str,
         expected: type[Exception] = MpiddpError,
+        advice: str = "",
     ) -> bool:
         """Do a stage of start-up; an expected error is a finding. Whether none failed. Collective.
 
@@ -430,8 +457,12 @@ class Examination:
             assert first is not None
             code, text = first
             text = text if ours else f"{self.circle.describe_rank(rank)}: {text}"
-            self._add(failed(check, text, code=code))
+            self._add(failed(check, text, advice, code))
         return False
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} rank" + ("s" if ranks > 1 else "")
 
 
 def _describe(error: Exception) -> str:

@@ -94,9 +94,14 @@ def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """The code of the first failure in the order 3, 4, 2, 1; 0 without one."""
+    """The code of the first failure in the order 3, 4, 2, 1; 0 without one.
+
+    A failure with any other code counts as 1.
+    """
     codes = {finding.code for finding in findings if finding.status == FAIL}
-    return next((code for code in ORDER_OF_CODES if code in codes), SUCCESS)
+    if not codes:
+        return SUCCESS
+    return next((code for code in ORDER_OF_CODES if code in codes), FAILURE)
 
 
 def summarise(findings: Sequence[Finding], seconds: float) -> str:

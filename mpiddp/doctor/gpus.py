@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.doctor.cores import fold_numbers
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
-from mpiddp.launch.device import Placement
+from mpiddp.launch.device import Placement, find_remarks, find_shared
+from mpiddp.launch.hostnames import fold_hostnames, fold_numbers
 
 if TYPE_CHECKING:
     import torch
 
 GPUS = "GPUs"
+GPU_KINDS = "GPU kinds"
 GPU_PLACE = "GPU place"
 GPU_SPEED = "GPU speed"
 
@@ -124,48 +125,147 @@ def count_files(folder: Path = DEVICES) -> int:
     return sum(path.name[len("nvidia") :].isdecimal() for path in folder.glob("nvidia*"))
 
 
-def judge_count(placements: Sequence[Placement], gpus: Sequence[Gpu], present: int) -> Finding:
-    """GPUs of one node against its ranks. Ranks that share one were refused before.
+def judge_count(
+    hostname: str,
+    placements: Sequence[Placement],
+    gpus: Sequence[Gpu],
+    present: int,
+    *,
+    are_allotted: bool = False,
+) -> Finding:
+    """GPUs of one node against its ranks. Ranks that share one unasked were refused before.
 
     Args:
         present: how many the node has by its device files, 0 where they are hidden on purpose.
+        are_allotted: whether a batch system decides how many of them are this job's.
     """
     visible = max(placement.visible for placement in placements)
-    if visible == 0 and present:
-        return warned(
-            GPUS,
-            f"{present} GPU{'s' if present > 1 else ''} in /dev, but torch sees none",
-            "A torch built for the CPU (torch.version.cuda is None), a driver that is too old "
-            "(nvidia-smi), or no GPUs asked for (--gpus-per-node)?",
-        )
     if visible == 0:
-        return skipped(GPUS, "no GPUs: ranks compute on the CPU")
+        return _judge_blindness(present)
     lacking = [placement.rank for placement in placements if placement.index is None]
     if lacking:
         return warned(
             GPUS,
-            f"ranks {fold_numbers(lacking)} see no GPU, others of this node do",
+            f"ranks {fold_numbers(lacking, most=SHOWN)} see no GPU, others of this node do",
             "Give every rank one: --gpus-per-node=RANKS or --gpus-per-task=1",
         )
-    known = {placement.identity for placement in placements if placement.identity}
-    names = sorted({gpu.name for gpu in gpus})
-    nccl = sorted({gpu.nccl for gpu in gpus if gpu.nccl})
-    found = f"{' and '.join(names)}, one for each of {len(placements)} ranks"
-    found += f" ({len(known)} UUIDs)" if known else " (the driver tells no UUIDs)"
-    found += f", NCCL {' and '.join(nccl)}" if nccl else ", no NCCL in this torch"
-    if any(gpu.peers is False for gpu in gpus):
-        found += ", without access to each other's memory"
-    elif gpus and all(gpu.peers for gpu in gpus):
-        found += ", with access to each other's memory"
-    if visible > len(placements):
+    found = describe_gpus(placements, gpus)
+    if visible <= len(placements):
+        remarks = find_remarks(hostname, placements)
+        found = "; ".join([found, *(text.removeprefix(f"{hostname}: ") for text in remarks)])
+    complaints = [
+        _find_sharing(placements),
+        _find_idleness(placements, visible, 0 if are_allotted else present),
+        _find_distance(gpus),
+    ]
+    problems = [complaint for complaint in complaints if complaint is not None]
+    if problems:
         return warned(
             GPUS,
-            f"{visible} GPUs visible, {len(placements)} of them used",
+            "; ".join([found, *(problem for problem, _ in problems)]),
+            ". ".join(advice for _, advice in problems),
+        )
+    return passed(GPUS, found)
+
+
+def _judge_blindness(present: int) -> Finding:
+    if not present:
+        return skipped(GPUS, "no GPUs: ranks compute on the CPU")
+    return warned(
+        GPUS,
+        f"{_count(present)} in /dev, but torch sees none",
+        "A torch built for the CPU (torch.version.cuda is None), a driver that is too old "
+        "(nvidia-smi), or no GPUs asked for (--gpus-per-node)?",
+    )
+
+
+def describe_gpus(placements: Sequence[Placement], gpus: Sequence[Gpu]) -> str:
+    """``NVIDIA H200, one for each of 2 ranks (2 UUIDs), with access to each other's memory``."""
+    known = {placement.identity for placement in placements if placement.identity}
+    ranks = f"{len(placements)} rank{'' if len(placements) == 1 else 's'}"
+    whose = f"used by {ranks}" if find_shared(placements) else f"one for each of {ranks}"
+    found = f"{' and '.join(sorted({gpu.name for gpu in gpus}))}, {whose}"
+    found += (
+        f" ({len(known)} UUID{'' if len(known) == 1 else 's'})"
+        if known
+        else (" (the driver tells no UUIDs)")
+    )
+    if gpus and all(gpu.peers for gpu in gpus):
+        found += ", with access to each other's memory"
+    return found
+
+
+def _find_sharing(placements: Sequence[Placement]) -> tuple[str, str] | None:
+    """What is wrong and what to do, as for the functions below."""
+    shared = find_shared(placements)
+    if not shared:
+        return None
+    return (
+        f"ranks {fold_numbers(shared, most=SHOWN)} share GPUs, as --allow-shared-gpu lets them",
+        "Each is slower for it, and NCCL refuses them: for speed, one rank per GPU",
+    )
+
+
+def _find_idleness(
+    placements: Sequence[Placement], visible: int, present: int
+) -> tuple[str, str] | None:
+    ranks = len(placements)
+    if visible > ranks:
+        return (
+            f"{visible} GPUs visible, {ranks} of them used",
             f"To use them all: --ntasks-per-node={visible}",
         )
-    if len(names) > 1 or len(nccl) > 1:
-        return warned(GPUS, found, "The slowest sets the pace: ask for GPUs of one kind")
-    return passed(GPUS, found)
+    # Ranks that see one GPU each may see different ones.
+    used = max(visible, len({p.identity for p in placements if p.identity}))
+    if all(placement.identity is None for placement in placements):
+        used = max(visible, ranks)
+    if present <= used:
+        return None
+    return (
+        f"{_count(present)} in /dev, {used} of them visible",
+        f"If all are yours: unset CUDA_VISIBLE_DEVICES, and start {present} ranks on this node",
+    )
+
+
+def _find_distance(gpus: Sequence[Gpu]) -> tuple[str, str] | None:
+    far = [gpu.rank for gpu in gpus if gpu.peers is False]
+    if not far:
+        return None
+    return (
+        f"the GPUs of ranks {fold_numbers(far, most=SHOWN)} cannot read the memory of all others",
+        (
+            "NCCL then goes through the host's memory: see which pairs cannot with nvidia-smi topo "
+            "-p2p r; have PCIe's access control (ACS) and the IOMMU turned off, outside of virtual "
+            "machines; some cards of workstations never can"
+        ),
+    )
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU" + ("" if gpus == 1 else "s")
+
+
+def judge_kinds(kinds: Sequence[tuple[str, str, str]]) -> Finding:
+    """Whether all ranks of the job have GPUs of one kind, and one NCCL.
+
+    Args:
+        kinds: of every GPU, its host, its name and the version of NCCL, empty without.
+    """
+    if not kinds:
+        return skipped(GPU_KINDS, "no GPUs")
+    hosts: dict[str, list[str]] = {}
+    for host, name, nccl in kinds:
+        hosts.setdefault(f"{name}, {f'NCCL {nccl}' if nccl else 'no NCCL'}", []).append(host)
+    if len(hosts) == 1:
+        return passed(GPU_KINDS, f"{next(iter(hosts))} for every rank")
+    advice = []
+    if len({name for _, name, _ in kinds}) > 1:
+        advice.append("The slowest sets the pace: ask for GPUs of one kind (--constraint)")
+    if len({nccl for _, _, nccl in kinds}) > 1:
+        advice.append("Ranks need the same NCCL: give all nodes the same environment")
+    parts = [f"{fold_hostnames(names)}: {kind}" for kind, names in hosts.items()]
+    more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+    return warned(GPU_KINDS, "; ".join(parts[:SHOWN]) + more, ". ".join(advice))
 
 
 def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Finding:
@@ -183,8 +283,8 @@ def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Fin
     if not far:
         return passed(GPU_PLACE, "every rank may run on cores near its GPU")
     parts = [
-        f"rank {gpu.rank} runs on {fold_numbers(sorted(cores[gpu.rank]))}, its GPU is near "
-        f"{fold_numbers(sorted(gpu.near))}"
+        f"rank {gpu.rank} runs on {fold_numbers(cores[gpu.rank], most=SHOWN)}, its GPU is near "
+        f"{fold_numbers(gpu.near, most=SHOWN)}"
         for gpu in far[:SHOWN]
     ]
     return warned(

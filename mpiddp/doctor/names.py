@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from mpiddp.doctor.errand import Errand
+from mpiddp.doctor.errand import Errand, LateError
 from mpiddp.doctor.findings import Finding, passed, warned
 
 HOST_NAME = "host name"
@@ -49,8 +48,10 @@ def _resolve(hostname: str) -> Resolution:
 
 def finish_resolution(errand: Errand[Resolution], hostname: str) -> Resolution:
     """What was found in time."""
-    found = errand.finish(PATIENCE_SECONDS)
-    return found or Resolution(hostname, (), f"no answer within {PATIENCE_SECONDS:g} s")
+    try:
+        return errand.finish(PATIENCE_SECONDS)
+    except LateError:
+        return Resolution(hostname, (), f"no answer within {PATIENCE_SECONDS:g} s")
 
 
 def judge_host_name(resolution: Resolution, node_count: int) -> Finding:
@@ -86,20 +87,20 @@ class LookUps:
 
     def finish(self) -> tuple[str, ...]:
         """The addresses that were not answered in time."""
-        return tuple(
-            address
-            for address, errand in self._errands.items()
-            if errand.finish(PATIENCE_SECONDS) is None
-        )
+        unanswered = []
+        for address, errand in self._errands.items():
+            try:
+                errand.finish(PATIENCE_SECONDS)
+            except LateError:
+                unanswered.append(address)
+        return tuple(unanswered)
 
 
-def _look_up(address: str) -> float:
-    """Seconds that an answer takes; that there is no name is an answer too."""
-    begin = time.monotonic()
+def _look_up(address: str) -> None:
+    """Ask for a name; that there is none is an answer too."""
     # Quickly refused is quick enough: torch then shows the number.
     with contextlib.suppress(OSError):
         socket.getnameinfo((f"::ffff:{address}", 0, 0, 0), socket.NI_NUMERICSERV)
-    return time.monotonic() - begin
 
 
 def choose_sample(addresses: Sequence[str]) -> list[str]:

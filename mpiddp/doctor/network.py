@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.links import Link, find_limit
 from mpiddp.errors import UnreachableError
+from mpiddp.launch.hostnames import fold_hostnames
 from mpiddp.launch.network import Interface
 
 INTERFACES = "interfaces"
@@ -23,19 +28,43 @@ BETTER = 2.0
 """An interface that is left unused is pointed out if it is as many times as fast."""
 
 
-def judge_interface(
+ROUTES = Path("/proc/net/route")
+IS_UP, IS_REFUSED = 0x1, 0x200
+"""Flags of a route (linux/route.h)."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one node reaches rank 0."""
+
+    interface: str
+    address: str
+    """The node's own, on that interface."""
+    master: str
+    """Rank 0's."""
+    gateway: str | None
+    """The first one on the way; None where the master is a neighbour."""
+    speed: int
+    """Of the interface, Mbit/s; 0 where the system does not say."""
+    told: str
+    """What NCCL and Gloo are told."""
+    faster: tuple[str, int] | None
+    """Name and speed of an interface that is left unused."""
+
+
+def find_way(
     used: str,
     address: str,
+    master: str,
     interfaces: Sequence[Interface],
     variables: Mapping[str, str],
     *,
     chosen_by_user: bool,
-) -> Finding:
-    """Which interface of one node leads to rank 0, and what NCCL and Gloo are told."""
+    routes: Path = ROUTES,
+) -> Way:
+    """Look at this node's way to rank 0; an interface that the user chose has no better."""
     speeds = {interface.name: interface.speed for interface in interfaces}
     speed = speeds.get(used, 0)
-    told = ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "nothing"
-    found = f"{used}{f' at {speed} Mbit/s' if speed else ''}; NCCL and Gloo are told {told}"
     faster = [
         interface
         for interface in interfaces
@@ -43,14 +72,70 @@ def judge_interface(
         and interface.speed >= BETTER * speed
         and not (interface.is_loopback or interface.is_bridge or interface.name == used)
     ]
-    if not faster or chosen_by_user:
-        return passed(INTERFACES, found)
-    best = max(faster, key=lambda interface: interface.speed)
+    best = max(faster, key=lambda interface: interface.speed, default=None)
+    try:
+        table = routes.read_text()
+    except OSError:
+        table = ""
+    return Way(
+        interface=used,
+        address=address,
+        master=master,
+        gateway=find_gateway(table, used, master) if address != master else None,
+        speed=speed,
+        told=", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "nothing",
+        faster=None if best is None or chosen_by_user else (best.name, best.speed),
+    )
+
+
+def find_gateway(table: str, interface: str, address: str) -> str | None:
+    """The gateway to an address by the kernel's main table of routes (``/proc/net/route``).
+
+    The most exact route by this interface counts, and of several the one of the lowest metric.
+    None where the address is a neighbour's, or where no such route is listed.
+    """
+    best: tuple[int, int, IPv4Address] | None = None
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) < 8 or fields[0] != interface:
+            continue
+        flags = int(fields[3], 16)
+        mask = _read_address(fields[7])
+        network = IPv4Network((int(_read_address(fields[1])), str(mask)), strict=False)
+        if not flags & IS_UP or flags & IS_REFUSED or IPv4Address(address) not in network:
+            continue
+        route = (network.prefixlen, -int(fields[6]), _read_address(fields[2]))
+        if best is None or route[:2] > best[:2]:
+            best = route
+    return str(best[2]) if best is not None and int(best[2]) else None
+
+
+def _read_address(text: str) -> IPv4Address:
+    """The kernel writes the four bytes as one number in its own order."""
+    return IPv4Address(int(text, 16).to_bytes(4, sys.byteorder))
+
+
+def judge_ways(ways: Sequence[Way]) -> list[Finding]:
+    """One finding for every node; nodes that differ in their own address alone agree."""
+    alike: dict[Way, list[str]] = {}
+    for way in ways:
+        alike.setdefault(replace(way, address=""), []).append(way.address)
+    return [_judge_way(way, fold_hostnames(alike[replace(way, address="")])) for way in ways]
+
+
+def _judge_way(way: Way, addresses: str) -> Finding:
+    """Of nodes that are alike, with the short form of their addresses."""
+    path = f"{way.interface} {addresses}"
+    if addresses != way.master:
+        path += f" → {way.master}" + (f" through {way.gateway}" if way.gateway else "")
+    path += f" at {way.speed} Mbit/s" if way.speed else ""
+    if way.faster is None:
+        return passed(INTERFACES, f"{path}; NCCL and Gloo are told {way.told}")
+    name, speed = way.faster
     return warned(
         INTERFACES,
-        f"{used} ({address}) at {speed} Mbit/s is what every node is reached by, while "
-        f"{best.name} at {best.speed} Mbit/s is left unused",
-        f"If {best.name} connects all nodes: --interface {best.name}",
+        f"{path} is what every node is reached by, while {name} at {speed} Mbit/s is left unused",
+        f"If {name} connects all nodes: --interface {name}",
     )
 
 

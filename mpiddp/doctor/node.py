@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
+from mpiddp.launch.infiniband import INFINIBAND, find_infiniband
 
 LOCKED_MEMORY = "locked memory"
 OPEN_FILES = "open files"
@@ -18,7 +19,6 @@ LEAST_FREE_SHARED_MEMORY = 256 << 20
 LEAST_OPEN_FILES = 256
 """Files that a process has open by itself: libraries, data, workers' pipes."""
 
-INFINIBAND = Path("/sys/class/infiniband")
 SHARED = Path("/dev/shm")
 UNLIMITED = resource.RLIM_INFINITY
 
@@ -34,7 +34,7 @@ class Limits:
     """None where there is no ``/dev/shm``."""
     free_shared_memory: int
     infiniband: tuple[str, ...]
-    """Devices of this node."""
+    """Devices of this node that have an active port."""
 
 
 def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
@@ -49,14 +49,6 @@ def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
     return Limits(soft, hard, locked, size, free, find_infiniband(infiniband))
 
 
-def find_infiniband(folder: Path = INFINIBAND) -> tuple[str, ...]:
-    """Names of this node's InfiniBand (or RoCE) devices."""
-    try:
-        return tuple(sorted(path.name for path in folder.iterdir()))
-    except OSError:
-        return ()
-
-
 def judge_limits(limits: Limits, world_size: int) -> list[Finding]:
     """Findings about one node, from the limits of its first rank."""
     return [
@@ -68,7 +60,7 @@ def judge_limits(limits: Limits, world_size: int) -> list[Finding]:
 
 def judge_locked_memory(limits: Limits) -> Finding:
     if not limits.infiniband:
-        return skipped(LOCKED_MEMORY, "no InfiniBand devices, which would need it")
+        return skipped(LOCKED_MEMORY, "no active InfiniBand devices, which would need it")
     devices = ", ".join(limits.infiniband)
     if limits.locked_memory == UNLIMITED:
         return passed(LOCKED_MEMORY, f"unlimited, for {devices}")

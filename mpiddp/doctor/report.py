@@ -61,7 +61,8 @@ class Report:
         content = {
             "mpiddp": mpiddp.__version__,
             "complete": is_complete,
-            "exit_code": exit_code(self.findings),
+            # Unknown until the end: an examination that is cut short ends with a code of its own.
+            "exit_code": exit_code(self.findings) if is_complete else None,
             "seconds": round(time.monotonic() - self._begin, 3),
             **self.place,
             "findings": [asdict(finding) for finding in self.findings],

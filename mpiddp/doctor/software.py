@@ -20,6 +20,9 @@ IMPORT_TORCH = "import torch"
 PATIENCE_SECONDS = 20.0
 """How long an import of torch may take before it is worth doing something about."""
 SHOWN = 8
+ADVICE = (
+    "Give all nodes the same environment: one on a shared file system, or staged anew to each node"
+)
 DIGEST_LENGTH = 12
 """Characters of the digest that are shown and compared."""
 
@@ -70,8 +73,7 @@ def judge_versions(
     return failed(
         check,
         f"{'; '.join(parts)}; the others have {', '.join(usual)}",
-        "Give all nodes the same environment: one on a shared file system, or staged anew to each "
-        "node",
+        ADVICE,
         LaunchError.exit_code,
     )
 
