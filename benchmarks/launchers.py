@@ -1,7 +1,8 @@
 """The launchers that are compared: how they are found, told apart and called.
 
-Everything runs on this machine, in an environment without variables of an earlier launch, so
-that a benchmark inside a Slurm allocation measures the same as one beside it.
+An mpirun's ranks all run on this machine, in an environment without variables of an earlier
+launch, so that a benchmark inside a Slurm allocation measures the same as one beside it. srun,
+which starts ranks on the cluster's nodes, is in `srun`.
 """
 
 from __future__ import annotations
@@ -161,13 +162,20 @@ def count_cores() -> int:
     return min(usable, psutil.cpu_count(logical=False) or usable)
 
 
-def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+def clean_environment(
+    changes: Mapping[str, str] | None = None, *, kept: re.Pattern[str] | None = None
+) -> dict[str, str]:
     """This process's environment without an earlier launch, with ``changes``.
 
-    Thread counts are THREADS; the checkout can be imported.
+    Names that ``kept`` matches stay, whatever they are. Thread counts are THREADS; the checkout
+    can be imported.
     """
-    kept = {name: value for name, value in os.environ.items() if not _INHERITED.fullmatch(name)}
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if not _INHERITED.fullmatch(name) or (kept is not None and kept.fullmatch(name))
+    }
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept["PYTHONPATH"] = os.pathsep.join(paths)
-    kept["OMP_NUM_THREADS"] = str(THREADS)
-    return {**kept, **(changes or {})}
+    found["PYTHONPATH"] = os.pathsep.join(paths)
+    found["OMP_NUM_THREADS"] = str(THREADS)
+    return {**found, **(changes or {})}

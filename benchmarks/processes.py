@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -21,8 +22,14 @@ from mpiddp.errors import MpiddpError
 STAMP = "STAMP"
 """This word of a command line stands for a file into which the program writes a time."""
 
+WORD = "mpiddp-benchmark: "
+"""What a program on other machines prints before its report, JSON on the rest of the line."""
+
 MARK = "MPIDDP_BENCHMARK_RUN"
 """Every process of a run carries it in its environment: launchers detach their children."""
+
+REQUEST_SECONDS = 15.0
+"""How long a launcher on other machines may take to end what it started there."""
 
 KILL_SECONDS = 10.0
 """How long a process may take to disappear once it has been killed."""
@@ -40,6 +47,9 @@ class Program:
     """All of it; nothing is inherited."""
     copies: int = 1
     """Processes of this command line, started at once."""
+    reaches_out: bool = False
+    """Whether it starts processes on other machines, which know neither this one's directories
+    nor its monotonic clock, and which nobody here can kill."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,15 @@ class Run:
 
     seconds: float
     """From before the first process is started until the last one has ended."""
-    cpu_seconds: float
-    """User and system time of all its processes."""
-    others_cpu_seconds: float
-    """What the rest of the machine took meanwhile: how far the run can be believed."""
+    cpu_seconds: float | None
+    """User and system time of all its processes; None where some are on other machines."""
+    others_cpu_seconds: float | None
+    """What the rest of the machine took meanwhile: how far the run can be believed. None where
+    it cannot be told apart."""
     stamp_seconds: float | None
     """From the same beginning to the time that the program wrote; None if it wrote none."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase of mpiddp's start-up, where the program told them."""
 
 
 class RunError(MpiddpError):
@@ -63,6 +76,9 @@ class RunError(MpiddpError):
 @dataclass(frozen=True)
 class _Ended:
     begin: float
+    """On the monotonic clock."""
+    began: float
+    """The same moment on the clock that all machines are set by."""
     seconds: float
     cpu_seconds: float
     machine_seconds: float
@@ -73,8 +89,9 @@ class _Ended:
 def run(program: Program, deadline: float) -> Run:
     """Run ``program`` to its end; what is left of it after ``deadline`` seconds is killed.
 
-    It gets an empty directory of its own to run in and for temporary files. Raises RunError if
-    it cannot be started, ends with another exit code than 0, or passes the deadline.
+    It gets an empty directory of its own to run in and for temporary files, unless it reaches
+    out to machines that lack it. Raises RunError if it cannot be started, ends with another exit
+    code than 0, or passes the deadline.
     """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", ignore_cleanup_errors=True) as name:
@@ -82,21 +99,38 @@ def run(program: Program, deadline: float) -> Run:
         stamp = scratch / "stamp"
         started = Program(
             tuple(str(stamp) if word == STAMP else word for word in program.command),
-            {**program.environment, MARK: mark, "TMPDIR": str(scratch)},
+            {**program.environment, MARK: mark}
+            | ({} if program.reaches_out else {"TMPDIR": str(scratch)}),
             program.copies,
+            program.reaches_out,
         )
         try:
             ended = _time(started, scratch, mark, deadline)
         finally:
+            if program.reaches_out:
+                request_end(mark)
             kill_marked(mark)
         if ended.expired:
             raise RunError(_describe_failure(program, f"ran past {deadline:g} s", scratch))
         if any(ended.codes):
             code = next(filter(None, ended.codes))
             raise RunError(_describe_failure(program, f"ended with exit code {code}", scratch))
+        if program.reaches_out:
+            return _read_report(ended, scratch)
         stamped = float(stamp.read_text()) - ended.begin if stamp.exists() else None
         others = max(0.0, ended.machine_seconds - ended.cpu_seconds)
         return Run(ended.seconds, ended.cpu_seconds, others, stamped)
+
+
+def _read_report(ended: _Ended, scratch: Path) -> Run:
+    """The run of a program on other machines, by what it printed."""
+    output = (scratch / "output").read_text(errors="replace")
+    _, found, rest = output.partition(WORD)
+    if not found:
+        return Run(ended.seconds, None, None, None)
+    report, _ = json.JSONDecoder().raw_decode(rest)
+    stamped = report["finished"] - ended.began
+    return Run(ended.seconds, None, None, stamped, report.get("seconds", {}))
 
 
 def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended:
@@ -104,6 +138,8 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
 
     def expire() -> None:
         expired.set()
+        if program.reaches_out:
+            request_end(mark)
         # What cannot be killed is reported by ``run``, which tries it again.
         with contextlib.suppress(RunError):
             kill_marked(mark)
@@ -112,7 +148,7 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
     timer.start()
     try:
         machine_before = _count_machine_seconds()
-        begin = time.monotonic()
+        began, begin = time.time(), time.monotonic()
         children = _start(program, scratch)
         cpu_seconds = sum(map(_reap, children))
         seconds = time.monotonic() - begin
@@ -121,7 +157,7 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
         timer.cancel()
         timer.join()
     codes = tuple(child.returncode for child in children)
-    return _Ended(begin, seconds, cpu_seconds, machine_seconds, codes, expired.is_set())
+    return _Ended(begin, began, seconds, cpu_seconds, machine_seconds, codes, expired.is_set())
 
 
 def _count_machine_seconds() -> float:
@@ -142,7 +178,7 @@ def _start(program: Program, scratch: Path) -> list[subprocess.Popen[bytes]]:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    cwd=scratch,
+                    cwd="/" if program.reaches_out else scratch,
                     start_new_session=True,
                 )
                 for _ in range(program.copies)
@@ -159,6 +195,27 @@ def _reap(child: subprocess.Popen[bytes]) -> float:
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_utime + usage.ru_stime
+
+
+def request_end(mark: str) -> None:
+    """Ask the launchers that carry ``mark``, and are this process's children, to end their jobs.
+
+    Returns when they have gone, or after REQUEST_SECONDS. A launcher that is killed instead
+    leaves its job on the other machines.
+    """
+    end = time.monotonic() + REQUEST_SECONDS
+    asked: set[int] = set()
+    while time.monotonic() < end:
+        with contextlib.suppress(psutil.Error):
+            mine = {each.pid for each in psutil.Process().children()}
+            left = [each for each in find_marked(mark) if each.pid in mine]
+            if not left:
+                return
+            for launcher in left:
+                if launcher.pid not in asked:
+                    launcher.terminate()
+                    asked.add(launcher.pid)
+        time.sleep(0.05)
 
 
 def kill_marked(mark: str) -> None:

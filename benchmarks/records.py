@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks.launchers import ROOT, THREADS, Mpirun, clean_environment
+from benchmarks.srun import Srun
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.compatibility import library_name
 
@@ -32,10 +33,11 @@ _LIBRARY_VERSION = (
 )
 
 
-def describe_environment(mpirun: Mpirun | None) -> dict[str, Any]:
+def describe_environment(launcher: Mpirun | Srun | None) -> dict[str, Any]:
     """Versions, processor, kernel and settings that a measurement depends on.
 
-    No host name, and no value of a variable that was not set here.
+    They are this machine's, also where ranks run on the nodes of a cluster. No host name, and no
+    value of a variable that was not set here.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -43,8 +45,9 @@ def describe_environment(mpirun: Mpirun | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: find_version(name) for name in PACKAGES},
         "commit": find_commit(),
-        "launcher": mpirun.title if mpirun is not None else None,
-        "mpi_library": find_mpi_library(mpirun),
+        "launcher": launcher.title if launcher is not None else None,
+        "nodes": launcher.nodes if isinstance(launcher, Srun) else None,
+        "mpi_library": find_mpi_library(launcher),
         "processor": find_processor(),
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
@@ -78,10 +81,13 @@ def find_commit() -> str | None:
     return commit + ("+changes" if changed else "")
 
 
-def find_mpi_library(mpirun: Mpirun | None) -> str | None:
+def find_mpi_library(launcher: Mpirun | Srun | None) -> str | None:
     """Name and version of the library that the ranks load, without initialising MPI here."""
-    variables = mpirun.variables(1) if mpirun is not None else {}
-    text = _ask([sys.executable, "-c", _LIBRARY_VERSION], clean_environment(variables))
+    if isinstance(launcher, Srun):
+        environment = launcher.environment()
+    else:
+        environment = clean_environment(launcher.variables(1) if launcher is not None else {})
+    text = _ask([sys.executable, "-c", _LIBRARY_VERSION], environment)
     return library_name(text) if text else None
 
 

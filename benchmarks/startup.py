@@ -2,7 +2,8 @@
 
 Whole processes are timed, from before the launcher is started until it has ended, since that is
 what a user waits for; rank 0's first all-reduce is reported beside it. The floor is as many
-processes at once as there are ranks, each of which only imports torch.
+processes at once as there are ranks, each of which only imports torch. On a cluster
+(``--launcher srun``) the phases of mpiddp's start-up are reported as well.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks import launchers, processes, records, startup_report
-from benchmarks.measure import interleave
-from benchmarks.startup_contenders import Contender, list_contenders, list_helps
-from benchmarks.startup_report import Group
-from mpiddp.errors import LaunchError
+from benchmarks import launchers, processes, records, startup_phases, startup_report
+from benchmarks.measure import interleave, summarize
+from benchmarks.srun import Srun, find_srun, is_srun
+from benchmarks.startup_contenders import (
+    Contender,
+    list_contenders,
+    list_helps,
+    list_on_cluster,
+)
+from benchmarks.startup_report import Failure, Group
+from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.arguments import Parser
 from mpiddp.launch.launcher import find_launcher
+
+RANKS = (2, 4)
+RANKS_ON_CLUSTER = (4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Options:
     deadline: float
     """Seconds for one run."""
     launcher: str | None
+    nodes: int | None
+    """Of a cluster; None for as many as there are, or without one."""
     json: Path | None
     plot: Path | None
 
@@ -48,12 +60,12 @@ def parse(arguments: Sequence[str]) -> Options:
     parser = Parser(
         prog="python -m benchmarks startup",
         description="Time whole processes from launch to first all-reduce, in turns: mpiddp "
-        "under mpirun, torchrun with the same script, and the floor, importing torch.",
+        "under mpirun or srun, torchrun with the same script, and the floor, importing torch.",
         allow_abbrev=False,
     )
     count, number = _at_least(1), _at_least(0)
     add = parser.add_argument
-    add("--ranks", type=count, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
+    add("--ranks", type=count, nargs="+", metavar="N", help="default: 2 4; with srun 4 8 16")
     add("--repetitions", type=count, default=10, metavar="N", help="rounds (default: 10)")
     add("--warm-up", type=number, default=1, metavar="N", help="rounds before them (default: 1)")
     add("--seed", type=number, default=0, metavar="N", help="of the order (default: 0)")
@@ -61,11 +73,14 @@ def parse(arguments: Sequence[str]) -> Options:
         "--deadline", type=_seconds, default=120.0, metavar="SECONDS", help="per run (default: 120)"
     )
     add("--launcher", metavar="PROGRAM", help="mpirun to use (default: MPIDDP_MPIRUN, or this "
-        "Python's, or the first in PATH)")  # fmt: skip
+        "Python's, or the first in PATH), or srun")  # fmt: skip
+    add("--nodes", type=count, metavar="N", help="with srun: nodes to spread the ranks over "
+        "evenly (default: the allocation's or the cluster's, if they go into --ranks)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write every sample and the environment")
     add("--plot", type=Path, metavar="FILE", help="draw the samples (.svg, .png or .pdf)")
     values = vars(parser.parse_args(arguments))
-    return Options(**{**values, "ranks": tuple(dict.fromkeys(values["ranks"]))})
+    usual = RANKS_ON_CLUSTER if is_srun(values["launcher"]) else RANKS
+    return Options(**{**values, "ranks": tuple(dict.fromkeys(values["ranks"] or usual))})
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -91,13 +106,15 @@ def _seconds(text: str) -> float:
     return value
 
 
-def check(options: Options) -> launchers.Mpirun:
-    """Refuse what cannot work before anything is measured; returns the mpirun to use."""
+def check(options: Options) -> launchers.Mpirun | Srun:
+    """Refuse what cannot work before anything is measured; returns the launcher to use."""
     launcher = find_launcher()
-    if launcher is not None and (launcher.size or 1) > 1:
+    # A step of one task holds its allocation's cores: a step inside would wait for it.
+    fewest = 1 if is_srun(options.launcher) else 2
+    if launcher is not None and (launcher.size or 1) >= fewest:
         raise LaunchError(
-            f"{launcher.name} started {launcher.size} processes of this benchmark, which starts "
-            "its ranks itself: run it without a launcher"
+            f"{launcher.name} started {_count_processes(launcher.size)} of this benchmark, which "
+            "starts its ranks itself: run it without a launcher"
         )
     for path in filter(None, (options.json, options.plot)):
         records.check_writable(path)
@@ -105,31 +122,55 @@ def check(options: Options) -> launchers.Mpirun:
         from benchmarks.strips import check_drawable
 
         check_drawable(options.plot)
+    if options.launcher is not None and is_srun(options.launcher):
+        return find_srun(options.launcher, options.nodes, options.ranks)
+    if options.nodes is not None:
+        raise ConfigurationError("--nodes needs a cluster: --launcher srun")
     return launchers.find_mpirun(options.launcher)
 
 
-def measure(options: Options, mpirun: launchers.Mpirun) -> list[Group]:
-    """Time all contenders, one group per number of ranks, and ``--help``.
+def _count_processes(size: int | None) -> str:
+    return "one process" if size == 1 else f"{size or 'several'} processes"
 
-    Raises RunError, with its output, if any run fails.
+
+def measure(options: Options, launcher: launchers.Mpirun | Srun) -> list[Group]:
+    """Time all contenders, one group per number of ranks, and beside an mpirun ``--help``.
+
+    Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
     """
-    groups = [(ranks, list_contenders(ranks, mpirun)) for ranks in options.ranks]
-    groups.append((0, list_helps()))
+    nodes = launcher.nodes if isinstance(launcher, Srun) else None
+    if isinstance(launcher, Srun):
+        groups = [(ranks, list_on_cluster(ranks, launcher)) for ranks in options.ranks]
+    else:
+        groups = [(ranks, list_contenders(ranks, launcher)) for ranks in options.ranks]
+        groups.append((0, list_helps()))
     rounds = options.warm_up + options.repetitions
     total = rounds * sum(len(contenders) for _, contenders in groups)
     # disable=None: a bar only on a terminal.
     with tqdm(total=total, disable=None, unit="run", leave=False) as bar:
-        return [_measure_group(ranks, each, options, bar) for ranks, each in groups]
+        return [_measure_group(ranks, nodes, each, options, bar) for ranks, each in groups]
 
 
 def _measure_group(
-    ranks: int, contenders: Sequence[Contender], options: Options, bar: tqdm[NoReturn]
+    ranks: int,
+    nodes: int | None,
+    contenders: Sequence[Contender],
+    options: Options,
+    bar: tqdm[NoReturn],
 ) -> Group:
     programs = {contender.name: contender.program for contender in contenders}
+    failures: list[Failure] = []
 
     def time(name: str) -> processes.Run:
         bar.set_description(f"{name}, {ranks} ranks" if ranks else name)
-        run = processes.run(programs[name], options.deadline)
+        try:
+            run = processes.run(programs[name], options.deadline)
+        except processes.RunError as error:
+            # Clusters lose runs by themselves; one that is lost twice is not the cluster's.
+            if not programs[name].reaches_out:
+                raise
+            failures.append(Failure(name, str(error)))
+            run = processes.run(programs[name], options.deadline)
         bar.update()
         return run
 
@@ -140,10 +181,10 @@ def _measure_group(
         warm_up=options.warm_up,
         seed=options.seed,
     )
-    return Group(ranks, tuple(contenders), series)
+    return Group(ranks, tuple(contenders), series, nodes, tuple(failures))
 
 
-def report(groups: Sequence[Group], targets: Sequence[startup_report.Target]) -> str:
+def report(groups: Sequence[Group], targets: Sequence[startup_report.Target], seed: int) -> str:
     """All that is printed."""
     parts = []
     for group in groups:
@@ -151,16 +192,20 @@ def report(groups: Sequence[Group], targets: Sequence[startup_report.Target]) ->
             startup_report.format_table(group),
             startup_report.describe_warm_up(group),
             startup_report.describe_others(group),
+            startup_report.describe_failures(group),
         ]
         parts.append("\n".join(filter(None, lines)))
+    parts.append(startup_phases.format_phases(groups, seed))
     parts.append("\n".join(f"target: {target}" for target in targets))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def describe_environment(environment: Mapping[str, Any]) -> str:
     """The line above the tables."""
+    nodes = environment["nodes"]
+    cluster = f"{environment['launcher']}, {nodes} nodes, " if nodes else ""
     return (
-        f"{environment['mpi_library'] or environment['launcher']}, "
+        f"{cluster}{environment['mpi_library'] or environment['launcher']}, "
         f"torch {environment['packages']['torch']}, Python {environment['python']}, "
         f"{environment['processor']}, {environment['cores']} cores; "
         f"OMP_NUM_THREADS={environment['threads_per_process']}, processes unbound"
@@ -168,8 +213,8 @@ def describe_environment(environment: Mapping[str, Any]) -> str:
 
 
 def draw_groups(path: Path, groups: Sequence[Group], note: str) -> None:
-    """Draw the groups of ranks, one panel each."""
-    from benchmarks.strips import BLUE, GREY, ORANGE, Panel, Row, draw
+    """Draw the groups of ranks, one panel each, and mpiddp's own phases where they are known."""
+    from benchmarks.strips import BLUE, GREY, ORANGE, Panel, Row, Stack, StackPanel, draw
 
     colours = {"mpiddp": BLUE, "torchrun": ORANGE, "floor": GREY}
     panels = [
@@ -183,20 +228,35 @@ def draw_groups(path: Path, groups: Sequence[Group], note: str) -> None:
         for group in groups
         if group.ranks
     ]
+    stacks = tuple(
+        Stack(
+            group.title,
+            {
+                name: 1e3 * summarize(startup_phases.phase_seconds(group)[name]).median
+                for name in startup_phases.OWN
+            },
+            tuple(1e3 * seconds for seconds in startup_phases.own_seconds(group)),
+        )
+        for group in startup_phases.measured(groups)
+    )
+    own = None
+    if stacks:
+        head = "mpiddp's own phases, each its slowest rank's: medians; points: sums by run"
+        own = StackPanel(head, stacks, "milliseconds")
     title = "Launch to first all-reduce and back"
-    draw(path, panels, title=title, unit="seconds of the whole process", note=note)
+    draw(path, panels, own, title=title, unit="seconds of the whole process", note=note)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
-    mpirun = check(options)
-    environment = records.describe_environment(mpirun)
+    launcher = check(options)
+    environment = records.describe_environment(launcher)
     heading = describe_environment(environment)
     print(f"{heading}; load {os.getloadavg()[0]:.1f}\n")
-    groups = measure(options, mpirun)
-    targets = startup_report.judge(groups)
-    print(report(groups, targets))
+    groups = measure(options, launcher)
+    targets = startup_report.judge(groups) + startup_phases.judge(groups, options.seed)
+    print(report(groups, targets, options.seed))
     if options.json is not None:
         records.write_record(
             options.json,
@@ -206,6 +266,7 @@ def main(arguments: Sequence[str]) -> None:
                 "load_average_after": list(os.getloadavg()),
                 "seed": options.seed,
                 "groups": startup_report.describe_groups(groups),
+                "phases": startup_phases.describe_phases(groups, options.seed),
                 "targets": startup_report.describe_targets(targets),
             },
         )

@@ -11,14 +11,19 @@ from pathlib import Path
 
 from benchmarks.launchers import ROOT, Mpirun, clean_environment
 from benchmarks.processes import STAMP, Program
+from benchmarks.srun import Srun
 
 BASELINES = Path(__file__).parent / "baselines"
 SCRIPT = str(BASELINES / "first_all_reduce.py")
 OWN_SCRIPT = str(BASELINES / "session_all_reduce.py")
 IMPORT = str(BASELINES / "import_torch.py")
+TORCHRUN_PER_NODE = str(BASELINES / "srun_torchrun.sh")
+PRINT = "-"
+"""In place of STAMP: the scripts print what they know, since no file is the same everywhere."""
 
 MPIDDP = "mpiddp"
 MPIDDP_TUNED = "mpiddp, tuned MPI"
+SESSION = "mpiddp.init()"
 SESSION_TUNED = "mpiddp.init(), tuned MPI"
 TORCHRUN = "torchrun"
 TORCHRUN_STATIC = "torchrun, static"
@@ -81,10 +86,8 @@ def _list_others(ranks: int) -> list[Contender]:
     plain = clean_environment()
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
     # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
-    # not, but has to be told a port: one outside the range that the kernel hands out, and
-    # another one for every process that measures.
-    port = 20000 + os.getpid() % 10000
-    static = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+    # not, but has to be told a port.
+    static = ("--master-addr", "127.0.0.1", "--master-port", str(_choose_port()))
     quick = (*static, "--monitor-interval", "0.01")
     return [
         Contender(
@@ -106,6 +109,50 @@ def _list_others(ranks: int) -> list[Contender]:
             "as many processes at once as ranks, which import torch and leave",
         ),
     ]
+
+
+def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
+    """All contenders for one number of ranks on the nodes of a cluster."""
+    environment = srun.environment()
+    ours = (*srun.command(ranks), sys.executable)
+    alone = (*srun.command_without_mpi(ranks), sys.executable, IMPORT)
+    each = ranks // srun.nodes
+    per_node = (*srun.command_without_mpi(srun.nodes, cores=each), TORCHRUN_PER_NODE)
+    settings = (sys.executable, str(each), str(_choose_port()), SCRIPT, PRINT)
+
+    def make(name: str, kind: str, command: tuple[str, ...], about: str) -> Contender:
+        return Contender(name, kind, Program(command, environment, reaches_out=True), about)
+
+    return [
+        make(
+            MPIDDP,
+            "mpiddp",
+            (*ours, "-m", "mpiddp", SCRIPT, PRINT),
+            "a script written for torchrun, unchanged",
+        ),
+        make(SESSION, "mpiddp", (*ours, OWN_SCRIPT, PRINT), "a script that uses mpiddp's session"),
+        make(
+            TORCHRUN,
+            "torchrun",
+            (*per_node, "default", *settings),
+            "the same script; one torchrun per node, c10d rendezvous at the first node",
+        ),
+        make(
+            TORCHRUN_STATIC,
+            "torchrun",
+            (*per_node, "static", *settings),
+            "the same script; one torchrun per node, torchrun's quickest settings",
+        ),
+        make(FLOOR, "floor", alone, "as many tasks as ranks, which import torch and leave"),
+    ]
+
+
+def _choose_port() -> int:
+    """A port for torchrun, which has to be told one.
+
+    Outside the range that the kernel hands out, and another one for every process that measures.
+    """
+    return 20000 + os.getpid() % 10000
 
 
 def list_helps() -> list[Contender]:

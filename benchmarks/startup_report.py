@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.measure import Series, Summary, compare, summarize
+from benchmarks.measure import Interval, Series, Summary, compare, summarize
 from benchmarks.processes import Run
 from benchmarks.startup_contenders import (
     FLOOR,
@@ -29,6 +29,15 @@ TARGET_RANKS = 2
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A run on a cluster that failed and was made again."""
+
+    contender: str
+    message: str
+    """With the run's output."""
+
+
+@dataclass(frozen=True)
 class Group:
     """Contenders that were measured in turns with each other."""
 
@@ -36,12 +45,24 @@ class Group:
     """0 for programs that are no ranks."""
     contenders: tuple[Contender, ...]
     series: Mapping[str, Series[Run]]
+    nodes: int | None = None
+    """Of a cluster; None where all ran on this machine."""
+    failures: tuple[Failure, ...] = ()
+    """Runs that count for nothing, each made again at once."""
 
     @property
     def title(self) -> str:
         """What stands over the group."""
         noun = "rank" if self.ranks == 1 else "ranks"
-        return f"{self.ranks} {noun}" if self.ranks else "one process"
+        where = f" on {self.places}" if self.nodes is not None else ""
+        return f"{self.ranks} {noun}{where}" if self.ranks else "one process"
+
+    @property
+    def places(self) -> str:
+        """Where it ran."""
+        if self.nodes is None:
+            return "this machine"
+        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
 
     def seconds(self, name: str) -> list[float]:
         """Whole-process times of a contender, in order of rounds."""
@@ -67,6 +88,8 @@ class Target:
     value: float
     pairs: Summary | None = None
     """Of the ratios round by round."""
+    interval: Interval | None = None
+    """Of the value, where it is no ratio."""
 
     @property
     def reached(self) -> bool:
@@ -76,7 +99,9 @@ class Target:
     def __str__(self) -> str:
         verdict = "reached" if self.reached else "missed"
         pairs = f"; round by round {_with_interval(self.pairs)}" if self.pairs else ""
-        return f"{self.text}: {self.value:.3f}, at most {self.limit:g}: {verdict}{pairs}"
+        between = self.interval
+        known = f" ({between.low:.3f}–{between.high:.3f})" if between else ""
+        return f"{self.text}: {self.value:.3f}{known}, at most {self.limit:g}: {verdict}{pairs}"
 
 
 def judge(groups: Sequence[Group]) -> list[Target]:
@@ -86,7 +111,7 @@ def judge(groups: Sequence[Group]) -> list[Target]:
     """
     targets = []
     for group in groups:
-        if group.ranks == TARGET_RANKS:
+        if group.ranks == TARGET_RANKS and group.nodes is None:
             ours = MPIDDP_TUNED if MPIDDP_TUNED in group.series else MPIDDP
             for other, limit in ((group.torchrun, TORCHRUN_TARGET), (FLOOR, FLOOR_TARGET)):
                 targets.append(_judge_ratio(group, ours, other, limit))
@@ -109,13 +134,17 @@ def format_table(group: Group) -> str:
     if group.ranks:
         heads[4:4] = ["1st all-reduce", "/ torchrun", "/ import torch"]
     rows = [heads, *(_format_row(group, contender.name) for contender in group.contenders)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
     rounds = len(group.seconds(group.contenders[0].name))
     title = f"{group.title}, {rounds} rounds: seconds of the whole process"
-    return "\n".join([title, *lines])
+    return "\n".join([title, *format_rows(rows)])
+
+
+def format_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
 
 
 def _format_row(group: Group, name: str) -> list[str]:
@@ -132,8 +161,9 @@ def _format_row(group: Group, name: str) -> list[str]:
         for other in (group.torchrun, FLOOR):
             pairs = compare(group.seconds(name), group.seconds(other))
             cells.append("1" if name == other else f"{pairs.median:.2f}")
-    cpu = summarize([run.cpu_seconds for run in group.series[name].samples])
-    return [*cells, f"{cpu.median:.2f}"]
+    cpu = [run.cpu_seconds for run in group.series[name].samples]
+    known = [seconds for seconds in cpu if seconds is not None]
+    return [*cells, f"{summarize(known).median:.2f}" if known else "–"]
 
 
 def _format_interval(summary: Summary) -> str:
@@ -158,13 +188,16 @@ def describe_warm_up(group: Group) -> str:
 
 
 def describe_others(group: Group) -> str:
-    """How busy other programs kept the machine while the group was measured."""
+    """How busy other programs kept the machine meanwhile; empty where that cannot be told."""
     cores = len(os.sched_getaffinity(0))
     shares = [
         run.others_cpu_seconds / run.seconds / cores
         for series in group.series.values()
         for run in series.samples
+        if run.others_cpu_seconds is not None
     ]
+    if not shares:
+        return ""
     summary = summarize(shares)
     quartiles = f"{summary.lower_quartile:.0%}–{summary.upper_quartile:.0%}"
     return (
@@ -172,11 +205,22 @@ def describe_others(group: Group) -> str:
     )
 
 
+def describe_failures(group: Group) -> str:
+    """Whose runs failed and were made again; empty if none were."""
+    names = [failure.contender for failure in group.failures]
+    if not names:
+        return ""
+    counts = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
+    return f"runs that failed and were made again: {counts} (their output is in the record)"
+
+
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The groups for a record: every sample, in seconds, and what was computed from them."""
     return [
         {
             "ranks": group.ranks,
+            "nodes": group.nodes,
+            "failures": [asdict(failure) for failure in group.failures],
             "contenders": [_describe_contender(group, each) for each in group.contenders],
         }
         for group in groups
@@ -206,12 +250,13 @@ def _describe_contender(group: Group, contender: Contender) -> dict[str, Any]:
     return found
 
 
-def _describe_run(run: Run) -> dict[str, float | None]:
+def _describe_run(run: Run) -> dict[str, Any]:
     return {
         "seconds": run.seconds,
         "cpu_seconds": run.cpu_seconds,
         "others_cpu_seconds": run.others_cpu_seconds,
         "first_all_reduce_seconds": run.stamp_seconds,
+        "phases": dict(run.phases),
     }
 
 
