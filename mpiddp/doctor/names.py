@@ -98,9 +98,10 @@ class LookUps:
 
 def _look_up(address: str) -> None:
     """Ask for a name; that there is none is an answer too."""
-    # Quickly refused is quick enough: torch then shows the number.
+    # Quickly refused is quick enough: torch then shows the number. torch asks by getnameinfo, of
+    # which this is the first half; the whole holds Python's lock in early releases of 3.11.
     with contextlib.suppress(OSError):
-        socket.getnameinfo((f"::ffff:{address}", 0, 0, 0), socket.NI_NUMERICSERV)
+        socket.gethostbyaddr(f"::ffff:{address}")
 
 
 def choose_sample(addresses: Sequence[str]) -> list[str]:
