@@ -644,15 +644,22 @@ def test_help_installs_nothing(checkout):
 def test_all_checks_run_whatever_fails(checkout):
     result = checkout.tests("-k", "some thing", FAKE_RUFF_STATUS="1", FAKE_MYPY_STATUS="1")
     assert result.returncode == 1
-    report = "checks: FAILED: ruff check; mypy; see above\nthe summary of pytest\n"
-    assert result.stdout == report
+    failed = "ruff check; mypy; mypy jobs/cluster; "
+    assert result.stdout == f"checks: FAILED: {failed}see above\nthe summary of pytest\n"
     steps = checkout.logged("-m ruff") + checkout.logged("-m mypy") + checkout.logged("-m pytest")
-    assert [line.split(": ", 1)[1] for line in steps] == [
+    lines = [line.split(": ", 1)[1] for line in steps]
+    cluster = lines.pop(3)
+    assert lines == [
         "-m ruff check --quiet mpiddp benchmarks tests jobs",
         "-m ruff format --check --quiet mpiddp benchmarks tests jobs",
         "-m mypy --no-error-summary",
         "-m pytest -k some thing",
     ]
+    assert cluster.startswith("-m mypy --no-error-summary --strict --scripts-are-modules")
+    # Programs whose names have no ending are checked as well, and shell is not.
+    words = cluster.split()
+    assert {"jobs/cluster/up", "jobs/cluster/state.py"} <= set(words)
+    assert "jobs/cluster/boot.sh" not in words
 
 
 def test_good_checks(checkout):
