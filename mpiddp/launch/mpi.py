@@ -124,8 +124,9 @@ def _let_others_leave(version: str, size: int) -> None:
     """Wait a moment before the first message, where the last rank may still be in MPI_Init.
 
     Open MPI 5 crashes there when a rank that has left it a little earlier sends
-    (open-mpi/ompi#12495, #13559): 10 of 250 launches of 16 ranks on two cores, and none of 100
-    with such a pause. PMIx's own fence instead of it left 8 of 203. torch is imported meanwhile.
+    (open-mpi/ompi#12495, #13559): 11 of 321 launches of 16 ranks on two cores without the pause,
+    none of 68 with it; PMIx's own fence instead left 8 of 203. A pause makes the crash rarer and
+    excludes nothing. torch is imported meanwhile.
     """
     if size > 1 and re.match(r"Open MPI v([5-9]|\d\d)", version):
         time.sleep(LEAVING_SECONDS)
