@@ -245,7 +245,8 @@ def test_a_slope_needs_two_keys_and_an_interval_five_values():
 def make_group(ranks: int, *own: tuple[float, float, float], nodes: int = 4, **more):
     """A group whose session's runs took these seconds for address, store and group."""
     rest = {"MPI": 1.0, "import torch": 2.0, "first all-reduce": 0.01, "summary": 9.0}
-    runs = [Run(5.0, None, None, 3.0, {**rest, **dict(zip(startup_phases.OWN, each))}) for each in own]  # noqa: B905, E501 # fmt: skip
+    phases = [rest | dict(zip(startup_phases.OWN, each, strict=True)) for each in own]
+    runs = [Run(5.0, None, None, 3.0, each) for each in phases]
     plain = [Run(6.0, None, None, 3.0)] * len(runs)
     names = {SESSION: runs, TORCHRUN: plain, TORCHRUN_STATIC: plain, FLOOR: plain}
     series = {

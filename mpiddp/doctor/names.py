@@ -7,6 +7,7 @@ the form ``::ffff:a.b.c.d``. Where no DNS server answers, each costs 5 to 10 s.
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class LookUps:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._errands = {
-            address: Errand(lambda a=address: _look_up(a))  # type: ignore[misc]
+            address: Errand(functools.partial(_look_up, address))
             for address in dict.fromkeys(addresses)
         }
 

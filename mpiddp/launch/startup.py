@@ -269,7 +269,7 @@ class Starter:
                 self.reception = Reception(
                     network.list_candidates(interfaces, rule, world.node_count, world.hostname)
                 )
-            except Exception:
+            except Exception:  # Whatever it is: the other leaders wait for rank 0's word.
                 if leaders is not None:
                     tell_no_offer(leaders)
                 raise

@@ -46,8 +46,8 @@ class TorchImport:
         try:
             # Both for the modules that they leave behind. psutil lists the interfaces: where
             # one rank seeks addresses, the others would wait for the import.
-            import psutil  # noqa: F401
-            import torch.distributed  # noqa: F401
+            import psutil  # noqa: F401 - see above
+            import torch.distributed  # noqa: F401 - see above
         except BaseException as error:  # Raised again in join, on the thread that asked.
             self._error = error
         self.seconds = time.monotonic() - begin
