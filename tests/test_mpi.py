@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import launchers
 from facts import messages
+from mpiddp import environment
 from mpiddp.launch import mpi
+from mpiddp.launch.launcher import Launcher
 
 
 def test_waiting_sleeps_in_between(monkeypatch):
@@ -78,6 +80,14 @@ def test_where_open_mpi_5_may_crash_the_first_message_waits(monkeypatch, version
     monkeypatch.setattr(mpi.time, "sleep", slept.append)
     mpi._let_others_leave(version, size)
     assert slept == [mpi.LEAVING_SECONDS] * pauses
+
+
+@pytest.mark.parametrize(("key", "kept"), [("hydra", False), ("slurm", True)])
+def test_hydra_forgets_the_step_around_it(monkeypatch, key, kept):
+    for name in environment.PMIX_SIGNS:
+        monkeypatch.setenv(name, "0")
+    mpi._hide_enclosing_step(Launcher(key, key, 0, (2,), frozenset()))
+    assert environment.is_set(environment.PMIX_SIGNS) is kept
 
 
 # Whole jobs
