@@ -5,7 +5,8 @@
     ├── LaunchError             3   the launch is wrong: wrong PMI, no MPI, GPUs shared
     │   └── AloneError          3   every rank would be rank 0 of 1
     ├── UnreachableError        4   ranks could not reach each other in time
-    └── PeerLostError           6   a rank or peer was lost or stalled
+    ├── PeerLostError           6   a rank or peer was lost or stalled
+    └── ScheduleError           1   a collective algorithm does not do what it promises
 
 Two more codes are promised and belong to later rooms: 5, no usable checkpoint where one
 was demanded; 75, preempted with a checkpoint written. ``128 + n`` is the status of a
@@ -56,3 +57,7 @@ class PeerLostError(MpiddpError):
     """A rank that took part is gone, or stopped making progress."""
 
     exit_code = 6
+
+
+class ScheduleError(MpiddpError):
+    """A schedule that does not keep its promise: a mistake in the algorithm that made it."""

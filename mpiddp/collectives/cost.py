@@ -1,0 +1,306 @@
+"""Prices a schedule: what its steps take on a machine with given latencies and bandwidths.
+
+The model is Hockney's (α seconds for a message, β for each of its bytes) with γ seconds for each
+byte that is added, a rank that sends and receives at once but one message at a time each way,
+and, for each node, one link to the network that its ranks share. What a step takes is decided
+by its slowest rank: the greater of its sending and its receiving, or its node's link if that is
+slower, and then its adding. Steps follow each other without overlap.
+
+Two things that real networks do are left out: the latency of one message may be hidden behind
+another (LogP), so that real pipelines of small segments do better; and switches above the nodes
+may be shared, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpiddp.collectives.schedule import Schedule, Step
+from mpiddp.errors import ConfigurationError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message takes from one rank to another."""
+
+    latency: float
+    """α: seconds for each message."""
+    seconds_per_byte: float
+    """β."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What messages and additions take. Raises ConfigurationError for what cannot be."""
+
+    inside: Link
+    """Between two ranks of one node."""
+    between: Link
+    """Between ranks of two nodes; no quicker than inside."""
+    addition: float = 0.0
+    """γ: seconds for each byte that arrives to be added."""
+    shared: float | None = None
+    """Seconds per byte of a node's link to the network, each way: as ``between`` if not given,
+    never more."""
+
+    def __post_init__(self) -> None:
+        figures = [*vars(self.inside).values(), *vars(self.between).values(), self.addition]
+        figures += [] if self.shared is None else [self.shared]
+        if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
+            raise ConfigurationError(f"latencies and seconds per byte must be >= 0: {self}")
+        if (
+            self.between.latency < self.inside.latency
+            or self.between.seconds_per_byte < self.inside.seconds_per_byte
+        ):
+            raise ConfigurationError(
+                "messages between nodes cannot be quicker than inside one: "
+                f"{self.between} < {self.inside}"
+            )
+        if self.uplink > self.between.seconds_per_byte:
+            raise ConfigurationError(
+                f"one rank sends a byte in {self.between.seconds_per_byte} s between nodes, so its "
+                f"node's link cannot need {self.uplink} s for it"
+            )
+
+    @property
+    def uplink(self) -> float:
+        """Seconds per byte of a node's link, each way."""
+        return self.between.seconds_per_byte if self.shared is None else self.shared
+
+
+def flat(latency: float, seconds_per_byte: float, addition: float = 0.0) -> Machine:
+    """A machine on which all pairs of ranks are alike."""
+    link = Link(latency, seconds_per_byte)
+    return Machine(link, link, addition)
+
+
+def split(ranks: int, nodes: int) -> tuple[int, ...]:
+    """Neighbouring ranks on ``nodes`` nodes, as evenly as they go."""
+    if not 1 <= nodes <= ranks:
+        raise ConfigurationError(f"{ranks} ranks go on 1 to {ranks} nodes, not on {nodes}")
+    return tuple(ranks * (node + 1) // nodes - ranks * node // nodes for node in range(nodes))
+
+
+# ---- simulation ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """One step."""
+
+    seconds: float
+    messages: int
+    """Of all ranks together; transfers of nothing are not made."""
+    sent: int
+    """Bytes of all ranks together."""
+    busiest: int
+    """Bytes that the busiest rank sends or receives."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A schedule, priced step by step."""
+
+    steps: tuple[StepPrice, ...]
+    sent: Integers
+    """Bytes that each rank sends: shape (ranks,)."""
+    received: Integers
+    """Bytes that each rank receives: shape (ranks,)."""
+
+    @property
+    def seconds(self) -> float:
+        """All steps, one after the other."""
+        return math.fsum(step.seconds for step in self.steps)
+
+
+def simulate(
+    schedule: Schedule,
+    count: int,
+    machine: Machine,
+    nodes: Sequence[int] | None = None,
+    *,
+    item: int = 1,
+) -> Simulation:
+    """Price each step for a buffer of ``count`` elements of ``item`` bytes.
+
+    ``nodes`` has the number of ranks on each node, in the order of the ranks; one rank on each
+    if it is not given. Raises ConfigurationError if they are not the schedule's ranks.
+    """
+    nodes = check_nodes(schedule.ranks, nodes)
+    counter = _Counter(machine, np.repeat(np.arange(len(nodes)), nodes), len(nodes))
+    bounds = np.array(schedule.bounds(count), dtype=np.int64) * item
+    sent = np.zeros(schedule.ranks, np.int64)
+    received = np.zeros(schedule.ranks, np.int64)
+    prices = []
+    for step in schedule.steps:
+        price, out, into = counter.count(step, bounds)
+        sent += out
+        received += into
+        prices.append(price)
+    return Simulation(tuple(prices), sent, received)
+
+
+def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
+    """The ranks of each node; raises ConfigurationError if there are not ``ranks`` of them."""
+    sizes = (1,) * ranks if nodes is None else tuple(nodes)
+    if sum(sizes) != ranks or min(sizes) < 1:
+        raise ConfigurationError(
+            f"nodes of {', '.join(map(str, sizes))} ranks are not {ranks} ranks: "
+            "each node has at least one, and together they have all"
+        )
+    return sizes
+
+
+class _Counter:
+    """Counts steps on one machine."""
+
+    def __init__(self, machine: Machine, node_of: Integers, nodes: int) -> None:
+        self._machine, self._node_of, self._nodes = machine, node_of, nodes
+        self._ranks = len(node_of)
+
+    def count(self, step: Step, bounds: Integers) -> tuple[StepPrice, Integers, Integers]:
+        """What the step takes, and the bytes that each rank sends and receives."""
+        table = np.fromiter(chain.from_iterable(step), np.int64, 5 * len(step)).reshape(-1, 5)
+        src, dst = table[:, 0], table[:, 1]
+        size = bounds[table[:, 3]] - bounds[table[:, 2]]
+        made = size > 0
+        if not made.all():
+            table, src, dst, size = table[made], src[made], dst[made], size[made]
+        out, into = self._per_rank(src, size), self._per_rank(dst, size)
+        far = self._node_of[src] != self._node_of[dst]
+        inside, between = self._machine.inside, self._machine.between
+        time = np.where(
+            far,
+            between.latency + size * between.seconds_per_byte,
+            inside.latency + size * inside.seconds_per_byte,
+        )
+        busy = np.maximum(
+            np.maximum(self._per_rank(src, time), self._per_rank(dst, time)),
+            np.maximum(self._on_link(src, far, size), self._on_link(dst, far, size)),
+        )
+        busy += self._per_rank(dst, size * table[:, 4]) * self._machine.addition
+        price = StepPrice(
+            float(busy.max(initial=0.0)),
+            len(size),
+            int(size.sum()),
+            int(max(out.max(initial=0.0), into.max(initial=0.0))),
+        )
+        return price, out.astype(np.int64), into.astype(np.int64)
+
+    def _per_rank(self, ranks: Integers, weights: NDArray[np.generic]) -> Floats:
+        return np.bincount(ranks, weights, self._ranks).astype(np.float64)
+
+    def _on_link(self, ranks: Integers, far: NDArray[np.bool_], size: Integers) -> Floats:
+        """How long the node's link is busy, for each rank that uses it."""
+        users, bytes_ = ranks[far], size[far]
+        loads = np.bincount(self._node_of[users], bytes_, self._nodes)
+        time = np.zeros(self._ranks)
+        node = self._node_of[users]
+        time[users] = self._machine.between.latency + loads[node] * self._machine.uplink
+        return time
+
+
+# ---- closed forms -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A price as a formula: messages · α + volume · S · β + additions · S · γ."""
+
+    steps: int = 0
+    messages: float = 0.0
+    """On the critical path."""
+    volume: float = 0.0
+    """Bytes on the critical path, in buffers."""
+    additions: float = 0.0
+    """Added bytes on the critical path, in buffers."""
+
+    def twice(self) -> Terms:
+        """There and back, where only the way there adds."""
+        return Terms(2 * self.steps, 2 * self.messages, 2 * self.volume, self.additions)
+
+    def half(self) -> Terms:
+        """The way there."""
+        return Terms(self.steps // 2, self.messages / 2, self.volume / 2, self.additions)
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """The price of an algorithm whose steps are alike for its slowest ranks."""
+
+    inside: Terms = Terms()
+    """Of the messages within nodes."""
+    between: Terms = Terms()
+    """Of the messages between nodes."""
+    rails: int = 1
+    """How many ranks of a node take part between nodes at once, each with its share of S."""
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return self.inside.steps + self.between.steps
+
+    def seconds(self, size: float, machine: Machine) -> float:
+        """For a buffer of ``size`` bytes, whose chunks are taken to be of equal size."""
+        far = max(machine.between.seconds_per_byte / self.rails, machine.uplink)
+        additions = self.inside.additions + self.between.additions / self.rails
+        return (
+            self.inside.messages * machine.inside.latency
+            + self.between.messages * machine.between.latency
+            + size * self.inside.volume * machine.inside.seconds_per_byte
+            + size * self.between.volume * far
+            + size * additions * machine.addition
+        )
+
+
+def place_terms(terms: Terms, nodes: Sequence[int]) -> ClosedForm | None:
+    """The closed form where all pairs of ranks are alike: on one node, or one rank on each."""
+    if len(nodes) == 1:
+        return ClosedForm(inside=terms)
+    return ClosedForm(between=terms) if max(nodes) == 1 else None
+
+
+# ---- lower bounds -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What no all-reduce can beat; each by itself, in seconds."""
+
+    latency: float
+    bandwidth: float
+    addition: float
+
+    @property
+    def seconds(self) -> float:
+        """The greatest: they may be met at the same time, so that they do not add up."""
+        return max(self.latency, self.bandwidth, self.addition)
+
+
+def bound(size: float, machine: Machine, nodes: Sequence[int]) -> Bounds:
+    """Lower bounds of an all-reduce of ``size`` bytes over all ranks of ``nodes``.
+
+    ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through each rank's port and
+    (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan, JPDC 69(2), 2009);
+    the same argument holds for whole nodes and their links.
+    """
+    ranks, hosts = sum(nodes), len(nodes)
+    share, far = (ranks - 1) / ranks, (hosts - 1) / hosts
+    nearest = machine.between if max(nodes) == 1 else machine.inside
+    return Bounds(
+        latency=max(
+            math.ceil(math.log2(ranks)) * nearest.latency,
+            math.ceil(math.log2(hosts)) * machine.between.latency,
+        ),
+        bandwidth=2 * size * max(share * nearest.seconds_per_byte, far * machine.uplink),
+        addition=share * size * machine.addition,
+    )

@@ -1,0 +1,217 @@
+"""Proves that a schedule keeps its promise, without running it.
+
+The state is propagated exactly, with symbols for the contributions, as SCCL does (Cai et al.,
+PPoPP'21); that two ranks hold bitwise equal sums is shown by equal reduction trees.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from mpiddp.collectives.replay import replay
+from mpiddp.collectives.schedule import Program, Schedule, Step, Transfer, project
+from mpiddp.errors import ScheduleError
+
+
+def prove(schedule: Schedule) -> None:
+    """Raise ScheduleError, which says where, unless all of this holds:
+
+    - transfers are between different ranks that exist, of chunks that exist;
+    - no chunk is copied into twice, or both copied into and reduced, in a step;
+    - a copy may land in place: its rank does not send that chunk in the same step;
+    - every holder of a chunk ends with each contribution exactly once, and nothing else;
+    - all holders of a chunk have the same reduction tree, up to the order of the two operands of
+      an addition, so that they end bitwise equal;
+    - the ranks' programs fit together, and none waits for ever even if every send blocks until
+      its receive is posted.
+    """
+    _check_form(schedule)
+    coarse = _merge_chunks(schedule)
+    for number, step in enumerate(coarse.steps):
+        _check_landing(number, step)
+    _check_result(coarse)
+    check_programs(project(coarse))
+
+
+def _check_form(schedule: Schedule) -> None:
+    ranks, chunks = schedule.ranks, schedule.chunks
+    for number, step in enumerate(schedule.steps):
+        for transfer in step:
+            src, dst, lo, hi, _ = transfer
+            if not (
+                0 <= src < ranks and 0 <= dst < ranks and src != dst and 0 <= lo < hi <= chunks
+            ):
+                raise ScheduleError(
+                    f"step {number}: {transfer} is not a message between two of {ranks} ranks "
+                    f"with some of {chunks} chunks"
+                )
+
+
+def _merge_chunks(schedule: Schedule) -> Schedule:
+    """Neighbouring chunks that no transfer and no owner tells apart, as one."""
+    owners = schedule.owners
+    cuts = {0, schedule.chunks}
+    cuts.update(chunk for chunk in range(1, len(owners)) if owners[chunk] != owners[chunk - 1])
+    for step in schedule.steps:
+        for _, _, lo, hi, _ in step:
+            cuts.add(lo)
+            cuts.add(hi)
+    if len(cuts) == schedule.chunks + 1:
+        return schedule
+    ends = sorted(cuts)
+    steps = tuple(
+        tuple(
+            Transfer(t.src, t.dst, bisect.bisect(ends, t.lo) - 1, bisect.bisect(ends, t.hi) - 1,
+                     t.reduce)
+            for t in step
+        )
+        for step in schedule.steps
+    )  # fmt: skip
+    kept = tuple(owners[lo] for lo in ends[:-1]) if owners else ()
+    return replace(schedule, chunks=len(ends) - 1, steps=steps, owners=kept)
+
+
+def _check_landing(number: int, step: Step) -> None:
+    landing = {(dst, chunk) for _, dst, lo, hi, reduce in step if not reduce
+               for chunk in range(lo, hi)}  # fmt: skip
+    if not landing:
+        return
+    for src, _, lo, hi, _ in step:
+        for chunk in range(lo, hi):
+            if (src, chunk) in landing:
+                raise ScheduleError(
+                    f"step {number}: chunk {chunk} of rank {src} is overwritten while it is sent"
+                )
+
+
+class _AddedTwiceError(Exception):
+    """Says whose contribution; who knows the step, adds it."""
+
+
+class _Trees:
+    """Reduction trees, each known by a number: equal numbers, equal trees."""
+
+    def __init__(self, leaves: int) -> None:
+        self._contributions = [1 << leaf for leaf in range(leaves)]
+        self._known: dict[tuple[int, int], int] = {}
+
+    def add(self, values: Sequence[int]) -> int:
+        left = values[0]
+        for right in values[1:]:
+            operands = (left, right) if left < right else (right, left)
+            tree = self._known.get(operands)
+            left = self._make(operands) if tree is None else tree
+        return left
+
+    def _make(self, operands: tuple[int, int]) -> int:
+        left, right = (self._contributions[operand] for operand in operands)
+        if left & right:
+            raise _AddedTwiceError(
+                f"the contribution of {_name_ranks(left & right)} is added twice"
+            )
+        self._contributions.append(left | right)
+        self._known[operands] = len(self._contributions) - 1
+        return self._known[operands]
+
+    def contributions(self, tree: int | None) -> int:
+        return 0 if tree is None else self._contributions[tree]
+
+
+def _name_ranks(mask: int) -> str:
+    return _name([rank for rank in range(mask.bit_length()) if mask >> rank & 1])
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _check_result(schedule: Schedule) -> None:
+    trees = _Trees(schedule.ranks)
+    states = replay(schedule, lambda rank, _: rank, trees.add)
+    state = next(states)
+    try:
+        for step in range(len(schedule.steps)):
+            state = next(states)
+    except _AddedTwiceError as twice:
+        raise ScheduleError(f"step {step}: {twice}") from None
+    for chunk in range(schedule.chunks):
+        wanted = sum(1 << rank for rank in schedule.contributors(chunk))
+        first, *others = schedule.holders(chunk)
+        for rank in (first, *others):
+            found = trees.contributions(state[rank][chunk])
+            if found != wanted:
+                raise ScheduleError(_describe_lack(rank, chunk, wanted, found))
+            if state[rank][chunk] != state[first][chunk]:
+                raise ScheduleError(
+                    f"at the end ranks {first} and {rank} hold chunk {chunk} added in different "
+                    "orders, so that they may differ in the last bits"
+                )
+
+
+def _describe_lack(rank: int, chunk: int, wanted: int, found: int) -> str:
+    parts = []
+    if wanted & ~found:
+        parts.append(f"lacks {_name_ranks(wanted & ~found)}")
+    if found & ~wanted:
+        parts.append(f"has {_name_ranks(found & ~wanted)} beside")
+    return f"at the end rank {rank}'s sum of chunk {chunk} {' and '.join(parts)}"
+
+
+# ---- no deadlock --------------------------------------------------------------------------
+
+
+def check_programs(programs: Sequence[Program]) -> None:
+    """Raise ScheduleError unless the ranks' programs fit together, which rules out a deadlock.
+
+    Rendezvous semantics: a rank that enters a round posts its receives; then it sends in order,
+    and each send may block until its receive is posted; it leaves the round when all is done.
+    Messages from one rank to another do not overtake each other.
+
+    What is checked: each rank goes through the steps in order, and for each pair of ranks the
+    messages that one sends are those that the other expects, in the same order and in the same
+    steps. Then nobody waits for ever: let t be the first step that some rank never leaves. All
+    rounds before t are over, so every rank with a round t enters it and posts its receives. All
+    sends of these rounds go to such rounds, so none blocks; all their receives are sent to by
+    such rounds, so none lacks its message, and t is left by all.
+    """
+    sent: dict[tuple[int, int], Messages] = defaultdict(list)
+    expected: dict[tuple[int, int], Messages] = defaultdict(list)
+    for rank, program in enumerate(programs):
+        last = -1
+        for step, receives, sends in program:
+            if step <= last:
+                raise ScheduleError(f"rank {rank} takes step {step} after step {last}")
+            last = step
+            for transfer in receives:
+                expected[transfer.src, rank].append((step, transfer))
+            for transfer in sends:
+                sent[rank, transfer.dst].append((step, transfer))
+    if sent != expected:
+        raise ScheduleError(_describe_misfit(sent, expected))
+
+
+Messages = list[tuple[int, Transfer]]
+
+
+def _describe_misfit(
+    sent: Mapping[tuple[int, int], Messages], expected: Mapping[tuple[int, int], Messages]
+) -> str:
+    pairs = sorted(sent.keys() | expected.keys())
+    src, dst = next(pair for pair in pairs if sent.get(pair) != expected.get(pair))
+    messages = zip_longest(sent.get((src, dst), ()), expected.get((src, dst), ()))
+    number, (left, right) = next((n, pair) for n, pair in enumerate(messages) if len(set(pair)) > 1)
+    return (
+        f"message {number} from rank {src} to rank {dst} is {_describe(left)} for the sender, "
+        f"{_describe(right)} for the receiver"
+    )
+
+
+def _describe(message: tuple[int, Transfer] | None) -> str:
+    if message is None:
+        return "none"
+    step, transfer = message
+    return f"chunks {transfer.lo} to {transfer.hi} in step {step}"

@@ -1,0 +1,178 @@
+"""The algorithms by name, and how a name with parameters becomes a Schedule."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from mpiddp.collectives.cost import (
+    ClosedForm,
+    Machine,
+    Simulation,
+    Terms,
+    check_nodes,
+    place_terms,
+    simulate,
+)
+from mpiddp.collectives.schedule import Schedule, segment
+from mpiddp.errors import ConfigurationError
+
+LARGEST_SIMULATED = 1024
+"""Ranks; beyond them the closed form is the price."""
+
+Maker = Callable[..., Schedule]
+AnyMaker = TypeVar("AnyMaker", bound=Maker)
+
+_algorithms: dict[str, Algorithm] = {}
+"""Filled while ``algorithms`` is imported, and by whoever registers one more."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An all-reduce, for any number of ranks."""
+
+    name: str
+    make: Maker
+    """``make(ranks, **parameters)``; where it has a parameter ``nodes``, the ranks of each."""
+    terms: Callable[..., Terms | None]
+    """``terms(ranks, **parameters)``: the closed form where all pairs of ranks are alike."""
+    across: Callable[..., ClosedForm | None] | None
+    """``across(nodes, **parameters)``: the closed form on nodes of several ranks."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What may be chosen, besides ``nodes``, which the machine decides."""
+        names = list(inspect.signature(self.make).parameters)[1:]
+        return tuple(name for name in names if name != "nodes")
+
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether its schedule depends on which ranks share a node."""
+        return "nodes" in inspect.signature(self.make).parameters
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its docstring."""
+        text = " ".join((self.make.__doc__ or "").split())
+        return re.split(r"(?<=[.])\s", text)[0]
+
+
+def register(
+    name: str,
+    terms: Callable[..., Terms | None],
+    across: Callable[..., ClosedForm | None] | None = None,
+) -> Callable[[AnyMaker], AnyMaker]:
+    """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn."""
+
+    def keep(make: AnyMaker) -> AnyMaker:
+        _algorithms[name] = Algorithm(name, make, terms, across)
+        return make
+
+    return keep
+
+
+def names() -> tuple[str, ...]:
+    """All names, in the order in which they were registered."""
+    return tuple(_algorithms)
+
+
+def find(name: str) -> Algorithm:
+    """The algorithm of that name. Raises ConfigurationError if there is none."""
+    if name not in _algorithms:
+        raise ConfigurationError(f"no algorithm is called {name!r}; there are {', '.join(names())}")
+    return _algorithms[name]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an all-reduce takes."""
+
+    seconds: float
+    source: str
+    """``simulated``, or ``closed form``."""
+    form: ClosedForm | None
+    """The closed form, where there is one."""
+    simulation: Simulation | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm with its parameters, as a user writes it: ``ring:segments=16``."""
+
+    algorithm: Algorithm
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    segments: int = 1
+
+    def __str__(self) -> str:
+        values = {**self.parameters, **({"segments": self.segments} if self.segments > 1 else {})}
+        pairs = ",".join(f"{key}={value}" for key, value in values.items())
+        return f"{self.algorithm.name}:{pairs}" if pairs else self.algorithm.name
+
+    def build(self, ranks: int, nodes: Sequence[int] | None = None) -> Schedule:
+        """The schedule; ``nodes`` has the ranks of each node, if that is known.
+
+        Raises ConfigurationError for what cannot be: no ranks, nodes that do not add up, more
+        servers than ranks.
+        """
+        if ranks < 1:
+            raise ConfigurationError(f"ranks must be an integer >= 1, found {ranks}")
+        known = {}
+        if nodes is not None:
+            sizes = check_nodes(ranks, nodes)
+            known = {"nodes": sizes} if self.algorithm.knows_nodes else {}
+        return segment(self.algorithm.make(ranks, **self.parameters, **known), self.segments)
+
+    def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
+        """The price as a formula, where one is known: not in segments."""
+        if self.segments > 1:
+            return None
+        if self.algorithm.across is not None:
+            return self.algorithm.across(nodes, **self.parameters)
+        terms = self.algorithm.terms(sum(nodes), **self.parameters)
+        return None if terms is None else place_terms(terms, nodes)
+
+    def price(self, size: int, machine: Machine, nodes: Sequence[int], *, item: int = 4) -> Price:
+        """Simulated up to LARGEST_SIMULATED ranks, by the closed form beyond.
+
+        ``size`` in bytes, rounded down to whole elements of ``item`` bytes. Raises
+        ConfigurationError where there are too many ranks and no closed form.
+        """
+        ranks = sum(nodes)
+        form = self.closed_form(nodes)
+        if ranks <= LARGEST_SIMULATED:
+            run = simulate(self.build(ranks, nodes), size // item, machine, nodes, item=item)
+            return Price(run.seconds, "simulated", form, run)
+        if form is None:
+            raise ConfigurationError(
+                f"{self} has no closed form for {ranks} ranks on {len(nodes)} nodes, and more than "
+                f"{LARGEST_SIMULATED} are not simulated"
+            )
+        return Price(form.seconds(size, machine), "closed form", form, None)
+
+
+def parse(text: str) -> Choice:
+    """Read ``NAME`` or ``NAME:key=value,…``. Raises ConfigurationError, saying what there is."""
+    name, _, rest = text.partition(":")
+    algorithm = find(name)
+    possible = (*algorithm.parameters, "segments")
+    values: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if key not in possible or not equals or not value:
+            raise ConfigurationError(
+                f"{pair!r} in {text!r}: {name} takes {', '.join(f'{item}=…' for item in possible)}"
+            )
+        values[key] = _read(key, value)
+    segments = values.pop("segments", 1)
+    return Choice(algorithm, values, segments)
+
+
+def _read(key: str, value: str) -> Any:
+    if key in ("inner", "outer"):
+        return find(value).name
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigurationError(f"{key} must be an integer >= 1, found {value!r}")
+    return int(value)

@@ -1,0 +1,269 @@
+"""What a collective algorithm is: who sends which chunks to whom, step by step.
+
+A buffer is cut into equal chunks. Within a step every transfer reads the state before the
+step. What arrives for one chunk to be reduced is added in the order of the source ranks, the
+rank's own value in its place, from the left; where the rank holds nothing of its own (a
+dedicated server), the first arrival is taken as it is. A schedule is global: ``project`` gives
+each rank its part, so that no send can lack its receive.
+
+The form follows libNBC's rounds (Hoefler, Lumsdaine, Rehm, SC'07) and the chunk schedules of
+SCCL (Cai et al., PPoPP'21), without a language: a schedule is made by ordinary Python.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import NamedTuple
+
+from mpiddp.errors import ConfigurationError
+
+
+class Collective(enum.Enum):
+    """What a schedule promises."""
+
+    ALL_REDUCE = "all-reduce"
+    """Every member ends with the sum of the members' buffers."""
+    REDUCE_SCATTER = "reduce-scatter"
+    """The owner of each chunk ends with its sum over the members."""
+    ALL_GATHER = "all-gather"
+    """Every member ends with each chunk as its owner had it."""
+    REDUCE = "reduce"
+    """A reduce-scatter in which one rank, the root, owns all chunks."""
+    BROADCAST = "broadcast"
+    """An all-gather in which one rank, the root, owns all chunks."""
+
+
+MIRROR = {
+    Collective.REDUCE_SCATTER: Collective.ALL_GATHER,
+    Collective.ALL_GATHER: Collective.REDUCE_SCATTER,
+    Collective.REDUCE: Collective.BROADCAST,
+    Collective.BROADCAST: Collective.REDUCE,
+}
+
+
+class Transfer(NamedTuple):
+    """One message: chunks ``lo`` to ``hi`` (exclusive) of ``src``, added or copied at ``dst``."""
+
+    src: int
+    dst: int
+    lo: int
+    hi: int
+    reduce: bool
+
+
+Step = tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A collective on ``ranks`` ranks and a buffer of any length, cut into ``chunks`` chunks."""
+
+    collective: Collective
+    ranks: int
+    chunks: int
+    steps: tuple[Step, ...]
+    members: tuple[int, ...]
+    """Whose contributions are summed, and who is owed the result; dedicated servers are not."""
+    owners: tuple[int, ...] = ()
+    """The owner of each chunk. In an all-reduce: who holds its sum half way, if anybody alone."""
+    segments: int = 1
+    """How many times ``segment`` has cut the buffer."""
+
+    def contributors(self, chunk: int) -> tuple[int, ...]:
+        """The ranks whose value of ``chunk`` is in the result, and that hold one to begin with."""
+        gathers = self.collective in (Collective.ALL_GATHER, Collective.BROADCAST)
+        return (self.owners[chunk],) if gathers else self.members
+
+    def holders(self, chunk: int) -> tuple[int, ...]:
+        """The ranks that hold the result of ``chunk`` in the end."""
+        scatters = self.collective in (Collective.REDUCE_SCATTER, Collective.REDUCE)
+        return (self.owners[chunk],) if scatters else self.members
+
+    def bounds(self, count: int) -> tuple[int, ...]:
+        """Where each chunk of a buffer of ``count`` elements begins, and where the last ends.
+
+        Chunks differ by one element at most; with fewer elements than chunks some are empty,
+        and a transfer of nothing is not made.
+        """
+        return tuple(count * chunk // self.chunks for chunk in range(self.chunks + 1))
+
+
+# ---- making schedules ---------------------------------------------------------------------
+
+
+def scatter(
+    ranks: int,
+    steps: Iterable[Iterable[Transfer]],
+    *,
+    owners: Sequence[int],
+    members: Iterable[int] | None = None,
+) -> Schedule:
+    """A reduce-scatter, one chunk per owner; a reduce, if there is one owner."""
+    return Schedule(
+        Collective.REDUCE if len(owners) == 1 else Collective.REDUCE_SCATTER,
+        ranks,
+        len(owners),
+        tuple(map(tuple, steps)),
+        tuple(range(ranks) if members is None else members),
+        tuple(owners),
+    )
+
+
+def all_reduce(
+    ranks: int,
+    chunks: int,
+    steps: Iterable[Iterable[Transfer]],
+    *,
+    members: Iterable[int] | None = None,
+    owners: Sequence[int] = (),
+) -> Schedule:
+    """An all-reduce of all ranks, or of ``members``."""
+    return Schedule(
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks,
+        tuple(map(tuple, steps)),
+        tuple(range(ranks) if members is None else members),
+        tuple(owners),
+    )
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    """Backwards, with the ends swapped: what was added on its way in is copied on its way out.
+
+    Raises ValueError for an all-reduce, which has no mirror image.
+    """
+    if schedule.collective not in MIRROR:
+        raise ValueError(f"an {schedule.collective.value} has no mirror image")
+    steps = tuple(
+        tuple(Transfer(dst, src, lo, hi, not reduce) for src, dst, lo, hi, reduce in step)
+        for step in reversed(schedule.steps)
+    )
+    return replace(schedule, collective=MIRROR[schedule.collective], steps=steps)
+
+
+def gather_back(half: Schedule) -> Schedule:
+    """The all-reduce whose first half is ``half``, and whose second is its mirror image."""
+    steps = half.steps + reverse(half).steps
+    return replace(half, collective=Collective.ALL_REDUCE, steps=steps)
+
+
+def halve(schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """A reduce-scatter (or reduce) and an all-gather (or broadcast) that make the all-reduce.
+
+    Raises ValueError if the schedule is not an all-reduce with owners half way.
+    """
+    if schedule.collective is not Collective.ALL_REDUCE or not schedule.owners:
+        raise ValueError(f"an {schedule.collective.value} without owners has no halves")
+    first, second = Collective.REDUCE_SCATTER, Collective.ALL_GATHER
+    if len(set(schedule.owners)) == 1:
+        first, second = Collective.REDUCE, Collective.BROADCAST
+    middle = len(schedule.steps) // 2
+    return (
+        replace(schedule, collective=first, steps=schedule.steps[:middle]),
+        replace(schedule, collective=second, steps=schedule.steps[middle:]),
+    )
+
+
+def place(
+    schedule: Schedule, ranks: int, where: Sequence[int], lo: int = 0, scale: int = 1
+) -> list[list[Transfer]]:
+    """The steps with rank r called ``where[r]`` and chunk c become ``lo + c·scale`` and on.
+
+    Raises ValueError if ``where`` does not name a rank below ``ranks`` for each of them.
+    """
+    if len(where) != schedule.ranks or not all(0 <= rank < ranks for rank in where):
+        raise ValueError(f"expected {schedule.ranks} ranks below {ranks}, found {list(where)}")
+    return [
+        [
+            Transfer(where[t.src], where[t.dst], lo + t.lo * scale, lo + t.hi * scale, t.reduce)
+            for t in step
+        ]
+        for step in schedule.steps
+    ]
+
+
+def beside(parts: Iterable[Sequence[Iterable[Transfer]]]) -> list[list[Transfer]]:
+    """Steps that are taken at the same time, of parts that do not touch each other's chunks."""
+    return [
+        list(itertools.chain.from_iterable(step))
+        for step in itertools.zip_longest(*parts, fillvalue=())
+    ]
+
+
+def rotate(schedule: Schedule, root: int) -> Schedule:
+    """The same with every rank r called r + ``root``, modulo the number of ranks."""
+    ranks = schedule.ranks
+    where = [(rank + root) % ranks for rank in range(ranks)]
+    return replace(
+        schedule,
+        steps=tuple(map(tuple, place(schedule, ranks, where))),
+        members=tuple(sorted(where[rank] for rank in schedule.members)),
+        owners=tuple(where[rank] for rank in schedule.owners),
+    )
+
+
+def segment(schedule: Schedule, count: int) -> Schedule:
+    """Pipeline: the buffer in ``count`` parts, each one step behind the part before it.
+
+    Segment s consists of chunks s·c to (s + 1)·c, where c is the number of chunks before, so a
+    transfer of neighbouring chunks stays one transfer. T steps become T + ``count`` − 1, and an
+    all-reduce is nowhere half done any more (halve it first).
+
+    Raises ConfigurationError if ``count`` is below 1.
+    """
+    if count < 1:
+        raise ConfigurationError(f"segments must be an integer >= 1, found {count}")
+    if count == 1:
+        return schedule
+    whole = schedule.collective is Collective.ALL_REDUCE
+    parts = [
+        [()] * part + place(schedule, schedule.ranks, range(schedule.ranks), part * schedule.chunks)
+        for part in range(count)
+    ]
+    return replace(
+        schedule,
+        chunks=schedule.chunks * count,
+        steps=tuple(map(tuple, beside(parts))) if schedule.steps else (),
+        owners=() if whole else schedule.owners * count,
+        segments=schedule.segments * count,
+    )
+
+
+# ---- one rank's part ----------------------------------------------------------------------
+
+
+class Round(NamedTuple):
+    """What a rank does in one step: it posts all receives, sends in order, waits for all.
+
+    Copies may land where they belong at once; what is to be added lands elsewhere, and is added
+    once all has been sent, in the order of ``receives``, which is that of the sources, with the
+    rank's own value in its place.
+    """
+
+    step: int
+    receives: tuple[Transfer, ...]
+    sends: tuple[Transfer, ...]
+
+
+Program = tuple[Round, ...]
+
+
+def project(schedule: Schedule) -> list[Program]:
+    """Each rank's program; a step in which a rank has no part is not in it."""
+    programs: list[list[Round]] = [[] for _ in range(schedule.ranks)]
+    for number, step in enumerate(schedule.steps):
+        parts: dict[int, tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
+        for transfer in step:
+            parts[transfer.dst][0].append(transfer)
+            parts[transfer.src][1].append(transfer)
+        for rank, (receives, sends) in parts.items():
+            # Stable, so that several messages of one peer stay in the order of its sends.
+            receives.sort(key=itemgetter(0))
+            programs[rank].append(Round(number, tuple(receives), tuple(sends)))
+    return [tuple(program) for program in programs]
