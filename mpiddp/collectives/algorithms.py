@@ -12,8 +12,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from mpiddp.collectives.cost import ClosedForm, Terms, check_nodes, place_terms, split
+from mpiddp.collectives.cost import (
+    NOTHING,
+    Load,
+    Phase,
+    check_nodes,
+    exchange_phase,
+    make_phase,
+    split,
+)
 from mpiddp.collectives.registry import find, names, register
 from mpiddp.collectives.schedule import (
     Schedule,
@@ -42,7 +51,12 @@ def copy(src: int, dst: int, lo: int = 0, hi: int | None = None) -> Transfer:
 # ---- rings --------------------------------------------------------------------------------
 
 
-@register("ring", lambda n: Terms(n - 1, n - 1, (n - 1) / n, (n - 1) / n).twice())
+def _ring_phases(nodes: int, each: int) -> list[Phase]:
+    n = nodes * each
+    return [make_phase(n - 1, nodes, 1, 1 / n, added) for added in (1 / n, 0.0)]
+
+
+@register("ring", _ring_phases)
 def ring(n: int) -> Schedule:
     """Every rank passes one chunk at a time to its right neighbour, and adds what comes.
 
@@ -55,7 +69,19 @@ def ring(n: int) -> Schedule:
     return gather_back(scatter(n, steps, owners=range(n)))
 
 
-@register("naive-ring", lambda n: Terms(n - 1, n - 1, n - 1, n - 1).twice())
+def _naive_ring_phases(nodes: int, each: int) -> list[Phase]:
+    near, far = nodes * (each - 1), nodes - 1
+    # The way round begins with the hop that closes the ring, and leaves out the last one.
+    back = (near - 1, far + 1) if nodes > 1 and each > 1 else (near, far)
+    return [
+        make_phase(near, 1, 1, 1, added=1),
+        make_phase(far, nodes, 1, 1, added=1),
+        make_phase(back[0], 1, 1, 1),
+        make_phase(back[1], nodes, 1, 1),
+    ]
+
+
+@register("naive-ring", _naive_ring_phases)
 def naive_ring(n: int) -> Schedule:
     """The whole buffer goes along a chain, each rank adding its own, then once more round.
 
@@ -83,13 +109,30 @@ def powers_below(n: int) -> list[int]:
     return [1 << bit for bit in range((n - 1).bit_length())]
 
 
-def _doubling_terms(n: int) -> Terms:
-    rounds, spare = n.bit_length() - 1, 0 if n & (n - 1) == 0 else 1
-    messages = rounds + 2 * spare
-    return Terms(messages, messages, messages, rounds + spare)
+def _count_rounds(nodes: int, each: int) -> tuple[int, int, int] | None:
+    """Rounds of swaps within nodes and between them, and of the spare ranks."""
+    if nodes > 1 and each > 1 and (not _is_power(nodes) or not _is_power(each)):
+        return None
+    return each.bit_length() - 1, nodes.bit_length() - 1, 0 if _is_power(nodes * each) else 1
 
 
-@register("recursive-doubling", _doubling_terms)
+def _is_power(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def _doubling_phases(nodes: int, each: int) -> list[Phase] | None:
+    if (rounds := _count_rounds(nodes, each)) is None:
+        return None
+    near, far, spare = rounds
+    return [
+        make_phase(spare, nodes, 1, 1, added=1),
+        Phase(near, near=Load(1, 1), added=1),
+        Phase(far, far=Load(1, 1), link=each, added=1),
+        make_phase(spare, nodes, 1, 1),
+    ]
+
+
+@register("recursive-doubling", _doubling_phases)
 def recursive_doubling(n: int) -> Schedule:
     """Ranks at distance 1, 2, 4, … exchange all they have, and both add.
 
@@ -104,13 +147,23 @@ def recursive_doubling(n: int) -> Schedule:
     return all_reduce(n, 1, filter(None, [spare, *swaps, back]))
 
 
-def _halving_terms(n: int) -> Terms:
-    rounds = n.bit_length() - 1
-    share, spare = 1 - 1 / (1 << rounds), 0 if n & (n - 1) == 0 else 1
-    return Terms(rounds + spare, rounds + spare, share + spare, share + spare).twice()
+def _halving_phases(nodes: int, each: int) -> list[Phase] | None:
+    if (rounds := _count_rounds(nodes, each)) is None:
+        return None
+    near, far, spare = rounds
+    phases = []
+    for added in (1, 0):
+        phases.append(make_phase(spare, nodes, 1, 1, added))
+        for halving in range(1, near + far + 1):
+            part = 0.5**halving
+            if halving <= far:
+                phases.append(Phase(1, NOTHING, Load(1, part), each * part, added * part))
+            else:
+                phases.append(Phase(1, Load(1, part), added=added * part))
+    return phases
 
 
-@register("halving-doubling", _halving_terms)
+@register("halving-doubling", _halving_phases)
 def halving_doubling(n: int) -> Schedule:
     """Recursive halving, then recursive doubling: Rabenseifner's algorithm.
 
@@ -132,12 +185,18 @@ def halving_doubling(n: int) -> Schedule:
 # ---- trees --------------------------------------------------------------------------------
 
 
-def _binomial_terms(n: int) -> Terms:
-    rounds = (n - 1).bit_length()
-    return Terms(rounds, rounds, rounds, rounds).twice()
+def _binomial_phases(nodes: int, each: int) -> list[Phase] | None:
+    if nodes > 1 and not _is_power(each):
+        return None
+    near, far = (each - 1).bit_length(), (nodes - 1).bit_length()
+    return [
+        phase
+        for added in (1, 0)
+        for phase in (make_phase(near, 1, 1, 1, added), make_phase(far, nodes, 1, 1, added))
+    ]
 
 
-@register("binomial-tree", _binomial_terms)
+@register("binomial-tree", _binomial_phases)
 def binomial_tree(n: int) -> Schedule:
     """Reduce along a binomial tree to rank 0, broadcast back.
 
@@ -169,14 +228,23 @@ def _halves(reach: int) -> list[int]:
     return [reach >> bit for bit in range(reach.bit_length())]
 
 
-def _double_tree_terms(n: int) -> Terms:
-    height, is_power = n.bit_length() - 1, n & (n - 1) == 0
+def _double_tree_phases(nodes: int, each: int) -> list[Phase] | None:
+    n = nodes * each
+    if nodes > 1 and each > 1:
+        return None
     # A parent hears both children, but for the root of 2^k ranks, which has one.
-    messages = max(0, 2 * height - is_power)
-    return Terms(height, messages, messages / 2, messages / 2).twice()
+    height, single = n.bit_length() - 1, 1 if _is_power(n) and n > 1 else 0
+    return [
+        phase
+        for added in (1, 0)
+        for phase in (
+            make_phase(height - single, nodes, 2, 1, added),
+            make_phase(single, nodes, 1, 1 / 2, added / 2),
+        )
+    ]
 
 
-@register("double-tree", _double_tree_terms)
+@register("double-tree", _double_tree_phases)
 def double_tree(n: int) -> Schedule:
     """Two binary trees, each for half of the buffer; who is an inner node in one is a leaf in
     the other, so that in segments all links are used both ways.
@@ -200,7 +268,11 @@ def double_tree(n: int) -> Schedule:
 # ---- all to all, and servers --------------------------------------------------------------
 
 
-@register("one-shot", lambda n: Terms(min(1, n - 1), n - 1, n - 1, n - 1))
+def _one_shot_phases(nodes: int, each: int) -> list[Phase]:
+    return [exchange_phase(nodes, each, 1, added=nodes * each - 1)]
+
+
+@register("one-shot", _one_shot_phases)
 def one_shot(n: int) -> Schedule:
     """Everybody sends all to everybody, and sums in the order of the ranks.
 
@@ -227,12 +299,31 @@ def push_to_servers(n: int, servers: int, dedicated: bool) -> Schedule:
     return scatter(n, filter(None, [push]), owners=hosts, members=range(workers))
 
 
-def _direct_terms(n: int, servers: int | None = None) -> Terms:
-    share = (n - 1) / (servers or n)
-    return Terms(min(1, n - 1), n - 1, share, share).twice()
+def _serve_phases(servers: int, near: int, far: int, link: int = 0) -> list[Phase]:
+    """Each server hears ``near`` workers of its own node and ``far`` others, and answers them."""
+    share = 1 / servers
+    steps, heard = (1 if near + far else 0), (near + far) * share
+    loads = Load(near, near * share), Load(far, far * share)
+    return [Phase(steps, *loads, link, added) for added in (heard, 0.0)]
 
 
-@register("direct", _direct_terms)
+def _colocated_phases(nodes: int, each: int, servers: int) -> list[Phase] | None:
+    """For servers on one node, or one rank on each."""
+    others, layered = (nodes - 1) * each, nodes > 1 and each > 1
+    if layered and servers > each:
+        return None
+    return _serve_phases(servers, each - 1, others, others if layered else 0)
+
+
+def _direct_phases(nodes: int, each: int, servers: int | None = None) -> list[Phase] | None:
+    n = nodes * each
+    if servers is not None and servers < n:
+        return _colocated_phases(nodes, each, servers)
+    share = 1 / n
+    return [exchange_phase(nodes, each, share, added) for added in ((n - 1) * share, 0.0)]
+
+
+@register("direct", _direct_phases)
 def direct(n: int, servers: int | None = None) -> Schedule:
     """A parameter server on every rank, or on the first ``servers``, without a server's own rank.
 
@@ -244,16 +335,18 @@ def direct(n: int, servers: int | None = None) -> Schedule:
     return gather_back(push_to_servers(n, n if servers is None else servers, dedicated=False))
 
 
-def _central_terms(n: int, servers: int = 1) -> Terms | None:
-    workers = n - servers
-    if n == 1:
-        return Terms()
-    if workers < servers:
+def _central_phases(nodes: int, each: int, servers: int = 1) -> list[Phase] | None:
+    others, workers = (nodes - 1) * each, nodes * each - servers
+    if nodes * each == 1:
+        return []
+    if workers < servers or (nodes > 1 and 1 < each < servers):
         return None
-    return Terms(1, workers, workers / servers, workers / servers).twice()
+    if nodes == 1 or each == 1:
+        return _serve_phases(servers, *((workers, 0) if nodes == 1 else (0, workers)))
+    return _serve_phases(servers, each - servers, others, others)
 
 
-@register("central", _central_terms)
+@register("central", _central_phases)
 def central(n: int, servers: int = 1) -> Schedule:
     """A central parameter server on the last rank, or dedicated servers on the last ``servers``.
 
@@ -264,7 +357,7 @@ def central(n: int, servers: int = 1) -> Schedule:
     return gather_back(push_to_servers(n, servers, dedicated=n > 1))
 
 
-@register("gather-broadcast", lambda n: Terms(min(1, n - 1), n - 1, n - 1, n - 1).twice())
+@register("gather-broadcast", lambda nodes, each: _colocated_phases(nodes, each, servers=1))
 def gather_broadcast(n: int) -> Schedule:
     """All send their buffer to rank 0, which sums and sends the result to all.
 
@@ -277,18 +370,24 @@ def gather_broadcast(n: int) -> Schedule:
 # ---- nodes --------------------------------------------------------------------------------
 
 
-def _two_level_form(
-    nodes: Sequence[int], inner: str = "direct", outer: str = "ring"
-) -> ClosedForm | None:
-    """For nodes of one size, and an outer algorithm whose ranks send one message in a step."""
-    within, across = find(inner).terms(nodes[0]), find(outer).terms(len(nodes))
-    if within is None or across is None or len(set(nodes)) > 1:
+def _two_level_phases(
+    nodes: int, each: int, inner: str = "direct", outer: str = "ring"
+) -> list[Phase] | None:
+    within, across = find(inner).phases(1, each), find(outer).phases(nodes, 1)
+    if within is None or across is None:
         return None
-    if nodes[0] == 1 or len(nodes) == 1:
-        return place_terms(across if nodes[0] == 1 else within, nodes)
-    if across.messages != across.steps:
-        return None
-    return ClosedForm(within, across, rails=len(set(_first_half(inner, nodes[0]).owners)))
+    rails = len(set(_first_half(inner, each).owners))
+    shared = [
+        replace(
+            phase,
+            far=phase.far.scaled(1, 1 / rails),
+            link=phase.far.volume,
+            added=phase.added / rails,
+        )
+        for phase in across
+    ]
+    middle = len(within) // 2
+    return [*within[:middle], *shared, *within[middle:]]
 
 
 def _first_half(name: str, n: int) -> Schedule:
@@ -305,7 +404,7 @@ def _has_halves(name: str) -> bool:
     return name != "two-level" and bool(find(name).make(2).owners)
 
 
-@register("two-level", lambda n: None, _two_level_form)
+@register("two-level", _two_level_phases)
 def two_level(
     n: int, nodes: Sequence[int] | None = None, inner: str = "direct", outer: str = "ring"
 ) -> Schedule:
@@ -321,6 +420,10 @@ def two_level(
     BlueConnect (Cho et al., SysML'19), but for any number of ranks on each node.
     """
     sizes = split(n, min(n, 2)) if nodes is None else check_nodes(n, nodes)
+    if find(outer).knows_nodes:
+        raise ConfigurationError(
+            f"two-level: {outer} cannot be the outer level: a node is one rank"
+        )
     across = find(outer).make(len(sizes))
     if len(across.members) < len(sizes):
         raise ConfigurationError(f"two-level: {outer} as the outer level would leave a node out")

@@ -14,9 +14,10 @@ may be shared, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,61 +213,97 @@ class _Counter:
 # ---- closed forms -------------------------------------------------------------------------
 
 
+class Load(NamedTuple):
+    """Messages, and their volume as a multiple of the buffer."""
+
+    messages: float = 0
+    volume: float = 0
+
+    def scaled(self, messages: float, volume: float) -> Load:
+        """With both multiplied."""
+        return Load(self.messages * messages, self.volume * volume)
+
+
+NOTHING = Load()
+
+
 @dataclass(frozen=True)
-class Terms:
-    """A price as a formula: messages · α + volume · S · β + additions · S · γ."""
+class Phase:
+    """Steps that are alike for the rank that decides how long they take."""
 
-    steps: int = 0
-    messages: float = 0.0
-    """On the critical path."""
-    volume: float = 0.0
-    """Bytes on the critical path, in buffers."""
-    additions: float = 0.0
-    """Added bytes on the critical path, in buffers."""
+    steps: int
+    near: Load = NOTHING
+    """What it sends (or receives) in each step within its node."""
+    far: Load = NOTHING
+    """What it sends to other nodes."""
+    link: float = 0.0
+    """Volume over its node's link in each step, of all its ranks together."""
+    added: float = 0.0
+    """What it adds in each step, as a multiple of the buffer."""
 
-    def twice(self) -> Terms:
-        """There and back, where only the way there adds."""
-        return Terms(2 * self.steps, 2 * self.messages, 2 * self.volume, self.additions)
+    def seconds(self, size: float, machine: Machine) -> float:
+        """For a buffer of ``size`` bytes."""
+        near, far = machine.inside, machine.between
+        rank = (
+            self.near.messages * near.latency
+            + self.near.volume * size * near.seconds_per_byte
+            + self.far.messages * far.latency
+            + self.far.volume * size * far.seconds_per_byte
+        )
+        link = far.latency + self.link * size * machine.uplink if self.link else 0.0
+        return self.steps * (max(rank, link) + self.added * size * machine.addition)
 
-    def half(self) -> Terms:
-        """The way there."""
-        return Terms(self.steps // 2, self.messages / 2, self.volume / 2, self.additions)
+
+def make_phase(steps: int, nodes: int, messages: float, volume: float, added: float = 0.0) -> Phase:
+    """Steps whose slowest message goes to another node, if there is one."""
+    load = Load(messages, volume)
+    return Phase(steps, *((load, NOTHING) if nodes == 1 else (NOTHING, load)), added=added)
+
+
+def exchange_phase(nodes: int, each: int, share: float, added: float) -> Phase:
+    """One step in which everybody sends ``share`` of the buffer to everybody."""
+    others = (nodes - 1) * each
+    near, far = Load(1, share).scaled(each - 1, each - 1), Load(1, share).scaled(others, others)
+    return Phase(1 if nodes * each > 1 else 0, near, far, each * far.volume, added)
 
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """The price of an algorithm whose steps are alike for its slowest ranks."""
+    """The price of an algorithm as a formula, for chunks of equal size."""
 
-    inside: Terms = Terms()
-    """Of the messages within nodes."""
-    between: Terms = Terms()
-    """Of the messages between nodes."""
-    rails: int = 1
-    """How many ranks of a node take part between nodes at once, each with its share of S."""
+    phases: tuple[Phase, ...]
 
     @property
     def steps(self) -> int:
         """How many there are."""
-        return self.inside.steps + self.between.steps
+        return sum(phase.steps for phase in self.phases)
 
     def seconds(self, size: float, machine: Machine) -> float:
-        """For a buffer of ``size`` bytes, whose chunks are taken to be of equal size."""
-        far = max(machine.between.seconds_per_byte / self.rails, machine.uplink)
-        additions = self.inside.additions + self.between.additions / self.rails
-        return (
-            self.inside.messages * machine.inside.latency
-            + self.between.messages * machine.between.latency
-            + size * self.inside.volume * machine.inside.seconds_per_byte
-            + size * self.between.volume * far
-            + size * additions * machine.addition
+        """For a buffer of ``size`` bytes."""
+        return math.fsum(phase.seconds(size, machine) for phase in self.phases)
+
+    @property
+    def near(self) -> Load:
+        """The sum of all steps' loads within nodes."""
+        return _sum_loads((phase.steps, phase.near) for phase in self.phases)
+
+    @property
+    def far(self) -> Load:
+        """The sum of all steps' loads between nodes; the link's volume where that is greater."""
+        return _sum_loads(
+            (phase.steps, Load(phase.far.messages, max(phase.far.volume, phase.link)))
+            for phase in self.phases
         )
 
+    @property
+    def added(self) -> float:
+        """The sum of all steps' additions, as a multiple of the buffer."""
+        return math.fsum(phase.steps * phase.added for phase in self.phases)
 
-def place_terms(terms: Terms, nodes: Sequence[int]) -> ClosedForm | None:
-    """The closed form where all pairs of ranks are alike: on one node, or one rank on each."""
-    if len(nodes) == 1:
-        return ClosedForm(inside=terms)
-    return ClosedForm(between=terms) if max(nodes) == 1 else None
+
+def _sum_loads(loads: Iterable[tuple[int, Load]]) -> Load:
+    scaled = [load.scaled(steps, steps) for steps, load in loads]
+    return Load(sum(load.messages for load in scaled), sum(load.volume for load in scaled))
 
 
 # ---- lower bounds -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ PPoPP'21); that two ranks hold bitwise equal sums is shown by equal reduction tr
 from __future__ import annotations
 
 import bisect
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -76,16 +77,17 @@ def _merge_chunks(schedule: Schedule) -> Schedule:
 
 
 def _check_landing(number: int, step: Step) -> None:
-    landing = {(dst, chunk) for _, dst, lo, hi, reduce in step if not reduce
-               for chunk in range(lo, hi)}  # fmt: skip
+    landing = {
+        (dst, chunk) for _, dst, lo, hi, reduce in step if not reduce for chunk in range(lo, hi)
+    }
     if not landing:
         return
-    for src, _, lo, hi, _ in step:
-        for chunk in range(lo, hi):
-            if (src, chunk) in landing:
-                raise ScheduleError(
-                    f"step {number}: chunk {chunk} of rank {src} is overwritten while it is sent"
-                )
+    leaving = {(src, chunk) for src, _, lo, hi, _ in step for chunk in range(lo, hi)}
+    if not landing.isdisjoint(leaving):
+        rank, chunk = min(landing & leaving)
+        raise ScheduleError(
+            f"step {number}: chunk {chunk} of rank {rank} is overwritten while it is sent"
+        )
 
 
 class _AddedTwiceError(Exception):
@@ -100,22 +102,22 @@ class _Trees:
         self._known: dict[tuple[int, int], int] = {}
 
     def add(self, values: Sequence[int]) -> int:
-        left = values[0]
-        for right in values[1:]:
-            operands = (left, right) if left < right else (right, left)
-            tree = self._known.get(operands)
-            left = self._make(operands) if tree is None else tree
-        return left
+        return functools.reduce(self._add_two, values)
+
+    def _add_two(self, left: int, right: int) -> int:
+        operands = (left, right) if left < right else (right, left)
+        tree = self._known.get(operands)
+        return self._make(operands) if tree is None else tree
 
     def _make(self, operands: tuple[int, int]) -> int:
-        left, right = (self._contributions[operand] for operand in operands)
+        left, right = self._contributions[operands[0]], self._contributions[operands[1]]
         if left & right:
             raise _AddedTwiceError(
                 f"the contribution of {_name_ranks(left & right)} is added twice"
             )
         self._contributions.append(left | right)
-        self._known[operands] = len(self._contributions) - 1
-        return self._known[operands]
+        self._known[operands] = tree = len(self._contributions) - 1
+        return tree
 
     def contributions(self, tree: int | None) -> int:
         return 0 if tree is None else self._contributions[tree]
@@ -132,9 +134,9 @@ def _name(ranks: Sequence[int]) -> str:
 def _check_result(schedule: Schedule) -> None:
     trees = _Trees(schedule.ranks)
     states = replay(schedule, lambda rank, _: rank, trees.add)
-    state = next(states)
+    state, step = next(states), 0
     try:
-        for step in range(len(schedule.steps)):
+        for step in range(len(schedule.steps)):  # noqa: B007 - the message below has it
             state = next(states)
     except _AddedTwiceError as twice:
         raise ScheduleError(f"step {step}: {twice}") from None
@@ -187,9 +189,9 @@ def check_programs(programs: Sequence[Program]) -> None:
                 raise ScheduleError(f"rank {rank} takes step {step} after step {last}")
             last = step
             for transfer in receives:
-                expected[transfer.src, rank].append((step, transfer))
+                expected[transfer[0], rank].append((step, transfer))
             for transfer in sends:
-                sent[rank, transfer.dst].append((step, transfer))
+                sent[rank, transfer[1]].append((step, transfer))
     if sent != expected:
         raise ScheduleError(_describe_misfit(sent, expected))
 

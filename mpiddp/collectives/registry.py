@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from mpiddp.collectives.cost import (
     ClosedForm,
     Machine,
+    Phase,
     Simulation,
-    Terms,
     check_nodes,
-    place_terms,
     simulate,
 )
 from mpiddp.collectives.schedule import Schedule, segment
@@ -24,6 +23,7 @@ LARGEST_SIMULATED = 1024
 """Ranks; beyond them the closed form is the price."""
 
 Maker = Callable[..., Schedule]
+Phases = Callable[..., Sequence[Phase] | None]
 AnyMaker = TypeVar("AnyMaker", bound=Maker)
 
 _algorithms: dict[str, Algorithm] = {}
@@ -37,10 +37,9 @@ class Algorithm:
     name: str
     make: Maker
     """``make(ranks, **parameters)``; where it has a parameter ``nodes``, the ranks of each."""
-    terms: Callable[..., Terms | None]
-    """``terms(ranks, **parameters)``: the closed form where all pairs of ranks are alike."""
-    across: Callable[..., ClosedForm | None] | None
-    """``across(nodes, **parameters)``: the closed form on nodes of several ranks."""
+    phases: Phases
+    """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
+    where none is known."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -60,15 +59,11 @@ class Algorithm:
         return re.split(r"(?<=[.])\s", text)[0]
 
 
-def register(
-    name: str,
-    terms: Callable[..., Terms | None],
-    across: Callable[..., ClosedForm | None] | None = None,
-) -> Callable[[AnyMaker], AnyMaker]:
+def register(name: str, phases: Phases) -> Callable[[AnyMaker], AnyMaker]:
     """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn."""
 
     def keep(make: AnyMaker) -> AnyMaker:
-        _algorithms[name] = Algorithm(name, make, terms, across)
+        _algorithms[name] = Algorithm(name, make, phases)
         return make
 
     return keep
@@ -126,31 +121,35 @@ class Choice:
         return segment(self.algorithm.make(ranks, **self.parameters, **known), self.segments)
 
     def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
-        """The price as a formula, where one is known: not in segments."""
-        if self.segments > 1:
+        """The price as a formula, where one is known: not in segments, not on uneven nodes."""
+        if self.segments > 1 or len(set(nodes)) > 1:
             return None
-        if self.algorithm.across is not None:
-            return self.algorithm.across(nodes, **self.parameters)
-        terms = self.algorithm.terms(sum(nodes), **self.parameters)
-        return None if terms is None else place_terms(terms, nodes)
+        phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)
+        return None if phases is None else ClosedForm(tuple(phases))
 
     def price(self, size: int, machine: Machine, nodes: Sequence[int], *, item: int = 4) -> Price:
-        """Simulated up to LARGEST_SIMULATED ranks, by the closed form beyond.
+        """What a buffer of ``size`` bytes takes; see ``prices``."""
+        return self.prices([size], machine, nodes, item=item)[0]
 
-        ``size`` in bytes, rounded down to whole elements of ``item`` bytes. Raises
+    def prices(
+        self, sizes: Sequence[int], machine: Machine, nodes: Sequence[int], *, item: int = 4
+    ) -> list[Price]:
+        """Simulated up to LARGEST_SIMULATED ranks, by the closed form beyond; one for each size.
+
+        Sizes in bytes, rounded down to whole elements of ``item`` bytes. Raises
         ConfigurationError where there are too many ranks and no closed form.
         """
-        ranks = sum(nodes)
-        form = self.closed_form(nodes)
+        ranks, form = sum(nodes), self.closed_form(nodes)
         if ranks <= LARGEST_SIMULATED:
-            run = simulate(self.build(ranks, nodes), size // item, machine, nodes, item=item)
-            return Price(run.seconds, "simulated", form, run)
+            schedule = self.build(ranks, nodes)
+            runs = [simulate(schedule, size // item, machine, nodes, item=item) for size in sizes]
+            return [Price(run.seconds, "simulated", form, run) for run in runs]
         if form is None:
             raise ConfigurationError(
                 f"{self} has no closed form for {ranks} ranks on {len(nodes)} nodes, and more than "
                 f"{LARGEST_SIMULATED} are not simulated"
             )
-        return Price(form.seconds(size, machine), "closed form", form, None)
+        return [Price(form.seconds(size, machine), "closed form", form, None) for size in sizes]
 
 
 def parse(text: str) -> Choice:

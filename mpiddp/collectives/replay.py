@@ -50,19 +50,17 @@ def _take(
                     f"step {number}: rank {src} sends chunk {chunk} to rank {dst}, "
                     "but holds nothing of it"
                 )
-            if reduce:
-                added.setdefault(place, []).append((src, value))
-            elif place in copied:
-                raise ScheduleError(
-                    f"step {number}: chunk {chunk} of rank {dst} is copied into twice"
-                )
-            else:
+            if not reduce:
+                if place in copied:
+                    raise ScheduleError(
+                        f"step {number}: chunk {chunk} of rank {dst} is copied into twice"
+                    )
                 copied[place] = value
+            elif place in added:
+                added[place].append((src, value))
+            else:
+                added[place] = [(src, value)]
     for (rank, chunk), operands in added.items():
-        if (rank, chunk) in copied:
-            raise ScheduleError(
-                f"step {number}: chunk {chunk} of rank {rank} is both copied into and reduced"
-            )
         own = state[rank][chunk]
         if own is not None:
             operands.append((rank, own))
@@ -72,4 +70,8 @@ def _take(
         else:
             state[rank][chunk] = operands[0][1]
     for (rank, chunk), value in copied.items():
+        if (rank, chunk) in added:
+            raise ScheduleError(
+                f"step {number}: chunk {chunk} of rank {rank} is both copied into and reduced"
+            )
         state[rank][chunk] = value

@@ -171,9 +171,9 @@ def halve(schedule: Schedule) -> tuple[Schedule, Schedule]:
 
 
 def place(
-    schedule: Schedule, ranks: int, where: Sequence[int], lo: int = 0, scale: int = 1
+    schedule: Schedule, ranks: int, where: Sequence[int], low: int = 0, scale: int = 1
 ) -> list[list[Transfer]]:
-    """The steps with rank r called ``where[r]`` and chunk c become ``lo + c·scale`` and on.
+    """The steps with rank r called ``where[r]`` and chunk c become ``low + c·scale`` and on.
 
     Raises ValueError if ``where`` does not name a rank below ``ranks`` for each of them.
     """
@@ -181,8 +181,8 @@ def place(
         raise ValueError(f"expected {schedule.ranks} ranks below {ranks}, found {list(where)}")
     return [
         [
-            Transfer(where[t.src], where[t.dst], lo + t.lo * scale, lo + t.hi * scale, t.reduce)
-            for t in step
+            Transfer(where[src], where[dst], low + lo * scale, low + hi * scale, reduce)
+            for src, dst, lo, hi, reduce in step
         ]
         for step in schedule.steps
     ]
@@ -260,8 +260,8 @@ def project(schedule: Schedule) -> list[Program]:
     for number, step in enumerate(schedule.steps):
         parts: dict[int, tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
         for transfer in step:
-            parts[transfer.dst][0].append(transfer)
-            parts[transfer.src][1].append(transfer)
+            parts[transfer[1]][0].append(transfer)
+            parts[transfer[0]][1].append(transfer)
         for rank, (receives, sends) in parts.items():
             # Stable, so that several messages of one peer stay in the order of its sends.
             receives.sort(key=itemgetter(0))

@@ -1,0 +1,71 @@
+"""Draw what algorithms take against the size of the buffer, one panel per number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.options import describe_seconds, describe_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from benchmarks.simulate import Table
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's, which colour-blind eyes tell apart; the line's form does the rest."""
+DASHES = ("-", "--", ":")
+
+
+def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -> None:
+    """One panel for each number of ranks, both axes logarithmic."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(tables))
+    rows = -(-len(tables) // columns)
+    figure = Figure(figsize=(6.2 * columns + 1.2, 4.4 * rows + 0.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for axis, table in zip(grid.flat, tables, strict=False):
+        _draw_panel(axis, sizes, table)
+    for axis in list(grid.flat)[len(tables) :]:
+        axis.set_visible(False)
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+    figure.suptitle("All-reduce on a modelled machine", fontsize=12)
+    figure.supxlabel(note, fontsize=7, color="#555555")
+    figure.savefig(path, dpi=150)
+
+
+def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
+    sources = {row.prices[0].source for row in table.rows if row.prices}
+    axis.set_title(
+        f"{table.ranks:,} ranks on {table.nodes:,} nodes, {' and '.join(sorted(sources))}",
+        loc="left",
+        fontsize=10,
+    )
+    floor = [least.seconds for least in table.bounds]
+    axis.fill_between(sizes, floor, [min(floor) / 3] * len(sizes), color="#dddddd", lw=0)
+    axis.plot(sizes, floor, color="#888888", lw=1, label="lower bound")
+    for place, row in enumerate(table.rows):
+        if row.prices is not None:
+            axis.plot(
+                sizes,
+                [price.seconds for price in row.prices],
+                color=COLOURS[place % len(COLOURS)],
+                ls=DASHES[place // len(COLOURS) % len(DASHES)],
+                lw=1.5,
+                label=row.name,
+            )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
+    axis.tick_params(axis="y", labelsize=8)
+    axis.set_xlim(sizes[0], sizes[-1])
+    axis.set_ylim(bottom=min(floor) / 3 if min(floor) > 0 else None)
+    axis.grid(color="#eeeeee", lw=0.6)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,164 @@
+"""``python -m benchmarks explain ALGORITHM``: what an all-reduce does, step by step."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks import machines, records
+from benchmarks.options import at_least, describe_seconds, describe_size, size
+from mpiddp.collectives.cost import Machine, Simulation, bound, simulate, split
+from mpiddp.collectives.drawing.diagram import draw_diagram
+from mpiddp.collectives.drawing.page import draw_page
+from mpiddp.collectives.drawing.text import describe
+from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, names, parse
+from mpiddp.collectives.schedule import Schedule
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.arguments import Parser
+
+ITEM = 4
+"""Bytes of an element: float32."""
+MOST_CELLS = 10_000_000
+"""Ranks × chunks × steps of a picture, beyond which nobody could read it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is explained, on which machine, and where pictures go."""
+
+    choice: Choice
+    ranks: int
+    nodes: tuple[int, ...] | None
+    """The ranks of each node; None if nodes were not spoken of."""
+    size: int
+    """Bytes of the buffer."""
+    machine: Machine
+    svg: Path | None
+    html: Path | None
+    beside: Choice | None
+
+    @property
+    def title(self) -> str:
+        """What is shown, in a few words."""
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        nodes = "" if self.nodes is None else f" of {len(self.nodes)} nodes"
+        return f"{self.choice} on {ranks}{nodes}"
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The ranks of each node, one rank on each if nodes were not spoken of."""
+        return (1,) * self.ranks if self.nodes is None else self.nodes
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+    parser = Parser(
+        prog="python -m benchmarks explain",
+        description="Show an all-reduce step by step: which chunk goes where, what each rank "
+        "holds, what it takes. --svg and --html draw it.",
+        epilog=f"ALGORITHM is one of {', '.join(names())}; with parameters as in ring:segments=4.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("algorithm", type=_choice, metavar="ALGORITHM", help="NAME or NAME:key=value,…")
+    add("--ranks", type=at_least(1), default=4, metavar="N", help="default: 4")
+    add("--segments", type=at_least(1), metavar="K", help="pipeline the buffer in K parts")
+    add("--nodes", type=at_least(1), metavar="M", help="spread the ranks over M nodes")
+    add("--svg", type=Path, metavar="FILE", help="draw a space-time diagram")
+    add("--html", type=Path, metavar="FILE", help="write a page that animates the steps")
+    add("--beside", type=_choice, metavar="ALGORITHM", help="with --html: a second one")
+    add("--bytes", type=size, default=1 << 20, metavar="B", help="buffer to price (default: 1M)")
+    machines.add_options(parser)
+    values = vars(parser.parse_args(arguments))
+    choice, ranks = values["algorithm"], values["ranks"]
+    if values["segments"] is not None:
+        if choice.segments > 1:
+            raise ConfigurationError(f"{choice} and --segments: give the segments once")
+        choice = replace(choice, segments=values["segments"])
+    if values["beside"] is not None and values["html"] is None:
+        raise ConfigurationError("--beside needs --html FILE")
+    nodes = None if values["nodes"] is None else split(ranks, values["nodes"])
+    machine = machines.read_machine(values, several=nodes is not None)
+    files = {name: values[name] for name in ("svg", "html", "beside")}
+    return Options(choice, ranks, nodes, values["bytes"], machine, **files)
+
+
+def _choice(text: str) -> Choice:
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the steps, or draw them; then what they take."""
+    options = parse_options(arguments)
+    for path in filter(None, (options.svg, options.html)):
+        records.check_writable(path)
+    if options.ranks > LARGEST_SIMULATED:
+        raise _too_large(f"{options.ranks} ranks")
+    schedule = options.choice.build(options.ranks, options.nodes)
+    cells = schedule.ranks * schedule.chunks * (len(schedule.steps) + 1)
+    if cells > MOST_CELLS:
+        raise _too_large(
+            f"{len(schedule.steps)} steps of {schedule.ranks} ranks with {schedule.chunks} chunks"
+        )
+    count = options.size // ITEM
+    run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)
+    if options.svg is None and options.html is None:
+        _print_steps(options, schedule, run)
+    if options.svg is not None:
+        text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.nodes)
+        options.svg.write_text(text, encoding="utf-8")
+    if options.html is not None:
+        page = draw_page(options.choice, options.ranks, options.nodes, beside=options.beside)
+        options.html.write_text(page, encoding="utf-8")
+    print(*describe_price(options, schedule, run), sep="\n")
+
+
+def _too_large(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what} are more than a picture can show; python -m benchmarks simulate prices them"
+    )
+
+
+def _list_notes(run: Simulation) -> list[str]:
+    return [describe_seconds(step.seconds) for step in run.steps]
+
+
+def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
+    print(f"{options.title}: {options.choice.algorithm.summary}")
+    colour = sys.stdout.isatty()
+    width = shutil.get_terminal_size((100, 24)).columns
+    for line in describe(schedule, width=width, colour=colour, notes=_list_notes(run)):
+        print(line)
+    print()
+
+
+def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Iterator[str]:
+    """What it takes on the machine, beside what no algorithm can beat."""
+    machine, hosts = options.machine, options.hosts
+    several = options.nodes is not None
+    messages = sum(step.messages for step in run.steps)
+    figures = machines.describe_machine(machine, several=several)
+    yield f"{options.title}, {describe_size(options.size)}, {figures}"
+    yield f"  {'steps':14}{len(run.steps)}, with {messages} messages of all ranks"
+    form = options.choice.closed_form(hosts)
+    formula = f" = {machines.describe_form(form)}" if form is not None else ""
+    yield f"  {'modelled':14}{describe_seconds(run.seconds)}{formula}"
+    least = bound(options.size, machine, hosts)
+    yield (
+        f"  {'lower bound':14}{describe_seconds(least.seconds)}: the greatest of latency "
+        f"{describe_seconds(least.latency)}, bandwidth {describe_seconds(least.bandwidth)}, "
+        f"additions {describe_seconds(least.addition)}"
+    )
+    rank = int((run.sent + run.received).argmax())
+    yield (
+        f"  {'busiest rank':14}{rank} sends {describe_size(int(run.sent[rank]))} and receives "
+        f"{describe_size(int(run.received[rank]))}; all ranks send "
+        f"{describe_size(int(run.sent.sum()))}"
+    )

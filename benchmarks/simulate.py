@@ -1,0 +1,213 @@
+"""``python -m benchmarks simulate``: what each algorithm takes on a machine that you describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import machines, records
+from benchmarks.options import at_least, describe_seconds, describe_size, size
+from mpiddp.collectives.cost import Bounds, Machine, bound, check_nodes
+from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, Price, find, names, parse
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.arguments import Parser
+
+RANKS = (8, 64, 1024, 65536)
+SIZES = (1 << 10, 1 << 20, 1 << 28)
+PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is priced."""
+
+    choices: tuple[Choice, ...]
+    ranks: tuple[int, ...]
+    per_node: int
+    sizes: tuple[int, ...]
+    """Bytes."""
+    shown: tuple[int, ...]
+    """Those in the table; a plot has more."""
+    machine: Machine
+    json: Path | None
+    plot: Path | None
+
+    def nodes(self, ranks: int) -> tuple[int, ...]:
+        """The ranks of each node."""
+        rest = ranks % self.per_node
+        return (self.per_node,) * (ranks // self.per_node) + ((rest,) if rest else ())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm on one number of ranks."""
+
+    name: str
+    prices: tuple[Price, ...] | None
+    """For each size; None where it can neither be simulated nor has a closed form."""
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All algorithms on one number of ranks."""
+
+    ranks: int
+    nodes: int
+    rows: tuple[Row, ...]
+    bounds: tuple[Bounds, ...]
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+    parser = Parser(
+        prog="python -m benchmarks simulate",
+        description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
+        f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
+        epilog=f"ALGORITHM is one of {', '.join(names())}; with parameters as in ring:segments=4.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("algorithms", nargs="*", metavar="ALGORITHM", help="default: all")
+    add("--ranks", type=at_least(1), nargs="+", default=RANKS, metavar="N",
+        help=f"default: {' '.join(map(str, RANKS))}")  # fmt: skip
+    add("--ranks-per-node", type=at_least(1), default=1, metavar="M",
+        help="ranks that share a node and its link (default: 1)")  # fmt: skip
+    add("--bytes", type=size, nargs="+", metavar="B", help="buffers (default: 1K 1M 256M; with "
+        "--plot 1K to 256M)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write all prices")
+    add("--plot", type=Path, metavar="FILE", help="draw time against size (.svg, .png or .pdf)")
+    machines.add_options(parser)
+    values = vars(parser.parse_args(arguments))
+    choices = tuple(map(parse, values["algorithms"])) or tuple(Choice(find(n)) for n in names())
+    asked = tuple(dict.fromkeys(values["bytes"] or ()))
+    return Options(
+        choices=choices,
+        ranks=tuple(dict.fromkeys(values["ranks"])),
+        per_node=values["ranks_per_node"],
+        sizes=asked or (PLOTTED_SIZES if values["plot"] else SIZES),
+        shown=asked or SIZES,
+        machine=machines.read_machine(values, several=values["ranks_per_node"] > 1),
+        json=values["json"],
+        plot=values["plot"],
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print a table for each number of ranks."""
+    options = parse_options(arguments)
+    for path in filter(None, (options.json, options.plot)):
+        records.check_writable(path)
+    if options.plot is not None:
+        from benchmarks.strips import check_drawable
+
+        check_drawable(options.plot)
+    tables = price_all(options)
+    print(*describe(options, tables), sep="\n")
+    if options.json is not None:
+        records.write_record(options.json, "simulate", to_record(options, tables))
+    if options.plot is not None:
+        from benchmarks.crossings import draw
+
+        draw(options.plot, options.sizes, tables, _describe_machine(options))
+
+
+def price_all(options: Options) -> list[Table]:
+    """Every algorithm on every number of ranks."""
+    total = len(options.ranks) * len(options.choices)
+    with tqdm(total=total, disable=None, unit="price", leave=False) as bar:
+        tables = []
+        for ranks in options.ranks:
+            nodes = check_nodes(ranks, options.nodes(ranks))
+            rows = []
+            for choice in options.choices:
+                rows.append(_price(choice, nodes, options))
+                bar.update()
+            bounds = [bound(count, options.machine, nodes) for count in options.sizes]
+            tables.append(Table(ranks, len(nodes), tuple(rows), tuple(bounds)))
+    if not any(row.prices for table in tables for row in table.rows):
+        raise ConfigurationError(tables[0].rows[0].obstacle)
+    return tables
+
+
+def _price(choice: Choice, nodes: tuple[int, ...], options: Options) -> Row:
+    try:
+        return Row(str(choice), tuple(choice.prices(options.sizes, options.machine, nodes)))
+    except ConfigurationError as error:
+        return Row(str(choice), None, str(error))
+
+
+def _describe_machine(options: Options) -> str:
+    several = options.per_node > 1
+    figures = machines.describe_machine(options.machine, several=several)
+    return figures + (f", {options.per_node} ranks on each node" if several else "")
+
+
+def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
+    """The tables: seconds, and in brackets how many times the lower bound."""
+    yield _describe_machine(options)
+    width = max(len(row.name) for table in tables for row in table.rows) + 2
+    places = [options.sizes.index(count) for count in options.shown]
+    for table in tables:
+        yield ""
+        sizes = "".join(f"{describe_size(count):>20}" for count in options.shown)
+        yield f"{_title(table):<{width + 7}}{sizes}"
+        for row in table.rows:
+            yield _describe_row(row, table, width, places)
+        least = [describe_seconds(table.bounds[place].seconds) for place in places]
+        floor = "".join(f"{text:>13}{'':7}" for text in least)
+        yield f"{'lower bound':<{width}}{'':7}{floor}".rstrip()
+    obstacles = [row.obstacle for table in tables for row in table.rows if row.obstacle]
+    if obstacles:
+        yield from ("", "— could not be priced:", *(f"  {text}" for text in obstacles))
+    if any(row.prices and row.prices[0].source != "simulated" for t in tables for row in t.rows):
+        yield "~ is the algorithm's closed form; all else is simulated step by step"
+
+
+def _title(table: Table) -> str:
+    nodes = f" on {table.nodes:,} nodes" if table.nodes != table.ranks else ""
+    return f"{table.ranks:,} rank{'s' if table.ranks > 1 else ''}{nodes}"
+
+
+def _describe_row(row: Row, table: Table, width: int, places: Sequence[int]) -> str:
+    if row.prices is None:
+        return f"{row.name:<{width}}{'':>7}{'—':>13}"
+    cells = [_describe_price(row.prices[place], table.bounds[place]) for place in places]
+    form = row.prices[0].form
+    run = row.prices[0].simulation
+    steps = len(run.steps) if run is not None else form.steps if form is not None else 0
+    return f"{row.name:<{width}}{steps:>7}{''.join(cells)}".rstrip()
+
+
+def _describe_price(price: Price, least: Bounds) -> str:
+    mark = "" if price.source == "simulated" else "~"
+    share = f" ({price.seconds / least.seconds:.3g})" if least.seconds else ""
+    return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + share.ljust(7)
+
+
+def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
+    """All figures, in bytes and seconds."""
+    return {
+        "machine": _describe_machine(options),
+        "bytes": options.sizes,
+        "tables": [
+            {
+                "ranks": table.ranks,
+                "nodes": table.nodes,
+                "lower_bounds": [least.seconds for least in table.bounds],
+                "algorithms": {
+                    row.name: {
+                        "seconds": [price.seconds for price in row.prices],
+                        "source": row.prices[0].source,
+                    }
+                    for row in table.rows
+                    if row.prices
+                },
+            }
+            for table in tables
+        ],
+    }
