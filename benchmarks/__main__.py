@@ -11,9 +11,13 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure import WayOut
 
 COMMANDS = {
+    "explain": "an all-reduce step by step: in the terminal, as a diagram, as an animated page",
+    "numerics": "how exact each algorithm's order of summation is, in each type",
+    "prove": "every algorithm is an all-reduce, for every number of ranks",
+    "simulate": "what each algorithm takes on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
 }
-"""What each command measures; its module has the same name and a ``main(arguments)``."""
+"""What each command shows; its module has the same name and a ``main(arguments)``."""
 
 
 def describe_commands() -> str:
@@ -50,5 +54,7 @@ def run(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     # A request to end arrives as an exception, so that running programs are ended, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Whoever reads the first lines only, as head does, is not told of an error.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with WayOut():
         run(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Draw what algorithms take against the size of the buffer, one panel per number of ranks."""
+"""Draw how near algorithms come to the lower bound, against the size of the buffer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.options import describe_seconds, describe_size
+from benchmarks.options import describe_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,9 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
         axis.set_visible(False)
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
-    figure.suptitle("All-reduce on a modelled machine", fontsize=12)
+    figure.suptitle(
+        "All-reduce on a modelled machine: time as a multiple of the lower bound", fontsize=12
+    )
     figure.supxlabel(note, fontsize=7, color="#555555")
     figure.savefig(path, dpi=150)
 
@@ -46,26 +48,25 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
         loc="left",
         fontsize=10,
     )
-    floor = [least.seconds for least in table.bounds]
-    axis.fill_between(sizes, floor, [min(floor) / 3] * len(sizes), color="#dddddd", lw=0)
-    axis.plot(sizes, floor, color="#888888", lw=1, label="lower bound")
+    axis.axhline(1, color="#888888", lw=3, label="lower bound")
     for place, row in enumerate(table.rows):
         if row.prices is not None:
-            axis.plot(
-                sizes,
-                [price.seconds for price in row.prices],
-                color=COLOURS[place % len(COLOURS)],
-                ls=DASHES[place // len(COLOURS) % len(DASHES)],
-                lw=1.5,
-                label=row.name,
+            ratios = [
+                price.seconds / least.seconds
+                for price, least in zip(row.prices, table.bounds, strict=True)
+            ]
+            colour, dash = (
+                COLOURS[place % len(COLOURS)],
+                DASHES[place // len(COLOURS) % len(DASHES)],
             )
+            axis.plot(sizes, ratios, color=colour, ls=dash, lw=1.5, label=row.name)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)
     axis.minorticks_off()
-    axis.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
+    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:g} ×")
     axis.tick_params(axis="y", labelsize=8)
     axis.set_xlim(sizes[0], sizes[-1])
-    axis.set_ylim(bottom=min(floor) / 3 if min(floor) > 0 else None)
+    axis.set_ylim(bottom=0.9)
     axis.grid(color="#eeeeee", lw=0.6)
     axis.spines[["top", "right"]].set_visible(False)

