@@ -8,9 +8,8 @@ processes at once as there are ranks, each of which only imports torch. On a clu
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ from tqdm import tqdm
 
 from benchmarks import launchers, processes, records, startup_phases, startup_report
 from benchmarks.measure import interleave, summarize
+from benchmarks.options import at_least, positive
 from benchmarks.srun import Srun, find_srun, is_srun
 from benchmarks.startup_contenders import (
     Contender,
@@ -63,14 +63,18 @@ def parse(arguments: Sequence[str]) -> Options:
         "under mpirun or srun, torchrun with the same script, and the floor, importing torch.",
         allow_abbrev=False,
     )
-    count, number = _at_least(1), _at_least(0)
+    count, number = at_least(1), at_least(0)
     add = parser.add_argument
     add("--ranks", type=count, nargs="+", metavar="N", help="default: 2 4; with srun 4 8 16")
     add("--repetitions", type=count, default=10, metavar="N", help="rounds (default: 10)")
     add("--warm-up", type=number, default=1, metavar="N", help="rounds before them (default: 1)")
     add("--seed", type=number, default=0, metavar="N", help="of the order (default: 0)")
     add(
-        "--deadline", type=_seconds, default=120.0, metavar="SECONDS", help="per run (default: 120)"
+        "--deadline",
+        type=positive("seconds"),
+        default=120.0,
+        metavar="SECONDS",
+        help="per run (default: 120)",
     )
     add("--launcher", metavar="PROGRAM", help="mpirun to use (default: MPIDDP_MPIRUN, or this "
         "Python's, or the first in PATH), or srun")  # fmt: skip
@@ -81,29 +85,6 @@ def parse(arguments: Sequence[str]) -> Options:
     values = vars(parser.parse_args(arguments))
     usual = RANKS_ON_CLUSTER if is_srun(values["launcher"]) else RANKS
     return Options(**{**values, "ranks": tuple(dict.fromkeys(values["ranks"] or usual))})
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"expected an integer >= {minimum}, found {text!r}")
-        return value
-
-    return read
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
-    return value
 
 
 def check(options: Options) -> launchers.Mpirun | Srun:

@@ -1,0 +1,264 @@
+"""The commands that prove, explain and price algorithms, as a user calls them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import launchers
+from benchmarks import explain, options, prove, simulate
+from mpiddp.collectives import registry
+from mpiddp.collectives.cost import Phase
+from mpiddp.collectives.schedule import Transfer, all_reduce
+from mpiddp.errors import ConfigurationError, ScheduleError
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=launchers.ROOT, check=False
+    )
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """A way to register an algorithm for one test."""
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+
+    def register(name, make, phases=lambda nodes, each: None):
+        registry.register(name, phases)(make)
+
+    return register
+
+
+# ---- prove --------------------------------------------------------------------------------
+
+
+def test_everything_that_is_registered_is_proved(tmp_path):
+    result = call("prove", "--ranks", "9", "--json", str(tmp_path / "proof.json"))
+    assert result.returncode == 0, result.stderr
+    record = json.loads((tmp_path / "proof.json").read_text())
+    assert list(record["verdicts"]) == list(registry.names())
+    for verdict in record["verdicts"].values():
+        # Four segmentations of each number of ranks at the least.
+        assert verdict["schedules"] >= 36
+        assert verdict["failures"] == []
+    for line in result.stdout.splitlines()[1:-1]:
+        assert line.endswith("proved")
+
+
+def forget_the_way_back(n):
+    """Rank 0 has the sum, and keeps it."""
+    return all_reduce(n, 1, [[Transfer(rank, 0, 0, 1, True) for rank in range(1, n)]])
+
+
+def test_a_wrong_algorithm_is_found_by_being_registered(registered, capsys):
+    registered("forgetful", forget_the_way_back)
+    with pytest.raises(ScheduleError) as caught:
+        prove.main(["--ranks", "3", "--processes", "1"])
+    text = str(caught.value)
+    assert "forgetful, 2 ranks, 1 segment: at the end rank 1's sum of chunk 0 lacks rank 0" in text
+    table = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert table["forgetful"].endswith("8 WRONG")
+    assert table["ring"].endswith("proved")
+
+
+def test_the_proof_of_one_algorithm_in_given_segments(capsys):
+    prove.main(["ring", "--ranks", "4", "--segments", "7", "--processes", "1"])
+    _, row, total = capsys.readouterr().out.splitlines()
+    # Three schedules of each number of ranks: seven segments, and the halves.
+    assert row.split() == ["ring", "1–4", "12", row.split()[3], "proved"]
+    assert total.startswith("all")
+
+
+def test_each_algorithm_comes_with_its_variants():
+    cases = prove.list_cases([registry.parse("direct"), registry.parse("two-level")], 6, None)
+    assert ("direct:servers=2", 6) in {(case.choice, case.ranks) for case in cases}
+    assert {case.nodes for case in cases if case.ranks == 6} == {None, (4, 2)}
+
+
+# ---- explain ------------------------------------------------------------------------------
+
+
+def test_explain_prints_the_steps_and_the_price(capsys):
+    explain.main(["ring", "--ranks", "4", "--bytes", "4K", "--latency", "1", "--bandwidth", "8",
+                  "--addition", "1"])  # fmt: skip
+    text = capsys.readouterr().out
+    assert text.startswith("ring on 4 ranks: Every rank passes one chunk")
+    assert "step 6 of 6" in text
+    # 6 · 1 µs + 1.5 · 4096 B / (1 GB/s) + 0.75 · 4096 B / (1 GB/s)
+    assert "modelled      15.2 µs = 6 α + 1.5 S·β + 0.75 S·γ" in text
+    assert "busiest rank  0 sends 6 KiB and receives 6 KiB; all ranks send 24 KiB" in text
+
+
+def test_explain_draws(tmp_path, capsys):
+    svg, page = tmp_path / "a.svg", tmp_path / "a.html"
+    explain.main(["two-level", "--ranks", "5", "--nodes", "2", "--segments", "2",
+                  "--svg", str(svg), "--html", str(page), "--beside", "ring"])  # fmt: skip
+    assert "two-level:segments=2 on 5 ranks of 2 nodes" in svg.read_text()
+    ElementTree.parse(svg)
+    assert page.read_text().startswith("<!")
+    assert "rank 0" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "the following arguments are required: ALGORITHM"),
+        (["star"], "no algorithm is called 'star'; there are ring, naive-ring"),
+        (["ring:chunks=3"], "'chunks=3' in 'ring:chunks=3': ring takes segments=…"),
+        (["ring", "--segments", "0"], "expected an integer >= 1, found '0'"),
+        (["ring:segments=2", "--segments", "3"], "give the segments once"),
+        (["ring", "--ranks", "0"], "expected an integer >= 1, found '0'"),
+        (["ring", "--ranks", "3", "--nodes", "4"], "3 ranks go on 1 to 3 nodes, not on 4"),
+        (["direct:servers=5"], "4 ranks can have 1 to 4 colocated servers, not 5"),
+        (["central:servers=4"], "4 ranks can have 1 to 3 dedicated servers, not 4"),
+        (["two-level:inner=one-shot"], "one-shot has no halves"),
+        (["two-level:outer=central"], "would leave a node out"),
+        (["ring", "--ranks", "5000"], "python -m benchmarks simulate prices them"),
+        (["ring", "--ranks", "300"], "more than a picture can show"),
+        (["ring", "--ranks", "65", "--html", "a.html"], "up to 64 ranks"),
+        (["ring", "--beside", "direct"], "--beside needs --html FILE"),
+        (["ring", "--inside-latency", "1"], "are for several nodes"),
+        (["ring", "--nodes", "2", "--inside-latency", "11"], "cannot be quicker than inside"),
+        (["ring", "--bandwidth", "0"], "expected Gbit/s > 0, found '0'"),
+        (["ring", "--bytes", "1T"], "expected bytes, as 4096, 64K or 16M, found '1T'"),
+        (["ring", "--svg", "/none/a.svg"], "there is no directory /none"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(arguments, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        explain.main(arguments)
+    assert problem in str(caught.value)
+
+
+def test_the_first_lines_can_be_looked_at_alone():
+    program = f"{sys.executable} -m benchmarks explain ring --ranks 40 | head -n 1"
+    result = subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, timeout=60, cwd=launchers.ROOT,
+        check=False,
+    )  # fmt: skip
+    assert result.stdout.startswith("ring on 40 ranks")
+    assert result.stderr == ""
+
+
+# ---- simulate -----------------------------------------------------------------------------
+
+
+def simulate_record(tmp_path, *arguments):
+    path = tmp_path / "prices.json"
+    simulate.main([*arguments, "--json", str(path)])
+    return json.loads(path.read_text())
+
+
+def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
+    record = simulate_record(
+        tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes", "1M"
+    )
+    text = capsys.readouterr().out
+    small, large = record["tables"]
+    assert {price["source"] for price in small["algorithms"].values()} == {"simulated"}
+    assert {price["source"] for price in large["algorithms"].values()} == {"closed form"}
+    n = 65536
+    exact = 2 * (n - 1) * 10e-6 + 2**20 * (n - 1) / n * (2 / 1.25e9 + 1 / 10e9)
+    assert large["algorithms"]["ring"]["seconds"] == [pytest.approx(exact, rel=1e-12)]
+    assert text.count("~") == 3
+    assert "~ is the algorithm's closed form" in text
+
+
+def test_all_algorithms_are_priced_on_65536_ranks(tmp_path):
+    [table] = simulate_record(tmp_path, "--ranks", "65536")["tables"]
+    assert list(table["algorithms"]) == list(registry.names())
+    assert all(
+        seconds >= bound
+        for price in table["algorithms"].values()
+        for seconds, bound in zip(price["seconds"], table["lower_bounds"], strict=True)
+    )
+
+
+def test_what_has_no_closed_form_is_said(registered, capsys):
+    registered("mine", lambda n: registry.find("ring").make(n))
+    simulate.main(["mine", "ring", "--ranks", "2048"])
+    text = capsys.readouterr().out
+    assert "mine has no closed form for 2048 ranks on 2048 nodes" in text
+    with pytest.raises(ConfigurationError, match="mine has no closed form"):
+        simulate.main(["mine", "--ranks", "2048"])
+
+
+def test_a_registered_closed_form_is_used(registered, tmp_path):
+    registered("mine", lambda n: registry.find("ring").make(n), lambda nodes, each: [Phase(1)])
+    [table] = simulate_record(tmp_path, "mine", "--ranks", "2048")["tables"]
+    assert table["algorithms"]["mine"] == {"seconds": [0.0, 0.0, 0.0], "source": "closed form"}
+
+
+def test_prices_are_drawn(tmp_path, capsys):
+    path = tmp_path / "prices.svg"
+    simulate.main(["--ranks", "4", "2048", "--ranks-per-node", "4", "--plot", str(path)])
+    text = path.read_text()
+    for name in registry.names():
+        assert name in text
+    # The plot has ten sizes, the table three of them.
+    assert capsys.readouterr().out.count("iB") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["star"], "no algorithm is called 'star'"),
+        (["--ranks", "0"], "expected an integer >= 1, found '0'"),
+        (["--ranks-per-node", "x"], "expected an integer >= 1, found 'x'"),
+        (["--plot", "a.gif"], "expected a name that ends in .svg, .png, .pdf"),
+        (["--json", "/none/a.json"], "there is no directory /none"),
+        (["--latency", "-1"], "expected µs >= 0, found '-1'"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(arguments, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        simulate.main(arguments)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["prove", "explain", "simulate"])
+def test_help_is_given_without_torch_or_mpi(command):
+    program = (
+        "import sys\n"
+        f"import benchmarks.{command} as command\n"
+        "try: command.main(['--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'mpi4py', 'matplotlib'} & sys.modules.keys()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=launchers.ROOT,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert f"python -m benchmarks {command}" in result.stdout
+
+
+# ---- values -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0", 0), ("12", 12), ("64K", 65536), ("1m", 1 << 20), ("2GiB", 1 << 31)]
+)
+def test_sizes_are_read(text, count):
+    assert options.size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "1 M", "1e6"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.size(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 µs"), (1.5e-6, "1.5 µs"), (0.0123, "12.3 ms"), (2.0, "2 s"), (1e-9, "0.001 µs")],
+)
+def test_seconds_are_described(seconds, text):
+    assert options.describe_seconds(seconds) == text
