@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.options import describe_size
+from benchmarks.prices import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from benchmarks.simulate import Table
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, which colour-blind eyes tell apart; the line's form does the rest."""

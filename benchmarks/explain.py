@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -64,13 +63,13 @@ def parse_options(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithm", type=_choice, metavar="ALGORITHM", help="NAME or NAME:key=value,…")
+    add("algorithm", type=parse, metavar="ALGORITHM", help="NAME or NAME:key=value,…")
     add("--ranks", type=at_least(1), default=4, metavar="N", help="default: 4")
     add("--segments", type=at_least(1), metavar="K", help="pipeline the buffer in K parts")
     add("--nodes", type=at_least(1), metavar="M", help="spread the ranks over M nodes")
     add("--svg", type=Path, metavar="FILE", help="draw a space-time diagram")
     add("--html", type=Path, metavar="FILE", help="write a page that animates the steps")
-    add("--beside", type=_choice, metavar="ALGORITHM", help="with --html: a second one")
+    add("--beside", type=parse, metavar="ALGORITHM", help="with --html: a second one")
     add("--bytes", type=size, default=1 << 20, metavar="B", help="buffer to price (default: 1M)")
     machines.add_options(parser)
     values = vars(parser.parse_args(arguments))
@@ -85,13 +84,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
     machine = machines.read_machine(values, several=nodes is not None)
     files = {name: values[name] for name in ("svg", "html", "beside")}
     return Options(choice, ranks, nodes, values["bytes"], machine, **files)
-
-
-def _choice(text: str) -> Choice:
-    try:
-        return parse(text)
-    except ConfigurationError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -118,6 +110,8 @@ def main(arguments: Sequence[str]) -> None:
         page = draw_page(options.choice, options.ranks, options.nodes, beside=options.beside)
         options.html.write_text(page, encoding="utf-8")
     print(*describe_price(options, schedule, run), sep="\n")
+    for path in filter(None, (options.svg, options.html)):
+        print(f"wrote {path}")
 
 
 def _too_large(what: str) -> ConfigurationError:

@@ -60,14 +60,17 @@ def parse(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = Parser(
         prog="python -m benchmarks numerics",
+        # Behind an option that takes several values, they would be taken for some of these.
+        usage="%(prog)s [ALGORITHM …] [OPTION …]",
         description="Sum normal values in each algorithm's order, adding in the type itself and "
         "in float32, and compare with float64. Needs neither MPI nor a GPU.",
+        epilog=f"ALGORITHM is one of {', '.join(registry.names())}; with parameters as in "
+        "direct:servers=3.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--algorithm", type=registry.parse, action="append", dest="algorithms",
-        metavar="NAME[:key=value,…]", help="may be repeated (default: all, two-level with two "
-        f"nodes): {', '.join(registry.names())}")  # fmt: skip
+    add("algorithms", type=registry.parse, nargs="*", metavar="ALGORITHM",
+        help="default: all, two-level with two nodes")  # fmt: skip
     add("--ranks", type=at_least(2), nargs="+", default=RANKS, metavar="N",
         help="default: 8 64 256")  # fmt: skip
     add("--dtype", choices=DTYPES, nargs="+", default=DTYPES, dest="dtypes", metavar="TYPE",

@@ -127,6 +127,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = Parser(
         prog="python -m benchmarks prove",
+        # Behind an option that takes several values, they would be taken for some of these.
+        usage="%(prog)s [ALGORITHM …] [OPTION …]",
         description="Prove by exact propagation, without running anything, that each algorithm is "
         "an all-reduce: every contribution once, the same additions on every rank, no conflict "
         "within a step, no deadlock; and the like of its halves.",
@@ -134,7 +136,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="default: all")
+    add("algorithms", type=parse, nargs="*", metavar="ALGORITHM", help="default: all")
     add("--ranks", type=at_least(1), default=RANKS, metavar="N", help=f"1 to N (default: {RANKS})")
     add("--segments", type=at_least(1), nargs="+", metavar="K", help="default: 1 2, and 3 5 for "
         f"up to {FEWER_RANKS} ranks")  # fmt: skip
@@ -142,7 +144,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         help="default: one per core")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the verdicts")
     values = vars(parser.parse_args(arguments))
-    choices = tuple(map(parse, values["algorithms"])) or tuple(Choice(find(n)) for n in names())
+    choices = tuple(values["algorithms"]) or tuple(Choice(find(n)) for n in names())
     if any(choice.segments > 1 for choice in choices):
         raise ConfigurationError("segments are given by --segments")
     segments = tuple(values["segments"]) if values["segments"] else None

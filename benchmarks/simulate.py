@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from benchmarks import machines, records
 from benchmarks.options import at_least, describe_seconds, describe_size, size
+from benchmarks.prices import Row, Table
 from mpiddp.collectives.cost import Bounds, Machine, bound, check_nodes
 from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, Price, find, names, parse
 from mpiddp.errors import ConfigurationError
@@ -42,37 +43,19 @@ class Options:
         return (self.per_node,) * (ranks // self.per_node) + ((rest,) if rest else ())
 
 
-@dataclass(frozen=True)
-class Row:
-    """One algorithm on one number of ranks."""
-
-    name: str
-    prices: tuple[Price, ...] | None
-    """For each size; None where it can neither be simulated nor has a closed form."""
-    obstacle: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """All algorithms on one number of ranks."""
-
-    ranks: int
-    nodes: int
-    rows: tuple[Row, ...]
-    bounds: tuple[Bounds, ...]
-
-
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = Parser(
         prog="python -m benchmarks simulate",
+        # Behind an option that takes several values, they would be taken for some of these.
+        usage="%(prog)s [ALGORITHM …] [OPTION …]",
         description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
         f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
         epilog=f"ALGORITHM is one of {', '.join(names())}; with parameters as in ring:segments=4.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="default: all")
+    add("algorithms", type=parse, nargs="*", metavar="ALGORITHM", help="default: all")
     add("--ranks", type=at_least(1), nargs="+", default=RANKS, metavar="N",
         help=f"default: {' '.join(map(str, RANKS))}")  # fmt: skip
     add("--ranks-per-node", type=at_least(1), default=1, metavar="M",
@@ -88,7 +71,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     )
     machines.add_options(parser)
     values = vars(parser.parse_args(arguments))
-    choices = tuple(map(parse, values["algorithms"])) or tuple(Choice(find(n)) for n in names())
+    choices = tuple(values["algorithms"]) or tuple(Choice(find(n)) for n in names())
     asked = tuple(dict.fromkeys(values["bytes"] or ()))
     return Options(
         choices=choices,
@@ -170,11 +153,15 @@ def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
     if obstacles:
         yield from ("", "— could not be priced:", *(f"  {text}" for text in obstacles))
     if any(row.prices and row.prices[0].source != "simulated" for t in tables for row in t.rows):
-        yield "~ is the algorithm's closed form; all else is simulated step by step"
+        yield (
+            "~ is the algorithm's closed form, for chunks of equal size; "
+            "all else is simulated step by step"
+        )
 
 
 def _title(table: Table) -> str:
-    nodes = f" on {table.nodes:,} nodes" if table.nodes != table.ranks else ""
+    word = "node" if table.nodes == 1 else "nodes"
+    nodes = f" on {table.nodes:,} {word}" if table.nodes != table.ranks else ""
     return f"{table.ranks:,} rank{'s' if table.ranks > 1 else ''}{nodes}"
 
 

@@ -21,11 +21,11 @@ import enum
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpiddp.collectives.replay import State, Value, replay
+from mpiddp.collectives.replay import finish
 from mpiddp.collectives.schedule import Schedule
 from mpiddp.errors import ScheduleError
 
@@ -111,7 +111,7 @@ def _add_symbols(values: Sequence[_Sum]) -> _Sum:
 
 def describe_order(schedule: Schedule) -> Order:
     """Depth and growth of an all-reduce; the growth is that of the chunks' mean square."""
-    state = _finish(schedule, lambda rank, chunk: _Sum(1, 0, 0, 0), _add_symbols)
+    state = finish(schedule, lambda rank, chunk: _Sum(1, 0, 0, 0), _add_symbols)
     sums = [value for value in state[schedule.members[0]] if value is not None]
     inputs = len(sums) * len(schedule.members)
     return Order(
@@ -119,19 +119,6 @@ def describe_order(schedule: Schedule) -> Order:
         math.sqrt(sum(each.rounded for each in sums) / inputs),
         math.sqrt(sum(each.rounded_by_step for each in sums) / inputs),
     )
-
-
-def _finish(
-    schedule: Schedule,
-    contribution: Callable[[int, int], Value],
-    add: Callable[[Sequence[Value]], Value],
-) -> State[Value]:
-    """The state after the last step."""
-    states = replay(schedule, contribution, add)
-    state = next(states)
-    for _ in states:
-        pass
-    return state
 
 
 # ---- the values ---------------------------------------------------------------------------
@@ -173,7 +160,7 @@ def all_reduce(
     sizes = [high - low for low, high in itertools.pairwise(bounds)]
     chunks = [row.split(sizes) for row in inputs.to(wire)]
     add = _add_wide if accumulation is Accumulation.STEP else _add
-    state = _finish(schedule, lambda rank, chunk: chunks[rank][chunk], add)
+    state = finish(schedule, lambda rank, chunk: chunks[rank][chunk], add)
     rows = [
         torch.cat([value for value in state[rank] if value is not None])
         for rank in schedule.members

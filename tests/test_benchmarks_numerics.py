@@ -264,8 +264,8 @@ def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path):
 
 
 def test_chosen_algorithms_and_types_are_all_there_is(capsys):
-    chosen = ["--algorithm", "ring:segments=2", "--algorithm", "central", "--dtype", "float16"]
-    numerics.main([*SMALL, *chosen, "--algorithm", "central", "--error", "largest"])
+    chosen = ["ring:segments=2", "central", "central", "--dtype", "float16"]
+    numerics.main([*chosen, *SMALL, "--error", "largest"])
     text = capsys.readouterr().out
     assert text.count("ring:segments=2 ") == text.count("central ") == 2  # one for each of --ranks
     assert "bfloat16" not in text and "one-shot" not in text
@@ -274,7 +274,7 @@ def test_chosen_algorithms_and_types_are_all_there_is(capsys):
 
 def test_an_overflow_is_shown_explained_and_null_in_the_record(tmp_path, capsys):
     record, drawing = tmp_path / "a.json", tmp_path / "a.png"
-    options = [*SMALL, "--scale", "40000", "--dtype", "float16", "--algorithm", "ring"]
+    options = ["ring", *SMALL, "--scale", "40000", "--dtype", "float16"]
     numerics.main([*options, "--json", str(record), "--plot", str(drawing)])
     assert "65504" in capsys.readouterr().out
     (_, row) = json.loads(record.read_text())["results"]
@@ -291,9 +291,9 @@ def test_what_is_not_finite_is_printed_as_it_is(value):
     ("options", "message"),
     [
         (["--dtype", "float8"], "'float8'.*'float32', 'float16', 'bfloat16'"),
-        (["--algorithm", "star"], "'star'; there are ring, naive-ring"),
-        (["--algorithm", "ring:servers=2"], "ring takes segments"),
-        (["--algorithm", "direct:servers=5", "--ranks", "4"], "1 to 4 colocated servers"),
+        (["star"], "'star'; there are ring, naive-ring"),
+        (["ring:servers=2"], "ring takes segments"),
+        (["direct:servers=5", "--ranks", "4"], "1 to 4 colocated servers"),
         (["--ranks", "0"], "--ranks: expected an integer >= 2, found '0'"),
         (["--elements", "0"], "--elements: expected an integer >= 1, found '0'"),
         (["--scale", "-1"], "--scale: expected .* > 0, found '-1'"),

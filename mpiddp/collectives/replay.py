@@ -36,6 +36,19 @@ def replay(
         yield state
 
 
+def finish(
+    schedule: Schedule,
+    contribution: Callable[[int, int], Value],
+    add: Callable[[Sequence[Value]], Value],
+) -> State[Value]:
+    """The state after the last step; as ``replay``."""
+    states = replay(schedule, contribution, add)
+    state = next(states)
+    for _ in states:
+        pass
+    return state
+
+
 def _take(
     state: State[Value], number: int, step: Step, add: Callable[[Sequence[Value]], Value]
 ) -> None:

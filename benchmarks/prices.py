@@ -1,0 +1,28 @@
+"""What was priced: a table for each number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpiddp.collectives.cost import Bounds
+from mpiddp.collectives.registry import Price
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm on one number of ranks."""
+
+    name: str
+    prices: tuple[Price, ...] | None
+    """For each size; None where it can neither be simulated nor has a closed form."""
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All algorithms on one number of ranks."""
+
+    ranks: int
+    nodes: int
+    rows: tuple[Row, ...]
+    bounds: tuple[Bounds, ...]
