@@ -42,11 +42,7 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
 
 def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
     sources = {row.prices[0].source for row in table.rows if row.prices}
-    axis.set_title(
-        f"{table.ranks:,} ranks on {table.nodes:,} nodes, {' and '.join(sorted(sources))}",
-        loc="left",
-        fontsize=10,
-    )
+    axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
     axis.axhline(1, color="#888888", lw=3, label="lower bound")
     for place, row in enumerate(table.rows):
         if row.prices is not None:
@@ -63,7 +59,7 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
     axis.set_yscale("log")
     axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)
     axis.minorticks_off()
-    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:g} ×")
+    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:,.10g} ×")
     axis.tick_params(axis="y", labelsize=8)
     axis.set_xlim(sizes[0], sizes[-1])
     axis.set_ylim(bottom=0.9)

@@ -58,6 +58,8 @@ def describe_size(count: int) -> str:
 
 def describe_seconds(seconds: float) -> str:
     """Three figures and a unit."""
+    if seconds >= 1000:
+        return f"{seconds:,.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale or unit == "µs":
             return f"{seconds / scale:.3g} {unit}"

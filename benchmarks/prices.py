@@ -26,3 +26,10 @@ class Table:
     nodes: int
     rows: tuple[Row, ...]
     bounds: tuple[Bounds, ...]
+
+    @property
+    def title(self) -> str:
+        """Ranks and, where several share one, nodes."""
+        nodes = f" on {self.nodes:,} node{'s' if self.nodes > 1 else ''}"
+        ranks = f"{self.ranks:,} rank{'s' if self.ranks > 1 else ''}"
+        return ranks + (nodes if self.nodes != self.ranks else "")

@@ -138,16 +138,18 @@ def _describe_machine(options: Options) -> str:
 def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
     """The tables: seconds, and in brackets how many times the lower bound."""
     yield _describe_machine(options)
+    yield "time of an all-reduce; in brackets, how many times the lower bound that is"
     width = max(len(row.name) for table in tables for row in table.rows) + 2
     places = [options.sizes.index(count) for count in options.shown]
     for table in tables:
         yield ""
-        sizes = "".join(f"{describe_size(count):>20}" for count in options.shown)
-        yield f"{_title(table):<{width + 7}}{sizes}"
+        yield table.title
+        sizes = "".join(f"{describe_size(count):>13}{'':10}" for count in options.shown)
+        yield f"{'algorithm':<{width}}{'steps':>7}{sizes}".rstrip()
         for row in table.rows:
             yield _describe_row(row, table, width, places)
         least = [describe_seconds(table.bounds[place].seconds) for place in places]
-        floor = "".join(f"{text:>13}{'':7}" for text in least)
+        floor = "".join(f"{text:>13}{'':10}" for text in least)
         yield f"{'lower bound':<{width}}{'':7}{floor}".rstrip()
     obstacles = [row.obstacle for table in tables for row in table.rows if row.obstacle]
     if obstacles:
@@ -159,12 +161,6 @@ def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
         )
 
 
-def _title(table: Table) -> str:
-    word = "node" if table.nodes == 1 else "nodes"
-    nodes = f" on {table.nodes:,} {word}" if table.nodes != table.ranks else ""
-    return f"{table.ranks:,} rank{'s' if table.ranks > 1 else ''}{nodes}"
-
-
 def _describe_row(row: Row, table: Table, width: int, places: Sequence[int]) -> str:
     if row.prices is None:
         return f"{row.name:<{width}}{'':>7}{'—':>13}"
@@ -172,13 +168,14 @@ def _describe_row(row: Row, table: Table, width: int, places: Sequence[int]) -> 
     form = row.prices[0].form
     run = row.prices[0].simulation
     steps = len(run.steps) if run is not None else form.steps if form is not None else 0
-    return f"{row.name:<{width}}{steps:>7}{''.join(cells)}".rstrip()
+    return f"{row.name:<{width}}{steps:>7,}{''.join(cells)}".rstrip()
 
 
 def _describe_price(price: Price, least: Bounds) -> str:
     mark = "" if price.source == "simulated" else "~"
-    share = f" ({price.seconds / least.seconds:.3g})" if least.seconds else ""
-    return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + share.ljust(7)
+    ratio = price.seconds / least.seconds if least.seconds else 1.0
+    share = f" ({ratio:,.0f})" if ratio >= 100 else f" ({ratio:.3g})"
+    return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + share.ljust(10)
 
 
 def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:

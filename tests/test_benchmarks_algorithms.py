@@ -258,7 +258,14 @@ def test_other_sizes_are_refused(text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 µs"), (1.5e-6, "1.5 µs"), (0.0123, "12.3 ms"), (2.0, "2 s"), (1e-9, "0.001 µs")],
+    [
+        (0.0, "0 µs"),
+        (1.5e-6, "1.5 µs"),
+        (0.0123, "12.3 ms"),
+        (2.0, "2 s"),
+        (12345.6, "12,346 s"),
+        (1e-9, "0.001 µs"),
+    ],
 )
 def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
