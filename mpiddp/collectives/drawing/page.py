@@ -88,7 +88,9 @@ def _collect(
     whole = [replace(choice, segments=1) for choice in chosen]
     entries = {str(one): one for one in (*(Choice(find(name)) for name in names()), *whole)}
     return {
-        "algorithms": {name: one.algorithm.summary for name, one in entries.items()},
+        "algorithms": {
+            name: one.algorithm.summary.replace("``", "") for name, one in entries.items()
+        },
         "start": {
             "ranks": ranks,
             "panels": [
