@@ -144,7 +144,7 @@ def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Ite
     form = options.choice.closed_form(hosts)
     formula = f" = {machines.describe_form(form)}" if form is not None else ""
     yield f"  {'modelled':14}{describe_seconds(run.seconds)}{formula}"
-    least = bound(options.size, machine, hosts)
+    least = bound(options.size, machine, hosts, len(schedule.members))
     yield (
         f"  {'lower bound':14}{describe_seconds(least.seconds)}: the greatest of latency "
         f"{describe_seconds(least.latency)}, bandwidth {describe_seconds(least.bandwidth)}, "

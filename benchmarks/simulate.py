@@ -138,7 +138,7 @@ def _describe_machine(options: Options) -> str:
 def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
     """The tables: seconds, and in brackets how many times the lower bound."""
     yield _describe_machine(options)
-    yield "time of an all-reduce; in brackets, how many times the lower bound that is"
+    yield "time; in brackets, how many times the lower bound of summing over all ranks that is"
     width = max(len(row.name) for table in tables for row in table.rows) + 2
     places = [options.sizes.index(count) for count in options.shown]
     for table in tables:

@@ -325,9 +325,9 @@ def _direct_phases(nodes: int, each: int, servers: int | None = None) -> list[Ph
 
 @register("direct", _direct_phases)
 def direct(n: int, servers: int | None = None) -> Schedule:
-    """A parameter server on every rank, or on the first ``servers``, without a server's own rank.
+    """Each rank is the parameter server of one chunk: all send it theirs, and it answers all.
 
-    Reduce-scatter, then all-gather, each in one step of n − 1 messages.
+    With ``servers`` given, only the first ones are. Reduce-scatter and all-gather in one step each.
     2 steps; bytes 2(n−1)/n·S; 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; with k servers 2(n−1)/k·S and
     (n−1)/k·S. Halves. Extra buffer: (n−1)/k·S. The sharded server of BytePS (Jiang et al.,
     OSDI'20), colocated.

@@ -323,21 +323,25 @@ class Bounds:
         return max(self.latency, self.bandwidth, self.addition)
 
 
-def bound(size: float, machine: Machine, nodes: Sequence[int]) -> Bounds:
-    """Lower bounds of an all-reduce of ``size`` bytes over all ranks of ``nodes``.
+def bound(
+    size: float, machine: Machine, nodes: Sequence[int], members: int | None = None
+) -> Bounds:
+    """Lower bounds of an all-reduce of ``size`` bytes over the ranks of ``nodes``.
 
-    ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through each rank's port and
-    (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan, JPDC 69(2), 2009);
-    the same argument holds for whole nodes and their links.
+    Where all ranks are members: ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through
+    each rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
+    JPDC 69(2), 2009); the same argument holds for whole nodes and their links. Where some only
+    serve, the ``members`` send the buffer once and receive it once, perhaps at the same time.
     """
     ranks, hosts = sum(nodes), len(nodes)
-    share, far = (ranks - 1) / ranks, (hosts - 1) / hosts
+    adders = ranks if members is None else members
     nearest = machine.between if max(nodes) == 1 else machine.inside
-    return Bounds(
-        latency=max(
-            math.ceil(math.log2(ranks)) * nearest.latency,
-            math.ceil(math.log2(hosts)) * machine.between.latency,
-        ),
-        bandwidth=2 * size * max(share * nearest.seconds_per_byte, far * machine.uplink),
-        addition=share * size * machine.addition,
-    )
+    latency = math.ceil(math.log2(adders)) * nearest.latency
+    addition = (adders - 1) / ranks * size * machine.addition
+    if adders < ranks:
+        volume = size if adders > 1 else 0.0
+        return Bounds(latency, volume * nearest.seconds_per_byte, addition)
+    far = machine.between.latency * math.ceil(math.log2(hosts))
+    port = (ranks - 1) / ranks * nearest.seconds_per_byte
+    link = (hosts - 1) / hosts * machine.uplink
+    return Bounds(max(latency, far), 2 * size * max(port, link), addition)

@@ -55,7 +55,7 @@ class Algorithm:
     @property
     def summary(self) -> str:
         """The first sentence of its docstring."""
-        text = " ".join((self.make.__doc__ or "").split())
+        text = " ".join((self.make.__doc__ or "").replace("``", "").split())
         return re.split(r"(?<=[.])\s", text)[0]
 
 
