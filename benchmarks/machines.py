@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.options import describe_seconds, positive
-from mpiddp.collectives.cost import ClosedForm, Link, Machine
+from mpiddp.collectives.closed_form import ClosedForm
+from mpiddp.collectives.cost import Link, Machine
 from mpiddp.errors import ConfigurationError
 
 MICROSECOND = 1e-6

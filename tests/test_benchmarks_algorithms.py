@@ -13,7 +13,7 @@ import pytest
 import launchers
 from benchmarks import explain, options, prove, simulate
 from mpiddp.collectives import registry
-from mpiddp.collectives.cost import Phase
+from mpiddp.collectives.closed_form import Phase
 from mpiddp.collectives.schedule import Transfer, all_reduce
 from mpiddp.errors import ConfigurationError, ScheduleError
 

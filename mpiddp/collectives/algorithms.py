@@ -12,25 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from mpiddp.collectives.cost import (
-    NOTHING,
-    Load,
-    Phase,
-    check_nodes,
-    exchange_phase,
-    make_phase,
-    split,
-)
-from mpiddp.collectives.registry import find, names, register
+from mpiddp.collectives import formulas
+from mpiddp.collectives.cost import check_nodes, split
+from mpiddp.collectives.registry import find, find_half, register
 from mpiddp.collectives.schedule import (
     Schedule,
     Transfer,
     all_reduce,
     beside,
     gather_back,
-    halve,
     place,
     reverse,
     scatter,
@@ -51,12 +42,7 @@ def copy(src: int, dst: int, lo: int = 0, hi: int | None = None) -> Transfer:
 # ---- rings --------------------------------------------------------------------------------
 
 
-def _ring_phases(nodes: int, each: int) -> list[Phase]:
-    n = nodes * each
-    return [make_phase(n - 1, nodes, 1, 1 / n, added) for added in (1 / n, 0.0)]
-
-
-@register("ring", _ring_phases)
+@register("ring", formulas.ring)
 def ring(n: int) -> Schedule:
     """Every rank passes one chunk at a time to its right neighbour, and adds what comes.
 
@@ -69,19 +55,7 @@ def ring(n: int) -> Schedule:
     return gather_back(scatter(n, steps, owners=range(n)))
 
 
-def _naive_ring_phases(nodes: int, each: int) -> list[Phase]:
-    near, far = nodes * (each - 1), nodes - 1
-    # The way round begins with the hop that closes the ring, and leaves out the last one.
-    back = (near - 1, far + 1) if nodes > 1 and each > 1 else (near, far)
-    return [
-        make_phase(near, 1, 1, 1, added=1),
-        make_phase(far, nodes, 1, 1, added=1),
-        make_phase(back[0], 1, 1, 1),
-        make_phase(back[1], nodes, 1, 1),
-    ]
-
-
-@register("naive-ring", _naive_ring_phases)
+@register("naive-ring", formulas.naive_ring)
 def naive_ring(n: int) -> Schedule:
     """The whole buffer goes along a chain, each rank adding its own, then once more round.
 
@@ -109,30 +83,7 @@ def powers_below(n: int) -> list[int]:
     return [1 << bit for bit in range((n - 1).bit_length())]
 
 
-def _count_rounds(nodes: int, each: int) -> tuple[int, int, int] | None:
-    """Rounds of swaps within nodes and between them, and of the spare ranks."""
-    if nodes > 1 and each > 1 and (not _is_power(nodes) or not _is_power(each)):
-        return None
-    return each.bit_length() - 1, nodes.bit_length() - 1, 0 if _is_power(nodes * each) else 1
-
-
-def _is_power(n: int) -> bool:
-    return n & (n - 1) == 0
-
-
-def _doubling_phases(nodes: int, each: int) -> list[Phase] | None:
-    if (rounds := _count_rounds(nodes, each)) is None:
-        return None
-    near, far, spare = rounds
-    return [
-        make_phase(spare, nodes, 1, 1, added=1),
-        Phase(near, near=Load(1, 1), added=1),
-        Phase(far, far=Load(1, 1), link=each, added=1),
-        make_phase(spare, nodes, 1, 1),
-    ]
-
-
-@register("recursive-doubling", _doubling_phases)
+@register("recursive-doubling", formulas.recursive_doubling)
 def recursive_doubling(n: int) -> Schedule:
     """Ranks at distance 1, 2, 4, … exchange all they have, and both add.
 
@@ -147,23 +98,7 @@ def recursive_doubling(n: int) -> Schedule:
     return all_reduce(n, 1, filter(None, [spare, *swaps, back]))
 
 
-def _halving_phases(nodes: int, each: int) -> list[Phase] | None:
-    if (rounds := _count_rounds(nodes, each)) is None:
-        return None
-    near, far, spare = rounds
-    phases = []
-    for added in (1, 0):
-        phases.append(make_phase(spare, nodes, 1, 1, added))
-        for halving in range(1, near + far + 1):
-            part = 0.5**halving
-            if halving <= far:
-                phases.append(Phase(1, NOTHING, Load(1, part), each * part, added * part))
-            else:
-                phases.append(Phase(1, Load(1, part), added=added * part))
-    return phases
-
-
-@register("halving-doubling", _halving_phases)
+@register("halving-doubling", formulas.halving_doubling)
 def halving_doubling(n: int) -> Schedule:
     """Recursive halving, then recursive doubling: Rabenseifner's algorithm.
 
@@ -185,18 +120,7 @@ def halving_doubling(n: int) -> Schedule:
 # ---- trees --------------------------------------------------------------------------------
 
 
-def _binomial_phases(nodes: int, each: int) -> list[Phase] | None:
-    if nodes > 1 and not _is_power(each):
-        return None
-    near, far = (each - 1).bit_length(), (nodes - 1).bit_length()
-    return [
-        phase
-        for added in (1, 0)
-        for phase in (make_phase(near, 1, 1, 1, added), make_phase(far, nodes, 1, 1, added))
-    ]
-
-
-@register("binomial-tree", _binomial_phases)
+@register("binomial-tree", formulas.binomial_tree)
 def binomial_tree(n: int) -> Schedule:
     """Reduce along a binomial tree to rank 0, broadcast back.
 
@@ -228,23 +152,7 @@ def _halves(reach: int) -> list[int]:
     return [reach >> bit for bit in range(reach.bit_length())]
 
 
-def _double_tree_phases(nodes: int, each: int) -> list[Phase] | None:
-    n = nodes * each
-    if nodes > 1 and each > 1:
-        return None
-    # A parent hears both children, but for the root of 2^k ranks, which has one.
-    height, single = n.bit_length() - 1, 1 if _is_power(n) and n > 1 else 0
-    return [
-        phase
-        for added in (1, 0)
-        for phase in (
-            make_phase(height - single, nodes, 2, 1, added),
-            make_phase(single, nodes, 1, 1 / 2, added / 2),
-        )
-    ]
-
-
-@register("double-tree", _double_tree_phases)
+@register("double-tree", formulas.double_tree)
 def double_tree(n: int) -> Schedule:
     """Two binary trees, each for half of the buffer; who is an inner node in one is a leaf in
     the other, so that in segments all links are used both ways.
@@ -268,11 +176,7 @@ def double_tree(n: int) -> Schedule:
 # ---- all to all, and servers --------------------------------------------------------------
 
 
-def _one_shot_phases(nodes: int, each: int) -> list[Phase]:
-    return [exchange_phase(nodes, each, 1, added=nodes * each - 1)]
-
-
-@register("one-shot", _one_shot_phases)
+@register("one-shot", formulas.one_shot)
 def one_shot(n: int) -> Schedule:
     """Everybody sends all to everybody, and sums in the order of the ranks.
 
@@ -299,31 +203,7 @@ def push_to_servers(n: int, servers: int, dedicated: bool) -> Schedule:
     return scatter(n, filter(None, [push]), owners=hosts, members=range(workers))
 
 
-def _serve_phases(servers: int, near: int, far: int, link: int = 0) -> list[Phase]:
-    """Each server hears ``near`` workers of its own node and ``far`` others, and answers them."""
-    share = 1 / servers
-    steps, heard = (1 if near + far else 0), (near + far) * share
-    loads = Load(near, near * share), Load(far, far * share)
-    return [Phase(steps, *loads, link, added) for added in (heard, 0.0)]
-
-
-def _colocated_phases(nodes: int, each: int, servers: int) -> list[Phase] | None:
-    """For servers on one node, or one rank on each."""
-    others, layered = (nodes - 1) * each, nodes > 1 and each > 1
-    if layered and servers > each:
-        return None
-    return _serve_phases(servers, each - 1, others, others if layered else 0)
-
-
-def _direct_phases(nodes: int, each: int, servers: int | None = None) -> list[Phase] | None:
-    n = nodes * each
-    if servers is not None and servers < n:
-        return _colocated_phases(nodes, each, servers)
-    share = 1 / n
-    return [exchange_phase(nodes, each, share, added) for added in ((n - 1) * share, 0.0)]
-
-
-@register("direct", _direct_phases)
+@register("direct", formulas.direct)
 def direct(n: int, servers: int | None = None) -> Schedule:
     """Each rank is the parameter server of one chunk: all send it theirs, and it answers all.
 
@@ -335,18 +215,7 @@ def direct(n: int, servers: int | None = None) -> Schedule:
     return gather_back(push_to_servers(n, n if servers is None else servers, dedicated=False))
 
 
-def _central_phases(nodes: int, each: int, servers: int = 1) -> list[Phase] | None:
-    others, workers = (nodes - 1) * each, nodes * each - servers
-    if nodes * each == 1:
-        return []
-    if workers < servers or (nodes > 1 and 1 < each < servers):
-        return None
-    if nodes == 1 or each == 1:
-        return _serve_phases(servers, *((workers, 0) if nodes == 1 else (0, workers)))
-    return _serve_phases(servers, each - servers, others, others)
-
-
-@register("central", _central_phases)
+@register("central", formulas.central)
 def central(n: int, servers: int = 1) -> Schedule:
     """A central parameter server on the last rank, or dedicated servers on the last ``servers``.
 
@@ -357,7 +226,7 @@ def central(n: int, servers: int = 1) -> Schedule:
     return gather_back(push_to_servers(n, servers, dedicated=n > 1))
 
 
-@register("gather-broadcast", lambda nodes, each: _colocated_phases(nodes, each, servers=1))
+@register("gather-broadcast", formulas.gather_broadcast)
 def gather_broadcast(n: int) -> Schedule:
     """All send their buffer to rank 0, which sums and sends the result to all.
 
@@ -370,41 +239,7 @@ def gather_broadcast(n: int) -> Schedule:
 # ---- nodes --------------------------------------------------------------------------------
 
 
-def _two_level_phases(
-    nodes: int, each: int, inner: str = "direct", outer: str = "ring"
-) -> list[Phase] | None:
-    within, across = find(inner).phases(1, each), find(outer).phases(nodes, 1)
-    if within is None or across is None:
-        return None
-    rails = len(set(_first_half(inner, each).owners))
-    shared = [
-        replace(
-            phase,
-            far=phase.far.scaled(1, 1 / rails),
-            link=phase.far.volume,
-            added=phase.added / rails,
-        )
-        for phase in across
-    ]
-    middle = len(within) // 2
-    return [*within[:middle], *shared, *within[middle:]]
-
-
-def _first_half(name: str, n: int) -> Schedule:
-    whole = find(name).make(n)
-    if not whole.owners:
-        raise ConfigurationError(
-            f"two-level: {name} has no halves, so it cannot be the inner level; expected one of "
-            f"{', '.join(other for other in names() if _has_halves(other))}"
-        )
-    return halve(whole)[0]
-
-
-def _has_halves(name: str) -> bool:
-    return name != "two-level" and bool(find(name).make(2).owners)
-
-
-@register("two-level", _two_level_phases)
+@register("two-level", formulas.two_level)
 def two_level(
     n: int, nodes: Sequence[int] | None = None, inner: str = "direct", outer: str = "ring"
 ) -> Schedule:
@@ -427,7 +262,7 @@ def two_level(
     across = find(outer).make(len(sizes))
     if len(across.members) < len(sizes):
         raise ConfigurationError(f"two-level: {outer} as the outer level would leave a node out")
-    halves = [_first_half(inner, size) for size in sizes]
+    halves = [find_half(inner, size) for size in sizes]
     firsts = [sum(sizes[:node]) for node in range(len(sizes))]
     # Fine enough for each node's pieces and for the outer algorithm's chunks of any of them.
     pieces = math.lcm(*(half.chunks for half in halves))

@@ -8,15 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mpiddp.collectives.cost import (
-    ClosedForm,
-    Machine,
-    Phase,
-    Simulation,
-    check_nodes,
-    simulate,
-)
-from mpiddp.collectives.schedule import Schedule, segment
+from mpiddp.collectives.closed_form import ClosedForm, Phase
+from mpiddp.collectives.cost import Machine, Simulation, check_nodes, simulate
+from mpiddp.collectives.schedule import Schedule, halve, segment
 from mpiddp.errors import ConfigurationError
 
 LARGEST_SIMULATED = 1024
@@ -79,6 +73,21 @@ def find(name: str) -> Algorithm:
     if name not in _algorithms:
         raise ConfigurationError(f"no algorithm is called {name!r}; there are {', '.join(names())}")
     return _algorithms[name]
+
+
+def find_half(name: str, ranks: int) -> Schedule:
+    """The first half of an algorithm, for a level of another one.
+
+    Raises ConfigurationError if it has none.
+    """
+    whole = find(name).make(ranks)
+    if not whole.owners:
+        possible = (other for other, algorithm in _algorithms.items() if algorithm.make(2).owners)
+        raise ConfigurationError(
+            f"{name} has no halves, so it cannot be the inner level; expected one of "
+            f"{', '.join(possible)}"
+        )
+    return halve(whole)[0]
 
 
 @dataclass(frozen=True)
