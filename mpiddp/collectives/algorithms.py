@@ -15,18 +15,18 @@ from collections.abc import Sequence
 
 from mpiddp.collectives import formulas
 from mpiddp.collectives.cost import check_nodes, split
-from mpiddp.collectives.registry import find, find_half, register
+from mpiddp.collectives.registry import check_servers, find_inner, find_outer, register
 from mpiddp.collectives.schedule import (
     Schedule,
     Transfer,
     all_reduce,
     beside,
     gather_back,
+    halve,
     place,
     reverse,
     scatter,
 )
-from mpiddp.errors import ConfigurationError
 
 
 def add(src: int, dst: int, lo: int = 0, hi: int | None = None) -> Transfer:
@@ -192,10 +192,7 @@ def push_to_servers(n: int, servers: int, dedicated: bool) -> Schedule:
     Colocated servers are the first ranks, and workers as well; dedicated ones are the last
     ranks, and contribute nothing. Each worker begins with another server.
     """
-    most = n - 1 if dedicated else n
-    if not 1 <= servers <= max(most, 1):
-        kind = "dedicated" if dedicated else "colocated"
-        raise ConfigurationError(f"{n} ranks can have 1 to {most} {kind} servers, not {servers}")
+    check_servers(n, servers, dedicated=dedicated)
     workers = n - servers if dedicated else n
     hosts = range(n - servers, n) if dedicated else range(servers)
     turns = [(r, (r + t) % servers) for t in range(servers) for r in range(workers)]
@@ -255,14 +252,8 @@ def two_level(
     BlueConnect (Cho et al., SysML'19), but for any number of ranks on each node.
     """
     sizes = split(n, min(n, 2)) if nodes is None else check_nodes(n, nodes)
-    if find(outer).knows_nodes:
-        raise ConfigurationError(
-            f"two-level: {outer} cannot be the outer level: a node is one rank"
-        )
-    across = find(outer).make(len(sizes))
-    if len(across.members) < len(sizes):
-        raise ConfigurationError(f"two-level: {outer} as the outer level would leave a node out")
-    halves = [find_half(inner, size) for size in sizes]
+    across = find_outer(outer).make(len(sizes))
+    halves = [halve(find_inner(inner).make(size))[0] for size in sizes]
     firsts = [sum(sizes[:node]) for node in range(len(sizes))]
     # Fine enough for each node's pieces and for the outer algorithm's chunks of any of them.
     pieces = math.lcm(*(half.chunks for half in halves))

@@ -152,7 +152,7 @@ def simulate(
 def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
     """The ranks of each node; raises ConfigurationError if there are not ``ranks`` of them."""
     sizes = (1,) * ranks if nodes is None else tuple(nodes)
-    if sum(sizes) != ranks or min(sizes) < 1:
+    if sum(sizes) != ranks or min(sizes, default=0) < 1:
         raise ConfigurationError(
             f"nodes of {', '.join(map(str, sizes))} ranks are not {ranks} ranks: "
             "each node has at least one, and together they have all"
@@ -233,18 +233,29 @@ def bound(
 
     Where all ranks are members: ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through
     each rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
-    JPDC 69(2), 2009); the same argument holds for whole nodes and their links. Where some only
-    serve, the ``members`` send the buffer once and receive it once, perhaps at the same time.
+    JPDC 69(2), 2009). The same holds for whole nodes and their links, but that a node of m ranks
+    hears m others at once. Where some ranks only serve, the ``members`` send the buffer once and
+    receive it once, perhaps at the same time.
     """
+    if not size:
+        return Bounds(0.0, 0.0, 0.0)
     ranks, hosts = sum(nodes), len(nodes)
     adders = ranks if members is None else members
     nearest = machine.between if max(nodes) == 1 else machine.inside
-    latency = math.ceil(math.log2(adders)) * nearest.latency
+    latency = _count_rounds(adders, 2) * nearest.latency
     addition = (adders - 1) / ranks * size * machine.addition
     if adders < ranks:
         volume = size if adders > 1 else 0.0
         return Bounds(latency, volume * nearest.seconds_per_byte, addition)
-    far = machine.between.latency * math.ceil(math.log2(hosts))
+    far = machine.between.latency * _count_rounds(hosts, 1 + max(nodes))
     port = (ranks - 1) / ranks * nearest.seconds_per_byte
     link = (hosts - 1) / hosts * machine.uplink
     return Bounds(max(latency, far), 2 * size * max(port, link), addition)
+
+
+def _count_rounds(count: int, factor: int) -> int:
+    """How often 1 is to be multiplied to reach ``count``."""
+    rounds, reached = 0, 1
+    while reached < count:
+        rounds, reached = rounds + 1, reached * factor
+    return rounds

@@ -15,7 +15,7 @@ from mpiddp.collectives.closed_form import (
     exchange_phase,
     make_phase,
 )
-from mpiddp.collectives.registry import find, find_half
+from mpiddp.collectives.registry import check_servers, find_inner, find_outer
 
 
 def ring(nodes: int, each: int) -> list[Phase]:
@@ -104,6 +104,7 @@ def one_shot(nodes: int, each: int) -> list[Phase]:
 def direct(nodes: int, each: int, servers: int | None = None) -> list[Phase] | None:
     """A chunk to everybody; with fewer servers than ranks, where they are all on one node."""
     n = nodes * each
+    check_servers(n, servers or n, dedicated=False)
     if servers is not None and servers < n:
         return _serve_beside(nodes, each, servers)
     share = 1 / n
@@ -112,6 +113,7 @@ def direct(nodes: int, each: int, servers: int | None = None) -> list[Phase] | N
 
 def central(nodes: int, each: int, servers: int = 1) -> list[Phase] | None:
     """At least as many workers as servers, and servers that fit on the last node."""
+    check_servers(nodes * each, servers, dedicated=nodes * each > 1)
     others, workers = (nodes - 1) * each, nodes * each - servers
     if nodes * each == 1:
         return []
@@ -126,10 +128,10 @@ def two_level(
     nodes: int, each: int, inner: str = "direct", outer: str = "ring"
 ) -> list[Phase] | None:
     """The outer algorithm on each of the rails, which share the node's link."""
-    within, across = find(inner).phases(1, each), find(outer).phases(nodes, 1)
+    within, across = find_inner(inner).phases(1, each), find_outer(outer).phases(nodes, 1)
     if within is None or across is None:
         return None
-    rails = len(set(find_half(inner, each).owners))
+    rails = len(set(find_inner(inner).make(each).owners))
     shared = [
         replace(
             phase,

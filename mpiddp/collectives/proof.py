@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from mpiddp.collectives.replay import replay
-from mpiddp.collectives.schedule import Program, Schedule, Step, Transfer, project
+from mpiddp.collectives.schedule import Collective, Program, Schedule, Step, Transfer, project
 from mpiddp.errors import ScheduleError
 
 
@@ -32,14 +32,33 @@ def prove(schedule: Schedule) -> None:
     """
     _check_form(schedule)
     coarse = _merge_chunks(schedule)
-    for number, step in enumerate(coarse.steps):
-        _check_landing(number, step)
-    _check_result(coarse)
+    try:
+        _check_content(coarse)
+    except ScheduleError:
+        # Once more with the chunks' own numbers, for whoever reads the message.
+        _check_content(schedule)
+        raise
     check_programs(project(coarse))
+
+
+def _check_content(schedule: Schedule) -> None:
+    for number, step in enumerate(schedule.steps):
+        _check_landing(number, step)
+    _check_result(schedule)
 
 
 def _check_form(schedule: Schedule) -> None:
     ranks, chunks = schedule.ranks, schedule.chunks
+    whole = schedule.collective is Collective.ALL_REDUCE
+    if not schedule.members or not set(schedule.members) <= set(range(ranks)):
+        raise ScheduleError(f"members must be some of {ranks} ranks, found {schedule.members}")
+    if not set(schedule.owners) <= set(range(ranks)) or (
+        len(schedule.owners) != chunks and not (whole and not schedule.owners)
+    ):
+        raise ScheduleError(
+            f"each of {chunks} chunks must have one of {ranks} ranks as its owner, "
+            f"found {schedule.owners}"
+        )
     for number, step in enumerate(schedule.steps):
         for transfer in step:
             src, dst, lo, hi, _ = transfer
@@ -216,4 +235,5 @@ def _describe(message: tuple[int, Transfer] | None) -> str:
     if message is None:
         return "none"
     step, transfer = message
-    return f"chunks {transfer.lo} to {transfer.hi} in step {step}"
+    kind = "" if transfer.reduce else "a copy of "
+    return f"{kind}chunks {transfer.lo} to {transfer.hi} in step {step}"

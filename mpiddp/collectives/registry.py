@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from mpiddp.collectives.closed_form import ClosedForm, Phase
 from mpiddp.collectives.cost import Machine, Simulation, check_nodes, simulate
-from mpiddp.collectives.schedule import Schedule, halve, segment
+from mpiddp.collectives.schedule import Schedule, segment
 from mpiddp.errors import ConfigurationError
 
 LARGEST_SIMULATED = 1024
@@ -75,19 +75,55 @@ def find(name: str) -> Algorithm:
     return _algorithms[name]
 
 
-def find_half(name: str, ranks: int) -> Schedule:
-    """The first half of an algorithm, for a level of another one.
+def find_inner(name: str) -> Algorithm:
+    """An algorithm with halves, for the inner level of another.
 
-    Raises ConfigurationError if it has none.
+    Raises ConfigurationError if it has none, or does not exist.
     """
-    whole = find(name).make(ranks)
-    if not whole.owners:
-        possible = (other for other, algorithm in _algorithms.items() if algorithm.make(2).owners)
+    algorithm = find(name)
+    if not _has_halves(algorithm):
         raise ConfigurationError(
-            f"{name} has no halves, so it cannot be the inner level; expected one of "
-            f"{', '.join(possible)}"
+            f"{name} has no halves, so it cannot be the inner level; {_expect(_has_halves)}"
         )
-    return halve(whole)[0]
+    return algorithm
+
+
+def find_outer(name: str) -> Algorithm:
+    """An algorithm that leaves no rank out, for the outer level, where each node is one rank.
+
+    Raises ConfigurationError if it does, or does not exist.
+    """
+    algorithm = find(name)
+    if not _joins_all(algorithm):
+        why = "knows of nodes itself" if algorithm.knows_nodes else "would leave a node out"
+        raise ConfigurationError(
+            f"{name} {why}, so it cannot be the outer level; {_expect(_joins_all)}"
+        )
+    return algorithm
+
+
+def _has_halves(algorithm: Algorithm) -> bool:
+    return bool(algorithm.make(2).owners)
+
+
+def _joins_all(algorithm: Algorithm) -> bool:
+    return not algorithm.knows_nodes and len(algorithm.make(2).members) == 2
+
+
+def _expect(fits: Callable[[Algorithm], bool]) -> str:
+    return f"expected one of {', '.join(one.name for one in _algorithms.values() if fits(one))}"
+
+
+def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
+    """Raise ConfigurationError unless so many of the ranks can be servers."""
+    # Dedicated servers leave at least one worker; one rank alone serves itself.
+    most = max(1, ranks - 1 if dedicated else ranks)
+    if not 1 <= servers <= most:
+        kind = "dedicated" if dedicated else "colocated"
+        raise ConfigurationError(
+            f"{ranks} rank{'s' if ranks > 1 else ''} can have 1 to {most} {kind} servers, "
+            f"not {servers}"
+        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +184,8 @@ class Choice:
         Sizes in bytes, rounded down to whole elements of ``item`` bytes. Raises
         ConfigurationError where there are too many ranks and no closed form.
         """
-        ranks, form = sum(nodes), self.closed_form(nodes)
+        ranks = sum(check_nodes(sum(nodes), nodes))
+        form = self.closed_form(nodes)
         if ranks <= LARGEST_SIMULATED:
             schedule = self.build(ranks, nodes)
             runs = [simulate(schedule, size // item, machine, nodes, item=item) for size in sizes]
@@ -158,7 +195,10 @@ class Choice:
                 f"{self} has no closed form for {ranks} ranks on {len(nodes)} nodes, and more than "
                 f"{LARGEST_SIMULATED} are not simulated"
             )
-        return [Price(form.seconds(size, machine), "closed form", form, None) for size in sizes]
+        return [
+            Price(form.seconds(size // item * item, machine), "closed form", form, None)
+            for size in sizes
+        ]
 
 
 def parse(text: str) -> Choice:
@@ -173,6 +213,8 @@ def parse(text: str) -> Choice:
             raise ConfigurationError(
                 f"{pair!r} in {text!r}: {name} takes {', '.join(f'{item}=…' for item in possible)}"
             )
+        if key in values:
+            raise ConfigurationError(f"{key} is given twice in {text!r}")
         values[key] = _read(key, value)
     segments = values.pop("segments", 1)
     return Choice(algorithm, values, segments)
