@@ -1,8 +1,8 @@
 """The collective algorithms: each a few lines that return an all-reduce as a Schedule.
 
 In the formulas n is the number of ranks, S the buffer in bytes, α the seconds for a message, β
-for a byte sent, γ for a byte added (cost.py says what is counted); "bytes" are those that the
-busiest rank sends. Where a docstring says "halves", ``halve`` makes a reduce-scatter and an
+for a byte sent, γ for a byte that arrives to be added (cost.py says what is counted); "bytes" are
+those that the busiest rank sends. Where a docstring says "halves", ``halve`` makes a reduce-scatter and an
 all-gather, or a reduce and a broadcast, from the same steps. The comparison follows Thakur,
 Rabenseifner and Gropp, IJHPCA 19(1), 2005, and Chan et al., CCPE 19(13), 2007.
 """
@@ -24,7 +24,7 @@ from mpiddp.collectives.schedule import (
     gather_back,
     halve,
     place,
-    reverse,
+    reverse_steps,
     scatter,
 )
 
@@ -59,8 +59,8 @@ def ring(n: int) -> Schedule:
 def naive_ring(n: int) -> Schedule:
     """The whole buffer goes along a chain, each rank adding its own, then once more round.
 
-    2(n−1) steps; bytes 2S; 2(n−1)(α + Sβ) + (n−1)Sγ. Halves (a reduce to the last rank). Extra
-    buffer: S. What tutorials draw as a ring; in segments it is the pipelined chain of Chan et
+    2(n−1) steps; bytes at most 2S; 2(n−1)(α + Sβ) + (n−1)Sγ. Halves (a reduce to the last rank).
+    Extra buffer: S. What tutorials draw as a ring; in segments it is the pipelined chain of Chan et
     al. 2007, and then as good as the ring.
     """
     chain = [[add(r, r + 1)] for r in range(n - 1)]
@@ -157,9 +157,9 @@ def double_tree(n: int) -> Schedule:
     """Two binary trees, each for half of the buffer; who is an inner node in one is a leaf in
     the other, so that in segments all links are used both ways.
 
-    2⌊lg n⌋ steps; bytes 2S; with m = 2⌊lg n⌋ messages, less one for a power of two, 2mα + mSβ +
-    m/2·Sγ. Halves. Extra buffer: S. Sanders, Speck and Träff, Parallel
-    Computing 35(12), 2009. We do not colour the edges: a parent hears both children in the same
+    2⌊lg n⌋ steps; bytes at most 2S; with m = 2⌊lg n⌋ messages, less one for a power of two,
+    2mα + mSβ + m/2·Sγ. Halves. Extra buffer: S. Sanders, Speck and Träff, Parallel Computing
+    35(12), 2009. We do not colour the edges: a parent hears both children in the same
     step and pays for both messages, which takes as long in the model as one after the other.
     """
     names = [range(n), [(n - 1 - i if n % 2 == 0 else (i + 1) % n) for i in range(n)]]
@@ -205,8 +205,8 @@ def direct(n: int, servers: int | None = None) -> Schedule:
     """Each rank is the parameter server of one chunk: all send it theirs, and it answers all.
 
     With ``servers`` given, only the first ones are. Reduce-scatter and all-gather in one step each.
-    2 steps; bytes 2(n−1)/n·S; 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; with k servers 2(n−1)/k·S and
-    (n−1)/k·S. Halves. Extra buffer: (n−1)/k·S. The sharded server of BytePS (Jiang et al.,
+    2 steps; bytes 2(n−1)/n·S; 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; with k servers 2(n−1)/k·Sβ and
+    (n−1)/k·Sγ. Halves. Extra buffer: (n−1)/k·S. The sharded server of BytePS (Jiang et al.,
     OSDI'20), colocated.
     """
     return gather_back(push_to_servers(n, n if servers is None else servers, dedicated=False))
@@ -263,12 +263,11 @@ def two_level(
         for half, first in zip(halves, firsts, strict=True)
     )
     members = [first + r for half, first in zip(halves, firsts, strict=True) for r in half.members]
-    first_half = scatter(n, within, owners=range(chunks), members=members)
     between = beside(
         place(across, n, ranks, low * across.chunks, high - low)
         for ranks, low, high in _find_rails(halves, firsts, pieces)
     )
-    steps = [*within, *between, *reverse(first_half).steps]
+    steps = [*within, *between, *reverse_steps(within)]
     return all_reduce(n, chunks, steps, members=members)
 
 

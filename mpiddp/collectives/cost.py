@@ -106,7 +106,7 @@ class StepPrice:
     """Bytes that the busiest rank sends or receives."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Simulation:
     """A schedule, priced step by step."""
 

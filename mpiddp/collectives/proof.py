@@ -22,9 +22,11 @@ def prove(schedule: Schedule) -> None:
     """Raise ScheduleError, which says where, unless all of this holds:
 
     - transfers are between different ranks that exist, of chunks that exist;
+    - a rank sends only what it holds, even where nobody uses it;
     - no chunk is copied into twice, or both copied into and reduced, in a step;
     - a copy may land in place: its rank does not send that chunk in the same step;
-    - every holder of a chunk ends with each contribution exactly once, and nothing else;
+    - every holder of a chunk ends with each contribution exactly once, and nowhere is one added
+      twice;
     - all holders of a chunk have the same reduction tree, up to the order of the two operands of
       an addition, so that they end bitwise equal;
     - the ranks' programs fit together, and none waits for ever even if every send blocks until
@@ -50,7 +52,8 @@ def _check_content(schedule: Schedule) -> None:
 def _check_form(schedule: Schedule) -> None:
     ranks, chunks = schedule.ranks, schedule.chunks
     whole = schedule.collective is Collective.ALL_REDUCE
-    if not schedule.members or not set(schedule.members) <= set(range(ranks)):
+    members = set(schedule.members)
+    if not members or not members <= set(range(ranks)) or len(members) < len(schedule.members):
         raise ScheduleError(f"members must be some of {ranks} ranks, found {schedule.members}")
     if not set(schedule.owners) <= set(range(ranks)) or (
         len(schedule.owners) != chunks and not (whole and not schedule.owners)
@@ -163,23 +166,16 @@ def _check_result(schedule: Schedule) -> None:
         wanted = sum(1 << rank for rank in schedule.contributors(chunk))
         first, *others = schedule.holders(chunk)
         for rank in (first, *others):
-            found = trees.contributions(state[rank][chunk])
-            if found != wanted:
-                raise ScheduleError(_describe_lack(rank, chunk, wanted, found))
+            lacking = wanted & ~trees.contributions(state[rank][chunk])
+            if lacking:
+                raise ScheduleError(
+                    f"at the end rank {rank}'s sum of chunk {chunk} lacks {_name_ranks(lacking)}"
+                )
             if state[rank][chunk] != state[first][chunk]:
                 raise ScheduleError(
                     f"at the end ranks {first} and {rank} hold chunk {chunk} added in different "
                     "orders, so that they may differ in the last bits"
                 )
-
-
-def _describe_lack(rank: int, chunk: int, wanted: int, found: int) -> str:
-    parts = []
-    if wanted & ~found:
-        parts.append(f"lacks {_name_ranks(wanted & ~found)}")
-    if found & ~wanted:
-        parts.append(f"has {_name_ranks(found & ~wanted)} beside")
-    return f"at the end rank {rank}'s sum of chunk {chunk} {' and '.join(parts)}"
 
 
 # ---- no deadlock --------------------------------------------------------------------------

@@ -54,9 +54,14 @@ class Algorithm:
 
 
 def register(name: str, phases: Phases) -> Callable[[AnyMaker], AnyMaker]:
-    """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn."""
+    """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn.
+
+    Raises ValueError if another one has the name.
+    """
 
     def keep(make: AnyMaker) -> AnyMaker:
+        if name in _algorithms:
+            raise ValueError(f"an algorithm is called {name!r} already")
         _algorithms[name] = Algorithm(name, make, phases)
         return make
 
@@ -126,7 +131,7 @@ def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Price:
     """What an all-reduce takes."""
 
@@ -203,11 +208,11 @@ class Choice:
 
 def parse(text: str) -> Choice:
     """Read ``NAME`` or ``NAME:key=value,…``. Raises ConfigurationError, saying what there is."""
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     algorithm = find(name)
     possible = (*algorithm.parameters, "segments")
     values: dict[str, Any] = {}
-    for pair in filter(None, rest.split(",")):
+    for pair in rest.split(",") if colon else ():
         key, equals, value = pair.partition("=")
         if key not in possible or not equals or not value:
             raise ConfigurationError(
@@ -223,6 +228,6 @@ def parse(text: str) -> Choice:
 def _read(key: str, value: str) -> Any:
     if key in ("inner", "outer"):
         return find(value).name
-    if not value.isdecimal() or int(value) < 1:
+    if not re.fullmatch("[1-9][0-9]*", value):
         raise ConfigurationError(f"{key} must be an integer >= 1, found {value!r}")
     return int(value)

@@ -70,7 +70,8 @@ class Schedule:
     members: tuple[int, ...]
     """Whose contributions are summed, and who is owed the result; dedicated servers are not."""
     owners: tuple[int, ...] = ()
-    """The owner of each chunk. In an all-reduce: who holds its sum half way, if anybody alone."""
+    """The owner of each chunk. In an all-reduce: who holds its sum after half of the steps; empty
+    if it has no such halves."""
     segments: int = 1
     """How many times ``segment`` has cut the buffer."""
 
@@ -105,7 +106,7 @@ def scatter(
 ) -> Schedule:
     """A reduce-scatter, one chunk per owner; a reduce, if there is one owner."""
     return Schedule(
-        Collective.REDUCE if len(owners) == 1 else Collective.REDUCE_SCATTER,
+        Collective.REDUCE if len(set(owners)) == 1 else Collective.REDUCE_SCATTER,
         ranks,
         len(owners),
         tuple(map(tuple, steps)),
@@ -140,11 +141,16 @@ def reverse(schedule: Schedule) -> Schedule:
     """
     if schedule.collective not in MIRROR:
         raise ValueError(f"an {schedule.collective.value} has no mirror image")
-    steps = tuple(
-        tuple(Transfer(dst, src, lo, hi, not reduce) for src, dst, lo, hi, reduce in step)
-        for step in reversed(schedule.steps)
-    )
+    steps = reverse_steps(schedule.steps)
     return replace(schedule, collective=MIRROR[schedule.collective], steps=steps)
+
+
+def reverse_steps(steps: Sequence[Iterable[Transfer]]) -> tuple[Step, ...]:
+    """The last first, with sources and destinations swapped, additions for copies."""
+    return tuple(
+        tuple(Transfer(dst, src, lo, hi, not reduce) for src, dst, lo, hi, reduce in step)
+        for step in reversed(steps)
+    )
 
 
 def gather_back(half: Schedule) -> Schedule:
@@ -175,9 +181,10 @@ def place(
 ) -> list[list[Transfer]]:
     """The steps with rank r called ``where[r]`` and chunk c become ``low + c·scale`` and on.
 
-    Raises ValueError if ``where`` does not name a rank below ``ranks`` for each of them.
+    Raises ValueError if ``where`` does not name another rank below ``ranks`` for each of them.
     """
-    if len(where) != schedule.ranks or not all(0 <= rank < ranks for rank in where):
+    places = {rank for rank in where if 0 <= rank < ranks}
+    if not len(where) == len(places) == schedule.ranks:
         raise ValueError(f"expected {schedule.ranks} ranks below {ranks}, found {list(where)}")
     return [
         [
@@ -189,7 +196,7 @@ def place(
 
 
 def beside(parts: Iterable[Sequence[Iterable[Transfer]]]) -> list[list[Transfer]]:
-    """Steps that are taken at the same time, of parts that do not touch each other's chunks."""
+    """Steps that are taken at the same time, of parts that share no chunk of any one rank."""
     return [
         list(itertools.chain.from_iterable(step))
         for step in itertools.zip_longest(*parts, fillvalue=())
@@ -243,7 +250,7 @@ class Round(NamedTuple):
 
     Copies may land where they belong at once; what is to be added lands elsewhere, and is added
     once all has been sent, in the order of ``receives``, which is that of the sources, with the
-    rank's own value in its place.
+    rank's own value in its place. Whether it has one to begin with, ``Schedule.contributors`` says.
     """
 
     step: int
