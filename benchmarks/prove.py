@@ -25,7 +25,7 @@ RANKS = 64
 SEGMENTS = (1, 2)
 """For every number of ranks."""
 MORE_SEGMENTS = (3, 5)
-FEWER_RANKS = 24
+FEWER_RANKS = 16
 """As far as more segments and the halves are proved: the work grows with the ranks' square."""
 
 

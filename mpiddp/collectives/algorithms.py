@@ -2,9 +2,9 @@
 
 In the formulas n is the number of ranks, S the buffer in bytes, α the seconds for a message, β
 for a byte sent, γ for a byte that arrives to be added (cost.py says what is counted); "bytes" are
-those that the busiest rank sends. Where a docstring says "halves", ``halve`` makes a reduce-scatter and an
-all-gather, or a reduce and a broadcast, from the same steps. The comparison follows Thakur,
-Rabenseifner and Gropp, IJHPCA 19(1), 2005, and Chan et al., CCPE 19(13), 2007.
+those that the busiest rank sends. Where a docstring says "halves", ``halve`` makes a
+reduce-scatter and an all-gather, or a reduce and a broadcast, from the same steps. The comparison
+follows Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, and Chan et al., CCPE 19(13), 2007.
 """
 
 from __future__ import annotations

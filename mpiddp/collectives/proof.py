@@ -7,7 +7,6 @@ PPoPP'21); that two ranks hold bitwise equal sums is shown by equal reduction tr
 from __future__ import annotations
 
 import bisect
-import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -124,12 +123,12 @@ class _Trees:
         self._known: dict[tuple[int, int], int] = {}
 
     def add(self, values: Sequence[int]) -> int:
-        return functools.reduce(self._add_two, values)
-
-    def _add_two(self, left: int, right: int) -> int:
-        operands = (left, right) if left < right else (right, left)
-        tree = self._known.get(operands)
-        return self._make(operands) if tree is None else tree
+        left = values[0]
+        for right in values[1:]:
+            operands = (left, right) if left < right else (right, left)
+            tree = self._known.get(operands)
+            left = self._make(operands) if tree is None else tree
+        return left
 
     def _make(self, operands: tuple[int, int]) -> int:
         left, right = self._contributions[operands[0]], self._contributions[operands[1]]

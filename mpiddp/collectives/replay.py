@@ -14,6 +14,9 @@ State = list[list[Value | None]]
 """For each rank and each chunk what it holds; None for nothing that is part of any result."""
 
 
+_SOURCE = itemgetter(0)
+
+
 def replay(
     schedule: Schedule,
     contribution: Callable[[int, int], Value],
@@ -78,7 +81,7 @@ def _take(
         if own is not None:
             operands.append((rank, own))
         if len(operands) > 1:
-            operands.sort(key=itemgetter(0))
+            operands.sort(key=_SOURCE)
             state[rank][chunk] = add([value for _, value in operands])
         else:
             state[rank][chunk] = operands[0][1]
