@@ -107,7 +107,10 @@ def main(arguments: Sequence[str]) -> None:
         text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.nodes)
         options.svg.write_text(text, encoding="utf-8")
     if options.html is not None:
-        page = draw_page(options.choice, options.ranks, options.nodes, beside=options.beside)
+        page = draw_page(
+            options.choice, options.ranks, options.nodes,
+            beside=options.beside, size=options.size, machine=options.machine,
+        )  # fmt: skip
         options.html.write_text(page, encoding="utf-8")
     print(*describe_price(options, schedule, run), sep="\n")
     for path in filter(None, (options.svg, options.html)):

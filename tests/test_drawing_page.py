@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 import browser
+from benchmarks import explain
+from benchmarks.options import describe_seconds, describe_size
 from mpiddp.collectives import algorithms
-from mpiddp.collectives.cost import bound, flat, simulate
+from mpiddp.collectives.cost import Link, Machine, bound, flat, simulate
+from mpiddp.collectives.drawing import page as pages
 from mpiddp.collectives.drawing.page import LARGEST, OFFERED, draw_page
 from mpiddp.collectives.registry import Choice, find, names, parse
 from mpiddp.collectives.replay import replay
@@ -23,8 +26,15 @@ from mpiddp.errors import ConfigurationError
 
 assert algorithms  # imported for what it registers
 
-LATENCY, SECONDS_PER_BYTE, ADDITION = 5e-6, 8e-11, 2e-11
-MACHINE = flat(LATENCY, SECONDS_PER_BYTE, ADDITION)
+FLAT = flat(5e-6, 8e-11, 2e-11)
+USUAL = Machine(Link(1e-6, 8e-11), Link(1e-5, 8e-10), 1e-10)
+MACHINES = {
+    "flat": FLAT,
+    "usual": USUAL,
+    "latency": Machine(Link(0.0, 1e-12), Link(1e-3, 1e-11), 1e-12),
+    "bandwidth": Machine(Link(1e-7, 1e-9), Link(1e-7, 1e-7), 1e-9),
+    "additions": Machine(Link(0.0, 1e-12), Link(0.0, 2e-12), 1e-7),
+}
 ITEM = 4
 PATIENCE = 15.0
 
@@ -61,6 +71,28 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("machine", "size", "message"),
+    [
+        (Machine(Link(0, 1e-9), Link(0, 1e-9), 1e-9, shared=5e-10), 1, "whose link is as quick as"),
+        (flat(0, 0, 1e-9), 1, "bandwidths of 0.001 to 1,000,000 Gbit/s, not inf"),
+        (flat(0, 1e-9, 0), 1, "additions of 0.001 to 1,000,000 GB/s, not inf"),
+        (flat(1e4, 1e-9, 1e-9), 1, r"latencies of 0 to 1,000,000 µs, not 1e\+10: use the terminal"),
+        (FLAT, (1 << 40) + 1, r"buffers of 0 to 1,048,576 MiB"),
+    ],
+)
+def test_figures_that_no_field_can_hold_are_refused(
+    machine: Machine, size: int, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        draw_page(parse("ring"), 4, machine=machine, size=size)
+
+
+def test_the_figures_of_the_commands_are_the_page_s_own() -> None:
+    options = explain.parse_options(["ring"])
+    assert (options.size, options.machine) == (pages.MEBIBYTE, pages.MACHINE)
+
+
 def test_the_second_algorithm_is_checked_like_the_first() -> None:
     with pytest.raises(ConfigurationError, match="1 to 3 dedicated servers, not 4"):
         draw_page(parse("ring"), 4, beside=parse("central:servers=4"))
@@ -81,10 +113,12 @@ def test_an_algorithm_with_parameters_is_there_wherever_it_can_be() -> None:
 
 
 def test_nodes_hold_for_the_ranks_they_were_given_for() -> None:
-    schedules = read_data(draw_page(parse("two-level"), 8, (3, 5)))["schedules"]
-    assert {tuple(entry["nodes"]) for entry in schedules["8"].values()} == {(3, 5)}
-    assert schedules["6"]["two-level"]["nodes"] == [3, 3]
-    assert "nodes" not in schedules["6"]["ring"]
+    data = read_data(draw_page(parse("two-level"), 8, (3, 5)))
+    assert data["nodes"] == {"8": [3, 5]}
+    schedules = data["schedules"]
+    assert not any("halves" in entry for entry in schedules["8"].values())
+    assert schedules["6"]["two-level"]["halves"] == [3, 3]
+    assert "halves" not in schedules["6"]["ring"]
 
 
 @pytest.mark.parametrize("nodes", [None, (8,) * 8, (20, 44)])
@@ -98,6 +132,13 @@ def test_a_page_refers_to_nothing_outside_it() -> None:
     assert not re.search(r"https?:|\bsrc=|url\(|@import|\bfetch\(|XMLHttpRequest", page)
     assert re.findall(r'href="([^"]*)"', page) == ["data:,"]
     assert not re.search(r"@(title|style|script|data)@", page)
+
+
+def test_every_script_is_in_the_page() -> None:
+    folder = Path(pages.__file__).parent
+    assert {path.name for path in folder.glob("*.js")} == set(pages.SCRIPTS)
+    page = draw_page(parse("ring"), 4)
+    assert all((folder / name).read_text("utf-8") in page for name in pages.SCRIPTS)
 
 
 def test_a_name_cannot_break_out_of_the_data() -> None:
@@ -129,11 +170,11 @@ class Page:
 
     def open(
         self, text: str, ranks: int, nodes: Sequence[int] | None = None, *,
-        beside: str | None = None, address: str = "",
+        beside: str | None = None, address: str = "", **figures: Any,
     ) -> None:  # fmt: skip
         file = self.folder / "page.html"
         second = parse(beside) if beside else None
-        file.write_text(draw_page(parse(text), ranks, nodes, beside=second), "utf-8")
+        file.write_text(draw_page(parse(text), ranks, nodes, beside=second, **figures), "utf-8")
         self.driver.get(f"{file.as_uri()}{address}")
 
     def visit(self, address: str) -> None:
@@ -215,12 +256,11 @@ def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
 
 
 COMPUTE = """
-const [ranks, segments, names, machine] = arguments;
-const { unpack, segment, merge, replay, price, countLinks, bound } = window.laboratory;
-const packed = JSON.parse(document.querySelector("#data").textContent).schedules[ranks];
+const [ranks, segments, names, machine, count] = arguments;
+const packed = data.schedules[ranks];
 return JSON.stringify(names.map((name) => {
   const schedule = segment(unpack(ranks, packed[name]), segments);
-  const size = machine.unit * schedule.chunks;
+  const size = 4 * (count ?? 1024 * schedule.chunks);
   const spell = (value) => value === null ? "" : value.join("+");
   const links = countLinks(schedule, size);
   return {
@@ -229,6 +269,7 @@ return JSON.stringify(names.map((name) => {
     states: replay(schedule).map((state) => state.map((row) => row.map(spell))),
     price: price(schedule, { ...machine, size }),
     merged: price(merge(schedule), { ...machine, size }),
+    messages: links.flat().reduce((total, link) => total + link.messages, 0),
     sent: links.map((row) => row.reduce((total, link) => total + link.bytes, 0)),
     received: links[0].map((_, dst) => links.reduce((total, row) => total + row[dst].bytes, 0)),
     bound: bound(schedule, { ...machine, size }),
@@ -237,31 +278,57 @@ return JSON.stringify(names.map((name) => {
 """
 
 
-def compute(page: Page, choices: Sequence[str], ranks: int, segments: int) -> list[Any]:
+@dataclass(frozen=True)
+class Setting:
+    """What schedules are priced for."""
+
+    ranks: int
+    segments: int = 1
+    machine: Machine = FLAT
+    nodes: tuple[int, ...] | None = None
+    count: int | None = None
+    """Elements of the buffer; 1024 in each chunk if not given."""
+
+
+def compute(page: Page, choices: Sequence[str], setting: Setting) -> list[Any]:
+    def spell(link: Link) -> Mapping[str, float]:
+        return {"latency": link.latency, "secondsPerByte": link.seconds_per_byte}
+
     machine = {
-        "latency": LATENCY,
-        "secondsPerByte": SECONDS_PER_BYTE,
-        "addition": ADDITION,
-        "unit": 1024 * ITEM,
+        "between": spell(setting.machine.between),
+        "inside": spell(setting.machine.inside),
+        "addition": setting.machine.addition,
+        "nodes": setting.nodes,
     }
-    return json.loads(page.run(COMPUTE, ranks, segments, choices, machine))
+    arguments = (setting.ranks, setting.segments, choices, machine, setting.count)
+    return json.loads(page.run(COMPUTE, *arguments))
 
 
-def check(found: Any, schedule: Schedule) -> None:
+def check(found: Any, schedule: Schedule, setting: Setting) -> None:
     assert found["chunks"] == schedule.chunks
     assert found["steps"] == [[list(transfer) for transfer in step] for step in schedule.steps]
     states = replay(schedule, lambda rank, _: str(rank), "+".join)
     expected = ([[value or "" for value in row] for row in state] for state in states)
     assert all(seen == state for seen, state in zip(found["states"], expected, strict=True))
-    run = simulate(schedule, schedule.chunks * 1024, MACHINE, item=ITEM)
+    check_prices(found, schedule, setting)
+
+
+def check_prices(found: Any, schedule: Schedule, setting: Setting) -> None:
+    count = schedule.chunks * 1024 if setting.count is None else setting.count
+    run = simulate(schedule, count, setting.machine, setting.nodes, item=ITEM)
     for prices in (found["price"], found["merged"]):
         assert [step["messages"] for step in prices] == [step.messages for step in run.steps]
         for key in ("seconds", "sent", "busiest"):
             assert [step[key] for step in prices] == pytest.approx(
                 [getattr(step, key) for step in run.steps]
             )
+    assert found["messages"] == sum(step.messages for step in run.steps)
     assert found["sent"] == pytest.approx(run.sent)
     assert found["received"] == pytest.approx(run.received)
+    hosts = setting.nodes or (1,) * setting.ranks
+    limits = bound(count * ITEM, setting.machine, hosts, len(schedule.members))
+    for key in ("latency", "bandwidth", "addition", "seconds"):
+        assert found["bound"][key] == pytest.approx(getattr(limits, key)), key
 
 
 @pytest.mark.browser
@@ -269,41 +336,67 @@ def test_the_page_segments_replays_and_prices_as_python_does(page: Page) -> None
     page.open("ring", 16)
     for ranks in (1, 2, 3, 5, 8, 16):
         for segments in (1, 2, 3):
-            for name, found in zip(names(), compute(page, names(), ranks, segments), strict=True):
-                check(found, Choice(find(name), segments=segments).build(ranks))
+            setting = Setting(ranks, segments)
+            for name, found in zip(names(), compute(page, names(), setting), strict=True):
+                check(found, Choice(find(name), segments=segments).build(ranks), setting)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("nodes", [(3, 4), (4, 4), (1, 2, 5), (2, 2, 2, 2), (6,), (1, 1, 1)])
+def test_the_page_prices_nodes_as_python_does(page: Page, nodes: tuple[int, ...]) -> None:
+    ranks = sum(nodes)
+    page.open("two-level", ranks, nodes)
+    for machine in MACHINES.values():
+        for segments in (1, 3):
+            setting = Setting(ranks, segments, machine, nodes)
+            for name, found in zip(names(), compute(page, names(), setting), strict=True):
+                schedule = Choice(find(name), segments=segments).build(ranks, nodes)
+                check_prices(found, schedule, setting)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("count", [0, 1, 3, 12, 13, 1000, 262_144])
+def test_chunks_hold_whole_elements_as_in_python(page: Page, count: int) -> None:
+    page.open("ring", 7, (3, 4))
+    setting = Setting(7, 2, USUAL, (3, 4), count)
+    for name, found in zip(names(), compute(page, names(), setting), strict=True):
+        check_prices(found, Choice(find(name), segments=2).build(7, (3, 4)), setting)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("nodes", [None, (3, 4), (6,)])
+@pytest.mark.parametrize("kind", MACHINES)
+def test_the_page_begins_with_the_figures_it_is_given(
+    page: Page, kind: str, nodes: tuple[int, ...] | None
+) -> None:
+    machine, size = MACHINES[kind], 12_345_676
+    ranks = sum(nodes or (5,))
+    page.open("ring", ranks, nodes, size=size, machine=machine)
+    read = page.run("return readMachine()")
+    inside = machine.between if nodes is None else machine.inside
+    for name, link in {"between": machine.between, "inside": inside}.items():
+        assert read[name]["latency"] == pytest.approx(link.latency)
+        assert read[name]["secondsPerByte"] == pytest.approx(link.seconds_per_byte)
+    assert read["addition"] == pytest.approx(machine.addition)
+    assert read["size"] == size
+    assert read["nodes"] == (nodes and list(nodes))
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("text", ["direct:servers=2", "two-level:inner=ring,outer=direct"])
 def test_parameters_and_nodes_are_kept(page: Page, text: str) -> None:
     page.open(text, 7, (3, 4))
-    (found,) = compute(page, [text], 7, 2)
-    check(found, Choice(find(text.partition(":")[0]), parse(text).parameters, 2).build(7, (3, 4)))
+    setting = Setting(7, 2, USUAL, (3, 4))
+    (found,) = compute(page, [text], setting)
+    choice = Choice(find(text.partition(":")[0]), parse(text).parameters, 2)
+    check(found, choice.build(7, (3, 4)), setting)
     assert page.run("return document.querySelector('[name=first]').value") == text
-
-
-@pytest.mark.browser
-def test_the_lower_bound_is_that_of_python_unless_servers_help(page: Page) -> None:
-    page.open("ring", 4)
-    for ranks in (1, 2, 3, 8, 16):
-        ring, central = compute(page, ["ring", "central"], ranks, 1)
-        size = 1024 * ITEM * ring["chunks"]
-        limits = bound(size, MACHINE, (1,) * ranks)
-        for key in ("latency", "bandwidth", "addition", "seconds"):
-            assert ring["bound"][key] == pytest.approx(getattr(limits, key)), (ranks, key)
-        # One central server: its chunk is the whole buffer. A member sends all of it once.
-        if ranks > 2:
-            assert central["bound"]["bandwidth"] == pytest.approx(1024 * ITEM * SECONDS_PER_BYTE)
 
 
 @pytest.mark.browser
 def test_tokens_that_would_meet_travel_side_by_side(page: Page) -> None:
     page.open("one-shot", 6)
-    places = page.run(
-        """const { unpack, assignLanes } = window.laboratory;
-        const packed = JSON.parse(document.querySelector("#data").textContent).schedules[6];
-        return assignLanes(unpack(6, packed["one-shot"]).steps[0])"""
-    )
+    places = page.run("return assignLanes(unpack(6, data.schedules[6]['one-shot']).steps[0])")
     step = parse("one-shot").build(6).steps[0]
     assert {place["lanes"] for place in places} == {len({place["lane"] for place in places})}
     for one, here in zip(step, places, strict=True):
@@ -355,7 +448,7 @@ def test_a_step_shows_what_is_added_in_its_order(page: Page) -> None:
     assert changed == ["a+c", "a+b", "b+c"]
     assert page.text(".words") == "Step 1 of 4: every rank adds 1 chunk from its left neighbour."
     assert page.facts()["Messages"] == "3 of 12"
-    assert page.text(".busiest") == "All 3 links in use have sent 1.33 MB each."
+    assert page.text(".busiest") == "All 3 links in use have sent 341.3 KiB each."
 
 
 @pytest.mark.browser
@@ -446,11 +539,11 @@ def test_what_is_chosen_is_what_is_shown(page: Page) -> None:
     page.choose("ranks", 2)
     for name, value in {"latency": 1, "bandwidth": 8, "size": 1, "additions": 1}.items():
         page.choose(name, value)
-    # Half of 1 MB at 1 GB/s, twice, and once half of it added at 1 GB/s.
-    assert page.facts()["Time"] == "0 µs of 1.5 ms"
+    # Half of 1 MiB at 1 GB/s, twice, and once half of it added at 1 GB/s.
+    assert page.facts()["Time"] == "0 µs of 1.57 ms"
     page.choose("latency", 1000)
-    assert page.facts()["Time"] == "0 µs of 3.5 ms"
-    assert page.facts()["Lower bound"] == "1 ms"
+    assert page.facts()["Time"] == "0 µs of 3.57 ms"
+    assert page.facts()["Lower bound"] == "1.05 ms"
 
 
 @pytest.mark.browser
@@ -463,6 +556,90 @@ def test_a_field_that_cannot_be_read_is_named_and_nothing_changes(page: Page) ->
     page.choose("bandwidth", 200)
     assert page.text("#problem") == ""
     assert page.facts() != before
+
+
+INSIDE = "return !document.querySelector('[name=insideLatency]').checkVisibility()"
+
+
+@pytest.mark.browser
+def test_links_inside_nodes_have_fields_where_nodes_were_given(page: Page) -> None:
+    page.open("two-level", 6, (3, 3), machine=USUAL, size=1024, beside="ring")
+    assert page.texts("h2") == ["two-level on 6 ranks of 2 nodes", "ring on 6 ranks of 2 nodes"]
+    assert not page.run(INSIDE)
+    assert page.texts(".node") == ["node 0", "node 1"] * 2
+    assert "2 nodes of 3 ranks" in page.text("#model")
+    before = page.facts()["Time"]
+    page.choose("insideLatency", 0)
+    assert page.facts()["Time"] != before
+    assert "insideLatency=0&" in page.driver.current_url
+    page.choose("ranks", 8)
+    assert page.run(INSIDE)
+    assert "insideLatency" not in page.driver.current_url
+    assert "every pair of ranks has the same link here" in page.text("#model")
+    page.open("two-level", 6)
+    assert page.run(INSIDE)
+    assert page.texts(".node") == ["node 0", "node 1"]
+
+
+@pytest.mark.browser
+def test_links_inside_nodes_cannot_be_slower_than_between_them(page: Page) -> None:
+    page.open("two-level", 6, (3, 3), machine=USUAL)
+    before = page.facts()
+    page.choose("insideLatency", 10.5)
+    assert page.text("#problem") == (
+        "Latency inside nodes (µs) must not be above 10, the latency between nodes."
+    )
+    page.choose("bandwidth", 200)
+    assert "Bandwidth inside nodes (Gbit/s) must not be below 200" in page.text("#problem")
+    invalid = page.run(
+        "return [...document.querySelectorAll('[aria-invalid=true]')].map((field) => field.name)"
+    )
+    assert invalid == ["insideLatency", "insideBandwidth"]
+    assert page.facts() == before
+    # Where there are no nodes, nothing is wrong with fields that nobody sees.
+    page.choose("ranks", 5)
+    assert page.text("#problem") == ""
+    assert page.facts() != before
+
+
+@pytest.mark.browser
+def test_an_address_whose_links_contradict_each_other_changes_no_link(page: Page) -> None:
+    page.open("two-level", 6, (3, 3), machine=USUAL)
+    shown = page.facts()
+    page.visit(page.driver.current_url.partition("#")[0] + "#latency=0.5")
+    assert page.facts() == shown
+    assert page.text("#problem") == ""
+
+
+FIGURES = (
+    "--bytes 4M --latency 20 --bandwidth 25 --inside-latency 2 --inside-bandwidth 200 --addition 20"
+)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    "command",
+    [f"two-level --ranks 6 --nodes 2 {FIGURES}", f"ring --ranks 7 --nodes 3 {FIGURES}",
+     "ring --ranks 4", "two-level --ranks 6", "central --ranks 5 --bytes 1001 --latency 0",
+     "double-tree --ranks 8 --nodes 8 --segments 4 --bytes 3G --bandwidth 0.01"],
+)  # fmt: skip
+def test_the_page_says_the_same_figures_as_the_terminal(
+    page: Page, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = page.folder / "page.html"
+    words = [*command.split(), "--html", str(file)]
+    explain.main(words)
+    options = explain.parse_options(words)
+    schedule = options.choice.build(options.ranks, options.nodes)
+    run = simulate(schedule, options.size // ITEM, options.machine, options.nodes, item=ITEM)
+    page.driver.get(file.as_uri())
+    facts, printed = page.facts(), capsys.readouterr().out
+    total = describe_seconds(run.seconds)
+    assert re.search(rf"modelled +{re.escape(total)}( |$)", printed, re.MULTILINE)
+    assert facts["Time"] == f"0 µs of {total}"
+    assert re.search(rf"lower bound +{re.escape(facts['Lower bound'])}:", printed)
+    assert facts["Bytes"].split(" of ")[1] == describe_size(int(run.sent.max()))
+    assert facts["Messages"] == f"0 of {sum(step.messages for step in run.steps)}"
 
 
 @pytest.mark.browser

@@ -1,20 +1,21 @@
 """An animated page: one HTML document that plays schedules, offline, in any browser.
 
-The schedules in it are those of the registry, written as data; its script cuts them in segments,
-replays and prices them, and has no algorithm of its own.
+The schedules in it are those of the registry, written as data; its scripts cut them in segments,
+replay and price them, and have no algorithm of their own.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import chain
 from typing import Any
 
-from mpiddp.collectives.cost import split
+from mpiddp.collectives.cost import Machine, flat, split
 from mpiddp.collectives.registry import Choice, find, names
 from mpiddp.collectives.schedule import Schedule
 from mpiddp.errors import ConfigurationError
@@ -25,15 +26,33 @@ LARGEST_GRID = 64 * 256
 """Ranks times columns, that is, chunks that some message tells apart."""
 OFFERED = (*range(1, 9), 10, 12, 16)
 """Numbers of ranks that every page has, beside the one that was asked for."""
+SCRIPTS = (
+    "page_model.js", "page_price.js", "page_words.js", "page_panel.js", "page_settings.js",
+    "page.js",
+)  # fmt: skip
+"""In this order, for what a script does at once needs those before it."""
+MICROSECOND = 1e-6
+GIGABIT = 1e9 / 8
+GIGABYTE = 1e9
+MEBIBYTE = 1 << 20
+MACHINE = flat(10 * MICROSECOND, 1 / (10 * GIGABIT), 1 / (10 * GIGABYTE))
+"""As the commands have it where nothing is said."""
 
 
 def draw_page(
-    choice: Choice, ranks: int, nodes: Sequence[int] | None = None, *, beside: Choice | None = None
+    choice: Choice,
+    ranks: int,
+    nodes: Sequence[int] | None = None,
+    *,
+    beside: Choice | None = None,
+    size: int = MEBIBYTE,
+    machine: Machine = MACHINE,
 ) -> str:
     """The page that begins with ``choice`` on ``ranks`` ranks, with ``beside`` next to it if given.
 
     ``nodes`` has the ranks of each node; it holds for ``ranks`` ranks, other numbers are without.
-    Raises ConfigurationError for what cannot be built or is too large to be looked at.
+    Prices begin with a buffer of ``size`` bytes on ``machine``, which readers may change. Raises
+    ConfigurationError for what cannot be built, is too large to be looked at, or has no field.
     """
     if ranks > LARGEST:
         raise ConfigurationError(
@@ -42,11 +61,12 @@ def draw_page(
     chosen = [choice] if beside is None else [choice, beside]
     for one in chosen:
         _check_size(one, one.build(ranks, nodes))
+    fields = _describe_fields(size, machine)
     document = {
         "title": html.escape(_name_all(chosen, ranks)),
         "style": _read("page.css"),
-        "script": _read("page.js"),
-        "data": _embed(_collect(chosen, ranks, nodes)),
+        "script": "\n".join(map(_read, SCRIPTS)),
+        "data": _embed({**_collect(chosen, ranks, nodes), "fields": fields}),
     }
     page = _read("page.html")
     for key, text in document.items():
@@ -61,6 +81,42 @@ def _check_size(choice: Choice, schedule: Schedule) -> None:
             f"the page shows up to {LARGEST_GRID} cells (ranks times chunks), and {choice} on "
             f"{schedule.ranks} ranks has {cells}: choose fewer segments, --svg or the terminal"
         )
+
+
+def _describe_fields(size: int, machine: Machine) -> Mapping[str, Mapping[str, float]]:
+    """What each field of the page begins with, in its unit, and its limits."""
+    if machine.uplink != machine.between.seconds_per_byte:
+        raise ConfigurationError(
+            "the page prices nodes whose link is as quick as one rank's between nodes, "
+            f"{machine.between.seconds_per_byte} s for a byte, not {machine.uplink}"
+        )
+    fields = {"size": _make_field("buffers", size / MEBIBYTE, "MiB", 0, 1 << 20)}
+    links = {"latency": machine.between, "insideLatency": machine.inside}
+    for name, link in links.items():
+        fields[name] = _make_field("latencies", link.latency / MICROSECOND, "µs", 0, 10**6)
+    links = {"bandwidth": machine.between, "insideBandwidth": machine.inside}
+    for name, link in links.items():
+        gigabits = _invert(link.seconds_per_byte * GIGABIT)
+        fields[name] = _make_field("bandwidths", gigabits, "Gbit/s", 0.001, 10**6)
+    gigabytes = _invert(machine.addition * GIGABYTE)
+    fields["additions"] = _make_field("additions", gigabytes, "GB/s", 0.001, 10**6)
+    return fields
+
+
+def _invert(value: float) -> float:
+    return 1 / value if value else math.inf
+
+
+def _make_field(
+    what: str, value: float, unit: str, least: float, most: float
+) -> Mapping[str, float]:
+    if not least <= value <= most:
+        raise ConfigurationError(
+            f"the page has {what} of {least} to {most:,} {unit}, not {value:g}: use the terminal"
+        )
+    # Sizes are whole bytes, and exact; of the others the last bits are the division's.
+    exact = value if unit == "MiB" else float(f"{value:.12g}")
+    return {"value": int(exact) if exact.is_integer() else exact, "min": least, "max": most}
 
 
 def _count_columns(schedule: Schedule) -> int:
@@ -99,6 +155,7 @@ def _collect(
             ],
         },
         "largestGrid": LARGEST_GRID,
+        "nodes": {} if nodes is None else {str(ranks): list(nodes)},
         "schedules": {
             str(number): _pack_all(entries, number, nodes if number == ranks else None)
             for number in sorted({*OFFERED, ranks})
@@ -117,12 +174,12 @@ def _pack_all(
             _check_size(choice, schedule)
         except ConfigurationError:
             continue
-        halves = split(ranks, min(ranks, 2)) if choice.algorithm.knows_nodes else ()
-        packed[name] = _pack(schedule, nodes or halves)
+        divided = nodes is None and ranks > 1 and choice.algorithm.knows_nodes
+        packed[name] = _pack(schedule, split(ranks, 2) if divided else None)
     return packed
 
 
-def _pack(schedule: Schedule, nodes: Sequence[int]) -> Mapping[str, Any]:
+def _pack(schedule: Schedule, halves: Sequence[int] | None) -> Mapping[str, Any]:
     """Each step flat, five integers for a transfer; what can be guessed is left out."""
     packed: dict[str, Any] = {
         "chunks": schedule.chunks,
@@ -130,6 +187,6 @@ def _pack(schedule: Schedule, nodes: Sequence[int]) -> Mapping[str, Any]:
     }
     if len(schedule.members) < schedule.ranks:
         packed["members"] = schedule.members
-    if len(nodes) > 1:
-        packed["nodes"] = list(nodes)
+    if halves is not None:
+        packed["halves"] = halves
     return packed
