@@ -44,8 +44,9 @@ class Options:
     def title(self) -> str:
         """What is shown, in a few words."""
         ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        nodes = "" if self.nodes is None else f" of {len(self.nodes)} nodes"
-        return f"{self.choice} on {ranks}{nodes}"
+        if self.nodes is None:
+            return f"{self.choice} on {ranks}"
+        return f"{self.choice} on {ranks} of {len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
 
     @property
     def hosts(self) -> tuple[int, ...]:

@@ -58,9 +58,11 @@ def describe_size(count: int) -> str:
 
 def describe_seconds(seconds: float) -> str:
     """Three figures and a unit."""
-    if seconds >= 1000:
+    # Rounded first, or 999.9 µs would be 1e+03 of them.
+    rounded = float(f"{seconds:.3g}")
+    if rounded >= 1000:
         return f"{seconds:,.0f} s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale or unit == "µs":
-            return f"{seconds / scale:.3g} {unit}"
-    raise AssertionError
+    scale, unit = next(
+        (pair for pair in ((1.0, "s"), (1e-3, "ms")) if rounded >= pair[0]), (1e-6, "µs")
+    )
+    return f"{rounded / scale:.3g} {unit}"
