@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -51,10 +53,25 @@ def run(arguments: Sequence[str]) -> None:
     importlib.import_module(f"benchmarks.{name}").main(rest)
 
 
+def _forgive_closed_output() -> None:
+    """Whoever reads the first lines only, as head does, is not told of an error.
+
+    Raises BrokenPipeError again if it was another pipe.
+    """
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    if not any(events & select.POLLERR for _, events in output.poll(0)):
+        raise
+    # What is still to be written at the end goes nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 if __name__ == "__main__":
     # A request to end arrives as an exception, so that running programs are ended, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Whoever reads the first lines only, as head does, is not told of an error.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with WayOut():
-        run(sys.argv[1:])
+        try:
+            run(sys.argv[1:])
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _forgive_closed_output()

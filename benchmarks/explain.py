@@ -9,20 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import machines, records
-from benchmarks.options import at_least, describe_seconds, describe_size, size
+from benchmarks.options import (
+    ITEM,
+    at_least,
+    describe_algorithms,
+    describe_seconds,
+    describe_size,
+    size,
+)
 from mpiddp.collectives.cost import Machine, Simulation, bound, simulate, split
 from mpiddp.collectives.drawing.diagram import draw_diagram
 from mpiddp.collectives.drawing.page import draw_page
 from mpiddp.collectives.drawing.text import describe
-from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, names, parse
-from mpiddp.collectives.schedule import Schedule
+from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, parse
+from mpiddp.collectives.schedule import Schedule, segment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import Parser
 
-ITEM = 4
-"""Bytes of an element: float32."""
-MOST_CELLS = 10_000_000
-"""Ranks × chunks × steps of a picture, beyond which nobody could read it."""
+MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
+"""Ranks × chunks × steps, beyond which nobody could look at it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class Options:
     choice: Choice
     ranks: int
     nodes: tuple[int, ...] | None
-    """The ranks of each node; None if nodes were not spoken of."""
+    """The ranks of each node; None if nodes were not spoken of, and the algorithm has no use for
+    them, else two halves."""
     size: int
     """Bytes of the buffer."""
     machine: Machine
@@ -60,7 +66,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         prog="python -m benchmarks explain",
         description="Show an all-reduce step by step: which chunk goes where, what each rank "
         "holds, what it takes. --svg and --html draw it.",
-        epilog=f"ALGORITHM is one of {', '.join(names())}; with parameters as in ring:segments=4.",
+        epilog=describe_algorithms("ring:segments=4"),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -71,7 +77,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--svg", type=Path, metavar="FILE", help="draw a space-time diagram")
     add("--html", type=Path, metavar="FILE", help="write a page that animates the steps")
     add("--beside", type=parse, metavar="ALGORITHM", help="with --html: a second one")
-    add("--bytes", type=size, default=1 << 20, metavar="B", help="buffer to price (default: 1M)")
+    add("--bytes", type=size, default=1 << 20, metavar="B", help="buffer to price; K, M, G are "
+        "2^10, 2^20, 2^30 (default: 1M)")  # fmt: skip
     machines.add_options(parser)
     values = vars(parser.parse_args(arguments))
     choice, ranks = values["algorithm"], values["ranks"]
@@ -81,7 +88,12 @@ def parse_options(arguments: Sequence[str]) -> Options:
         choice = replace(choice, segments=values["segments"])
     if values["beside"] is not None and values["html"] is None:
         raise ConfigurationError("--beside needs --html FILE")
+    for name in ("svg", "html"):
+        if values[name] is not None and values[name].suffix != f".{name}":
+            raise ConfigurationError(f"--{name} {values[name]}: expected a name in .{name}")
     nodes = None if values["nodes"] is None else split(ranks, values["nodes"])
+    if nodes is None and choice.algorithm.knows_nodes:
+        nodes = split(ranks, min(2, ranks))
     machine = machines.read_machine(values, several=nodes is not None)
     files = {name: values[name] for name in ("svg", "html", "beside")}
     return Options(choice, ranks, nodes, values["bytes"], machine, **files)
@@ -90,16 +102,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def main(arguments: Sequence[str]) -> None:
     """Print the steps, or draw them; then what they take."""
     options = parse_options(arguments)
-    for path in filter(None, (options.svg, options.html)):
-        records.check_writable(path)
-    if options.ranks > LARGEST_SIMULATED:
-        raise _too_large(f"{options.ranks} ranks")
-    schedule = options.choice.build(options.ranks, options.nodes)
-    cells = schedule.ranks * schedule.chunks * (len(schedule.steps) + 1)
-    if cells > MOST_CELLS:
-        raise _too_large(
-            f"{len(schedule.steps)} steps of {schedule.ranks} ranks with {schedule.chunks} chunks"
-        )
+    records.check_outputs(options.svg, options.html)
+    schedule = build(options)
     count = options.size // ITEM
     run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)
     if options.svg is None and options.html is None:
@@ -118,6 +122,18 @@ def main(arguments: Sequence[str]) -> None:
         print(f"wrote {path}")
 
 
+def build(options: Options) -> Schedule:
+    """The schedule. Raises ConfigurationError if it is too large to be looked at."""
+    if options.ranks > LARGEST_SIMULATED:
+        raise _too_large(f"{options.ranks} ranks")
+    segments = options.choice.segments
+    whole = replace(options.choice, segments=1).build(options.ranks, options.nodes)
+    steps, chunks = len(whole.steps) + segments - 1, whole.chunks * segments
+    if whole.ranks * chunks * (steps + 1) > MOST_CELLS["svg" if options.svg else "text"]:
+        raise _too_large(f"{steps} steps of {whole.ranks} ranks with {chunks} chunks")
+    return segment(whole, segments)
+
+
 def _too_large(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{what} are more than a picture can show; python -m benchmarks simulate prices them"
@@ -132,7 +148,8 @@ def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
     print(f"{options.title}: {options.choice.algorithm.summary}")
     colour = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns
-    for line in describe(schedule, width=width, colour=colour, notes=_list_notes(run)):
+    notes = _list_notes(run)
+    for line in describe(schedule, width=width, colour=colour, notes=notes, nodes=options.nodes):
         print(line)
     print()
 
@@ -145,8 +162,9 @@ def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Ite
     figures = machines.describe_machine(machine, several=several)
     yield f"{options.title}, {describe_size(options.size)}, {figures}"
     yield f"  {'steps':14}{len(run.steps)}, with {messages} messages of all ranks"
-    form = options.choice.closed_form(hosts)
-    formula = f" = {machines.describe_form(form)}" if form is not None else ""
+    form, formula = options.choice.closed_form(hosts), ""
+    if form is not None:
+        formula = machines.describe_form(form, run.seconds, options.size, machine)
     yield f"  {'modelled':14}{describe_seconds(run.seconds)}{formula}"
     least = bound(options.size, machine, hosts, len(schedule.members))
     yield (

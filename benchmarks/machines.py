@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of a message within a node (default: a tenth of --latency)")  # fmt: skip
     add("--inside-bandwidth", type=positive("Gbit/s"), default=None, metavar="Gbit/s",
         help="within a node (default: ten times --bandwidth)")  # fmt: skip
+    add("--node-bandwidth", type=positive("Gbit/s"), default=None, metavar="Gbit/s",
+        help="of a node's link to the network, each way, which its ranks share (default: as "
+        "--bandwidth, which one rank can fill alone)")  # fmt: skip
     add("--addition", type=positive("GB/s"), default=10.0, metavar="GB/s",
         help="bytes that a rank adds in a second (default: 10)")  # fmt: skip
 
@@ -36,9 +40,11 @@ def read_machine(values: Mapping[str, Any], *, several: bool) -> Machine:
 
     Raises ConfigurationError where the inside figures are given without nodes.
     """
+    for name in ("inside_latency", "inside_bandwidth", "node_bandwidth"):
+        if values[name] is not None and not several:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is for nodes of several ranks")
     inside = (values["inside_latency"], values["inside_bandwidth"])
-    if not several and inside != (None, None):
-        raise ConfigurationError("--inside-latency and --inside-bandwidth are for several nodes")
+    _check_order(values)
     between = _read_link(values["latency"], values["bandwidth"])
     latency, bandwidth = inside
     near = _read_link(
@@ -46,7 +52,24 @@ def read_machine(values: Mapping[str, Any], *, several: bool) -> Machine:
         values["bandwidth"] * 10 if bandwidth is None else bandwidth,
     )
     addition = 1 / (values["addition"] * GIGABYTE)
-    return Machine(near if several else between, between, addition)
+    shared = values["node_bandwidth"]
+    uplink = None if shared is None else 1 / (shared * GIGABIT)
+    return Machine(near if several else between, between, addition, uplink)
+
+
+def _check_order(values: Mapping[str, Any]) -> None:
+    for least, most in (
+        ("inside_latency", "latency"),
+        ("bandwidth", "inside_bandwidth"),
+        ("bandwidth", "node_bandwidth"),
+    ):
+        low, high = values[least], values[most]
+        if low is not None and high is not None and low > high:
+            names = [f"--{name.replace('_', '-')}" for name in (least, most)]
+            raise ConfigurationError(
+                f"{names[0]} {low:g} must not be above {names[1]} {high:g}: inside a node messages "
+                "are no slower, and its link has room for one rank at least"
+            )
 
 
 def _read_link(latency: float, bandwidth: float) -> Link:
@@ -59,23 +82,34 @@ def describe_machine(machine: Machine, *, several: bool) -> str:
     if several:
         parts[0] += " between nodes"
         parts.append(f"{_describe_link(machine.inside)} inside")
-    parts.append(f"additions at {1 / machine.addition / GIGABYTE:g} GB/s")
+        if machine.uplink != machine.between.seconds_per_byte:
+            parts.append(f"{1 / machine.uplink / GIGABIT:g} Gbit/s for each node")
+    parts.append(f"γ {1 / machine.addition / GIGABYTE:g} GB/s")
     return ", ".join(parts)
 
 
 def _describe_link(link: Link) -> str:
     bandwidth = 1 / link.seconds_per_byte / GIGABIT
-    return f"α {describe_seconds(link.latency)} and {bandwidth:g} Gbit/s"
+    return f"α {describe_seconds(link.latency)} and β {bandwidth:g} Gbit/s"
 
 
-def describe_form(form: ClosedForm) -> str:
-    """The formula with its numbers, S the buffer."""
-    near, far = form.near, form.far
-    parts = [(near.messages, "α"), (near.volume, "S·β")]
-    if near.messages and far.messages:
-        parts = [(factor, f"{unit} inside") for factor, unit in parts]
-        parts += [(far.messages, "α between"), (far.volume, "S·β between")]
-    elif far.messages:
-        parts = [(far.messages, "α"), (far.volume, "S·β")]
-    parts.append((form.added, "S·γ"))
-    return " + ".join(f"{factor:.4g} {unit}" for factor, unit in parts if factor) or "0"
+def describe_form(form: ClosedForm, seconds: float, size: int, machine: Machine) -> str:
+    """`` = `` and the formula with its numbers, S the buffer; nothing where it is not so simple.
+
+    With nodes of several ranks a step may be decided by a rank or by its node's link, and the sum
+    over the steps need not be a sum of terms. Chunks that differ by an element make it ``≈``.
+    """
+    link = machine.inside if form.near.messages else machine.between
+    load = form.near if form.near.messages else form.far
+    if form.near.messages and form.far.messages:
+        return ""
+    value = (
+        load.messages * link.latency
+        + load.volume * size * link.seconds_per_byte
+        + form.added * size * machine.addition
+    )
+    if not math.isclose(value, seconds, rel_tol=0.02):
+        return ""
+    parts = ((load.messages, "α"), (load.volume, "S·β"), (form.added, "S·γ"))
+    text = " + ".join(f"{factor:.4g} {unit}" for factor, unit in parts if factor) or "0"
+    return f" {'=' if math.isclose(value, seconds, rel_tol=1e-9) else '≈'} {text}"

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchmarks import numerics_report, records
 from benchmarks.numerics_report import Row
-from benchmarks.options import at_least, positive
+from benchmarks.options import add_algorithms, at_least, positive, read_algorithms
 from benchmarks.summation import (
     DTYPES,
     describe_order,
@@ -25,7 +25,6 @@ from benchmarks.summation import (
     list_accumulations,
     measure,
 )
-from mpiddp.collectives import registry
 from mpiddp.collectives.registry import Choice
 from mpiddp.collectives.schedule import Schedule
 from mpiddp.errors import ScheduleError
@@ -60,17 +59,12 @@ def parse(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = Parser(
         prog="python -m benchmarks numerics",
-        # Behind an option that takes several values, they would be taken for some of these.
-        usage="%(prog)s [ALGORITHM …] [OPTION …]",
         description="Sum normal values in each algorithm's order, adding in the type itself and "
         "in float32, and compare with float64. Needs neither MPI nor a GPU.",
-        epilog=f"ALGORITHM is one of {', '.join(registry.names())}; with parameters as in "
-        "direct:servers=3.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithms", type=registry.parse, nargs="*", metavar="ALGORITHM",
-        help="default: all, two-level with two nodes")  # fmt: skip
+    add_algorithms(parser)
     add("--ranks", type=at_least(2), nargs="+", default=RANKS, metavar="N",
         help="default: 8 64 256")  # fmt: skip
     add("--dtype", choices=DTYPES, nargs="+", default=DTYPES, dest="dtypes", metavar="TYPE",
@@ -85,9 +79,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--json", type=Path, metavar="FILE", help="write all results and the environment")
     add("--plot", type=Path, metavar="FILE", help="draw error against ranks (.svg, .png or .pdf)")
     values = vars(parser.parse_args(arguments))
-    chosen = values.pop("algorithms") or [registry.parse(name) for name in registry.names()]
-    # By their text: a Choice holds a dictionary, and cannot be a key.
-    values["algorithms"] = tuple({str(choice): choice for choice in chosen}.values())
+    values["algorithms"] = read_algorithms(values["algorithms"])
     values["ranks"] = tuple(sorted(set(values["ranks"])))
     values["dtypes"] = tuple(dict.fromkeys(values["dtypes"]))
     return Options(**values)
@@ -95,8 +87,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 def check(options: Options) -> None:
     """Refuse files that cannot be written before anything is measured."""
-    for path in filter(None, (options.json, options.plot)):
-        records.check_writable(path)
+    records.check_outputs(options.json, options.plot)
     if options.plot is not None:
         from benchmarks.strips import check_drawable
 

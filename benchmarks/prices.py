@@ -33,3 +33,8 @@ class Table:
         nodes = f" on {self.nodes:,} node{'s' if self.nodes > 1 else ''}"
         ranks = f"{self.ranks:,} rank{'s' if self.ranks > 1 else ''}"
         return ranks + (nodes if self.nodes != self.ranks else "")
+
+
+def get_ratio(price: Price, least: Bounds) -> float | None:
+    """How many times the lower bound; None where that is nothing."""
+    return price.seconds / least.seconds if least.seconds else None

@@ -8,17 +8,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from benchmarks import records
-from benchmarks.options import at_least
+from benchmarks.options import add_algorithms, at_least, read_algorithms
 from mpiddp.collectives.proof import prove
-from mpiddp.collectives.registry import Choice, find, names, parse
+from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.collectives.schedule import Schedule, halve, segment
-from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.launch.arguments import Parser
 
 RANKS = 64
@@ -46,12 +47,15 @@ class Case:
 class Verdict:
     """What has been proved of one case, or of several."""
 
+    fewest: int = 0
+    """Ranks of the smallest case."""
     schedules: int = 0
     messages: int = 0
     failures: tuple[str, ...] = ()
 
     def __add__(self, other: Verdict) -> Verdict:
         return Verdict(
+            min(filter(None, (self.fewest, other.fewest)), default=0),
             self.schedules + other.schedules,
             self.messages + other.messages,
             self.failures + other.failures,
@@ -62,7 +66,7 @@ def list_cases(choices: Sequence[Choice], ranks: int, segments: Sequence[int] | 
     """All of them, the largest first, so that the processes end together."""
     cases = []
     for choice in choices:
-        for n in range(1, ranks + 1):
+        for n in range(_find_fewest(choice, ranks), ranks + 1):
             usual = SEGMENTS + (MORE_SEGMENTS if n <= FEWER_RANKS else ())
             counts = tuple(segments or usual)
             name = str(choice)
@@ -70,6 +74,18 @@ def list_cases(choices: Sequence[Choice], ranks: int, segments: Sequence[int] | 
             cases += [Case(name, name, n, nodes, (1,)) for nodes in _list_nodes(choice, n)]
             cases += [Case(other, name, n, None, (1,)) for other in _list_variants(choice, n)]
     return sorted(cases, key=lambda case: -case.ranks)
+
+
+def _find_fewest(choice: Choice, ranks: int) -> int:
+    """The least number of ranks that the choice can be on; raises ConfigurationError if none."""
+    for n in range(1, ranks):
+        try:
+            choice.build(n)
+        except ConfigurationError:
+            continue
+        return n
+    choice.build(ranks)
+    return ranks
 
 
 def _list_nodes(choice: Choice, n: int) -> list[tuple[int, ...]]:
@@ -98,7 +114,7 @@ def check_case(case: Case) -> Verdict:
         except ScheduleError as error:
             nodes = "" if case.nodes is None else f" on nodes of {case.nodes}"
             failures = (f"{case.choice}, {case.ranks} ranks{nodes}, {name}: {error}",)
-        verdict += Verdict(1, sum(map(len, schedule.steps)), failures)
+        verdict += Verdict(case.ranks, 1, sum(map(len, schedule.steps)), failures)
     return verdict
 
 
@@ -127,26 +143,29 @@ def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = Parser(
         prog="python -m benchmarks prove",
-        # Behind an option that takes several values, they would be taken for some of these.
-        usage="%(prog)s [ALGORITHM …] [OPTION …]",
         description="Prove by exact propagation, without running anything, that each algorithm is "
         "an all-reduce: every contribution once, the same additions on every rank, no conflict "
-        "within a step, no deadlock; and the like of its halves.",
-        epilog=f"ALGORITHM is one of {', '.join(names())}; with parameters as in direct:servers=3.",
+        "within a step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithms", type=parse, nargs="*", metavar="ALGORITHM", help="default: all")
-    add("--ranks", type=at_least(1), default=RANKS, metavar="N", help=f"1 to N (default: {RANKS})")
+    add_algorithms(parser)
+    add(
+        "--ranks",
+        type=at_least(1, LARGEST_SIMULATED),
+        default=RANKS,
+        metavar="N",
+        help=f"1 to N (default: {RANKS})",
+    )
     add("--segments", type=at_least(1), nargs="+", metavar="K", help="default: 1 2, and 3 5 for "
         f"up to {FEWER_RANKS} ranks")  # fmt: skip
     add("--processes", type=at_least(1), default=len(os.sched_getaffinity(0)), metavar="P",
         help="default: one per core")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the verdicts")
     values = vars(parser.parse_args(arguments))
-    choices = tuple(values["algorithms"]) or tuple(Choice(find(n)) for n in names())
+    choices = read_algorithms(values["algorithms"])
     if any(choice.segments > 1 for choice in choices):
-        raise ConfigurationError("segments are given by --segments")
+        raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
     segments = tuple(values["segments"]) if values["segments"] else None
     return Options(choices, values["ranks"], segments, values["processes"], values["json"])
 
@@ -167,15 +186,20 @@ def _map(cases: Sequence[Case], processes: int) -> Iterator[Verdict]:
         yield from map(check_case, cases)
         return
     # The symbols are small and acyclic: looking for garbage among them costs a third.
-    with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
-        yield from pool.map(check_case, cases, chunksize=4)
+    try:
+        with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
+            yield from pool.map(check_case, cases, chunksize=4)
+    except BrokenProcessPool:
+        raise MpiddpError(
+            "a process of the proof was killed, perhaps for want of memory; "
+            "fewer --processes or --ranks need less"
+        ) from None
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print one line per algorithm. Raises ScheduleError if one does not keep its promise."""
     options = parse_options(arguments)
-    if options.json is not None:
-        records.check_writable(options.json)
+    records.check_outputs(options.json)
     begin = time.perf_counter()
     verdicts = check_all(options)
     seconds = time.perf_counter() - begin
@@ -189,9 +213,10 @@ def main(arguments: Sequence[str]) -> None:
             content | {"verdicts": {name: asdict(verdict) for name, verdict in verdicts.items()}},
         )
     failures = [failure for verdict in verdicts.values() for failure in verdict.failures]
+    print(*failures, sep="\n", end="\n" if failures else "")
     if failures:
         sys.stdout.flush()
-        raise ScheduleError("\n  ".join([f"{len(failures)} schedules are wrong:", *failures[:20]]))
+        raise ScheduleError(f"{len(failures)} schedules do not keep their promise")
 
 
 def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) -> Iterator[str]:
@@ -201,7 +226,7 @@ def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) 
     for name, verdict in verdicts.items():
         word = f"{len(verdict.failures)} WRONG" if verdict.failures else "proved"
         yield (
-            f"{name:<{width}}  {f'1–{options.ranks}':>6}  {verdict.schedules:>9,}  "
+            f"{name:<{width}}  {f'{verdict.fewest}–{options.ranks}':>6}  {verdict.schedules:>9,}  "
             f"{verdict.messages:>9,}  {word}"
         )
     total = sum(verdicts.values(), Verdict())
@@ -210,3 +235,12 @@ def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) 
         f"{'all':<{width}}  {'':>6}  {total.schedules:>9,}  {total.messages:>9,}  "
         f"in {seconds:.1f} s on {cores}"
     )
+    if options.segments is None:
+        yield (
+            f"segments: {_list(SEGMENTS)}; up to {FEWER_RANKS} ranks {_list(MORE_SEGMENTS)} "
+            "as well, and the halves"
+        )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))

@@ -113,6 +113,15 @@ def check_writable(path: Path) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def check_outputs(*paths: Path | None) -> None:
+    """Raise ConfigurationError unless all that are given can be written, each to its own file."""
+    given = [path for path in paths if path is not None]
+    for path in given:
+        check_writable(path)
+    if len({path.resolve() for path in given}) < len(given):
+        raise ConfigurationError(f"{given[-1]} is named for two outputs")
+
+
 def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
     """Write a record, whole or not at all."""
     record = {"benchmark": benchmark, "schema": SCHEMA, **content}

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks import machines, records
-from benchmarks.options import at_least, describe_seconds, describe_size, size
-from benchmarks.prices import Row, Table
+from benchmarks.options import (
+    add_algorithms,
+    at_least,
+    describe_seconds,
+    describe_size,
+    read_algorithms,
+    size,
+)
+from benchmarks.prices import Row, Table, get_ratio
 from mpiddp.collectives.cost import Bounds, Machine, bound, check_nodes
-from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, Price, find, names, parse
+from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, Price
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import Parser
 
 RANKS = (8, 64, 1024, 65536)
+MOST_RANKS = 1 << 24
 SIZES = (1 << 10, 1 << 20, 1 << 28)
 PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
 
@@ -47,21 +55,18 @@ def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = Parser(
         prog="python -m benchmarks simulate",
-        # Behind an option that takes several values, they would be taken for some of these.
-        usage="%(prog)s [ALGORITHM …] [OPTION …]",
         description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
         f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-        epilog=f"ALGORITHM is one of {', '.join(names())}; with parameters as in ring:segments=4.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithms", type=parse, nargs="*", metavar="ALGORITHM", help="default: all")
-    add("--ranks", type=at_least(1), nargs="+", default=RANKS, metavar="N",
+    add_algorithms(parser)
+    add("--ranks", type=at_least(1, MOST_RANKS), nargs="+", default=RANKS, metavar="N",
         help=f"default: {' '.join(map(str, RANKS))}")  # fmt: skip
     add("--ranks-per-node", type=at_least(1), default=1, metavar="M",
         help="ranks that share a node and its link (default: 1)")  # fmt: skip
-    add("--bytes", type=size, nargs="+", metavar="B", help="buffers (default: 1K 1M 256M; with "
-        "--plot 1K to 256M)")  # fmt: skip
+    add("--bytes", type=size, nargs="+", metavar="B", help="buffers; K, M, G are 2^10, 2^20, "
+        "2^30 (default: 1K 1M 256M; with --plot 1K to 256M)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all prices")
     add(
         "--plot",
@@ -71,10 +76,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
     )
     machines.add_options(parser)
     values = vars(parser.parse_args(arguments))
-    choices = tuple(values["algorithms"]) or tuple(Choice(find(n)) for n in names())
     asked = tuple(dict.fromkeys(values["bytes"] or ()))
     return Options(
-        choices=choices,
+        choices=read_algorithms(values["algorithms"]),
         ranks=tuple(dict.fromkeys(values["ranks"])),
         per_node=values["ranks_per_node"],
         sizes=asked or (PLOTTED_SIZES if values["plot"] else SIZES),
@@ -88,18 +92,19 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def main(arguments: Sequence[str]) -> None:
     """Print a table for each number of ranks."""
     options = parse_options(arguments)
-    for path in filter(None, (options.json, options.plot)):
-        records.check_writable(path)
+    records.check_outputs(options.json, options.plot)
     if options.plot is not None:
         from benchmarks.strips import check_drawable
 
         check_drawable(options.plot)
+        if len(options.sizes) < 2 or max(options.ranks) < 2:
+            raise ConfigurationError("--plot needs two sizes at least, and two ranks")
     tables = price_all(options)
     print(*describe(options, tables), sep="\n")
     if options.json is not None:
         records.write_record(options.json, "simulate", to_record(options, tables))
     if options.plot is not None:
-        from benchmarks.crossings import draw
+        from benchmarks.simulate_plot import draw
 
         draw(options.plot, options.sizes, tables, _describe_machine(options))
 
@@ -165,23 +170,33 @@ def _describe_row(row: Row, table: Table, width: int, places: Sequence[int]) -> 
     if row.prices is None:
         return f"{row.name:<{width}}{'':>7}{'—':>13}"
     cells = [_describe_price(row.prices[place], table.bounds[place]) for place in places]
-    form = row.prices[0].form
-    run = row.prices[0].simulation
-    steps = len(run.steps) if run is not None else form.steps if form is not None else 0
+    steps = _count_steps(row.prices[0])
     return f"{row.name:<{width}}{steps:>7,}{''.join(cells)}".rstrip()
+
+
+def _count_steps(price: Price) -> int:
+    if price.simulation is not None:
+        return len(price.simulation.steps)
+    return price.form.steps if price.form is not None else 0
 
 
 def _describe_price(price: Price, least: Bounds) -> str:
     mark = "" if price.source == "simulated" else "~"
-    ratio = price.seconds / least.seconds if least.seconds else 1.0
+    ratio = get_ratio(price, least)
+    if ratio is None:
+        return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + " " * 10
     share = f" ({ratio:,.0f})" if ratio >= 100 else f" ({ratio:.3g})"
     return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + share.ljust(10)
 
 
 def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
-    """All figures, in bytes and seconds."""
+    """All figures, in bytes and seconds; of the machine, seconds for each byte."""
     return {
-        "machine": _describe_machine(options),
+        "machine": {
+            **asdict(options.machine),
+            "uplink": options.machine.uplink,
+            "ranks_per_node": options.per_node,
+        },
         "bytes": options.sizes,
         "tables": [
             {
@@ -192,6 +207,7 @@ def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
                     row.name: {
                         "seconds": [price.seconds for price in row.prices],
                         "source": row.prices[0].source,
+                        "steps": _count_steps(row.prices[0]),
                     }
                     for row in table.rows
                     if row.prices

@@ -48,7 +48,7 @@ def test_everything_that_is_registered_is_proved(tmp_path):
         # Two segmentations of each number of ranks, and four of some.
         assert verdict["schedules"] >= 2 * 64 + 2 * 16
         assert verdict["failures"] == []
-    for line in result.stdout.splitlines()[1:-1]:
+    for line in result.stdout.splitlines()[1:-2]:
         assert line.endswith("proved")
 
 
@@ -61,9 +61,10 @@ def test_a_wrong_algorithm_is_found_by_being_registered(registered, capsys):
     registered("forgetful", forget_the_way_back)
     with pytest.raises(ScheduleError) as caught:
         prove.main(["--ranks", "3", "--processes", "1"])
-    text = str(caught.value)
+    assert "8 schedules" in str(caught.value)
+    text = capsys.readouterr().out
     assert "forgetful, 2 ranks, 1 segment: at the end rank 1's sum of chunk 0 lacks rank 0" in text
-    table = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    table = {line.split()[0]: line for line in text.splitlines()}
     assert table["forgetful"].endswith("8 WRONG")
     assert table["ring"].endswith("proved")
 
@@ -74,6 +75,15 @@ def test_the_proof_of_one_algorithm_in_given_segments(capsys):
     # Three schedules of each number of ranks: seven segments, and the halves.
     assert row.split() == ["ring", "1–4", "12", row.split()[3], "proved"]
     assert total.startswith("all")
+
+
+def test_a_choice_is_proved_from_as_few_ranks_as_it_can_have(capsys):
+    prove.main(["direct:servers=3", "central:servers=3", "--ranks", "6", "--processes", "1"])
+    _, colocated, dedicated, *_ = capsys.readouterr().out.splitlines()
+    assert colocated.split()[:2] == ["direct:servers=3", "3–6"]
+    assert dedicated.split()[:2] == ["central:servers=3", "4–6"]
+    with pytest.raises(ConfigurationError, match="2 ranks can have 1 to 2 colocated servers"):
+        prove.main(["direct:servers=3", "--ranks", "2"])
 
 
 def test_each_algorithm_comes_with_its_variants():
@@ -94,6 +104,38 @@ def test_explain_prints_the_steps_and_the_price(capsys):
     # 6 · 1 µs + 1.5 · 4096 B / (1 GB/s) + 0.75 · 4096 B / (1 GB/s)
     assert "modelled      15.2 µs = 6 α + 1.5 S·β + 0.75 S·γ" in text
     assert "busiest rank  0 sends 6 KiB and receives 6 KiB; all ranks send 24 KiB" in text
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("nodes", [[], ["--nodes", "2"]], ids=["alike", "nodes"])
+def test_the_formula_that_is_printed_gives_the_price(name, nodes, capsys):
+    """With α 1 s, a byte 1 s on any link and 0.1 s to add, the terms are seconds."""
+    machine = ["--latency", "1e6", "--bandwidth", "8e-9", "--addition", "1e-8"]
+    near = ["--inside-latency", "1e6", "--inside-bandwidth", "8e-9"]
+    size = 4 * 5 * 3 * 64
+    explain.main([name, "--ranks", "6", "--bytes", str(size), *machine, *nodes,
+                  *(near if nodes or name == "two-level" else [])])  # fmt: skip
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "modelled" in line]
+    price, sign, formula = line.partition(" = ")
+    assert sign or nodes or name == "two-level", "where all links are alike there is a formula"
+    weights = {"α": 1, "S·β": size, "S·γ": size / 10}
+    terms = (term.split() for term in formula.split(" + ") if sign)
+    total = sum(float(factor) * weights[unit] for factor, unit in terms)
+    found = float(price.split()[1].replace(",", ""))
+    assert not sign or total == pytest.approx(found, rel=1e-3)
+
+
+def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsys):
+    for bandwidth, milliseconds in (("10", 8 * 1.048576), ("40", 2 * 1.048576)):
+        explain.main(["direct", "--ranks", "4", "--nodes", "2", "--bytes", "10M", "--latency", "0",
+                      "--inside-bandwidth", "1e9", "--addition", "1e9",
+                      "--node-bandwidth", bandwidth])  # fmt: skip
+        # Each way and half, two ranks send half of the buffer to the other node.
+        [line] = [line for line in capsys.readouterr().out.splitlines() if "modelled" in line]
+        value, unit = line.split()[1:3]
+        assert float(value) * {"ms": 1, "µs": 1e-3}[unit] == pytest.approx(
+            max(milliseconds * 2, 8 * 1.048576), rel=1e-2
+        )
 
 
 def test_explain_draws(tmp_path, capsys):
@@ -124,8 +166,11 @@ def test_explain_draws(tmp_path, capsys):
         (["ring", "--ranks", "300"], "more than a picture can show"),
         (["ring", "--ranks", "65", "--html", "a.html"], "up to 64 ranks"),
         (["ring", "--beside", "direct"], "--beside needs --html FILE"),
-        (["ring", "--inside-latency", "1"], "are for several nodes"),
-        (["ring", "--nodes", "2", "--inside-latency", "11"], "cannot be quicker than inside"),
+        (["ring", "--inside-latency", "1"], "is for nodes of several ranks"),
+        (
+            ["ring", "--nodes", "2", "--inside-latency", "11"],
+            "--inside-latency 11 must not be above --latency 10",
+        ),
         (["ring", "--bandwidth", "0"], "expected Gbit/s > 0, found '0'"),
         (["ring", "--bytes", "1T"], "expected bytes, as 4096, 64K or 16M, found '1T'"),
         (["ring", "--svg", "/none/a.svg"], "there is no directory /none"),
@@ -193,7 +238,11 @@ def test_what_has_no_closed_form_is_said(registered, capsys):
 def test_a_registered_closed_form_is_used(registered, tmp_path):
     registered("mine", lambda n: registry.find("ring").make(n), lambda nodes, each: [Phase(1)])
     [table] = simulate_record(tmp_path, "mine", "--ranks", "2048")["tables"]
-    assert table["algorithms"]["mine"] == {"seconds": [0.0, 0.0, 0.0], "source": "closed form"}
+    assert table["algorithms"]["mine"] == {
+        "seconds": [0.0, 0.0, 0.0],
+        "source": "closed form",
+        "steps": 1,
+    }
 
 
 def test_prices_are_drawn(tmp_path, capsys):
@@ -215,6 +264,9 @@ def test_prices_are_drawn(tmp_path, capsys):
         (["--plot", "a.gif"], "expected a name that ends in .svg, .png, .pdf"),
         (["--json", "/none/a.json"], "there is no directory /none"),
         (["--latency", "-1"], "expected µs >= 0, found '-1'"),
+        (["--ranks", "9" * 20], "expected an integer <= 16777216"),
+        (["--plot", "a.svg", "--bytes", "1M"], "--plot needs two sizes at least"),
+        (["--plot", "a.svg", "--json", "a.svg"], "a.svg is named for two outputs"),
     ],
 )
 def test_what_cannot_be_priced_is_refused(arguments, problem):

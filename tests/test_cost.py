@@ -673,3 +673,14 @@ def test_a_price_does_not_depend_on_the_order_of_messages():
         turned = replace(schedule, steps=tuple(step[::-1] for step in schedule.steps))
         first, second = (simulate(one, 999, ODD, split(ranks, 2)) for one in (schedule, turned))
         assert close(first.seconds, second.seconds)
+
+
+def test_two_levels_on_very_large_nodes_have_no_closed_form():
+    assert registry.parse("two-level").closed_form((4096,) * 16) is None
+    assert registry.parse("two-level").closed_form((256,) * 256) is not None
+
+
+@pytest.mark.parametrize("count", [-1, -8])
+def test_a_buffer_has_no_less_than_nothing(count):
+    with pytest.raises(ConfigurationError, match="elements must be >= 0"):
+        simulate(registry.parse("ring").build(4), count, flat(1, 1))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import oracle
-from mpiddp.collectives import registry
+from mpiddp.collectives import proof, registry
 from mpiddp.collectives.proof import check_programs, prove
 from mpiddp.collectives.schedule import (
     Collective,
@@ -438,7 +438,8 @@ def all_schedules(collective, ranks, steps, messages):
     ]
     for chosen in itertools.product(possible, repeat=steps):
         for members in {(0, 1), tuple(range(ranks))}:
-            yield Schedule(collective, ranks, 1, chosen, members, (1,))
+            owners = () if collective is Collective.ALL_REDUCE else (1,)
+            yield Schedule(collective, ranks, 1, chosen, members, owners)
 
 
 @pytest.mark.parametrize(
@@ -448,3 +449,24 @@ def all_schedules(collective, ranks, steps, messages):
 def test_the_proof_and_the_oracle_agree_on_all_small_schedules(collective, ranks, steps, messages):
     verdicts = [agree(one) for one in all_schedules(collective, ranks, steps, messages)]
     assert any(verdicts) and not all(verdicts)
+
+
+def test_prove_looks_at_the_programs_as_project_gives_them(monkeypatch):
+    schedule = registry.parse("ring").build(3)
+    monkeypatch.setattr(proof, "project", lambda one: [program[::-1] for program in project(one)])
+    with pytest.raises(ScheduleError, match="rank 0 takes step 2 after step 3"):
+        prove(schedule)
+
+
+def test_owners_half_way_are_looked_at():
+    exchange = [[add(0, 1), add(1, 0)]]
+    refuse(all_reduce(2, 1, exchange, owners=[0]), "half way rank 0's sum of chunk 0 lacks rank 1")
+
+
+@pytest.mark.parametrize("kind", [Collective.REDUCE, Collective.BROADCAST])
+def test_a_reduce_has_one_root(kind):
+    refuse(Schedule(kind, 2, 2, (), (0, 1), (0, 1)), f"a {kind.value} has one root")
+
+
+def test_a_buffer_has_a_chunk():
+    refuse(all_reduce(1, 0, []), "at least one chunk, found 0")

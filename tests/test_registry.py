@@ -12,7 +12,7 @@ from mpiddp.collectives import registry
 from mpiddp.collectives.algorithms import ring
 from mpiddp.collectives.cost import flat
 from mpiddp.collectives.schedule import segment
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ScheduleError
 
 MACHINE = flat(1.0, 1.0)
 WITH_HALVES = tuple(name for name in registry.names() if registry.parse(name).build(4).owners)
@@ -245,3 +245,23 @@ def test_only_two_levels_depend_on_nodes():
 def test_every_algorithm_is_summed_up_in_a_sentence(name):
     summary = registry.find(name).summary
     assert summary.endswith(".") and 20 < len(summary) < 200 and "\n" not in summary
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("ranks", [0, -3])
+def test_algorithms_need_a_rank(name, ranks):
+    with pytest.raises(ConfigurationError, match="ranks must be an integer >= 1"):
+        registry.find(name).make(ranks)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="an algorithm is called 'ring' already"):
+        registry.register("ring")(lambda n: registry.find("direct").make(n))
+
+
+@pytest.mark.parametrize("made", [None, [], registry.parse("ring").build(5)])
+def test_what_is_registered_must_make_schedules_of_as_many_ranks(made, monkeypatch):
+    monkeypatch.setattr(registry, "_algorithms", {})
+    registry.register("odd")(lambda n: made)
+    with pytest.raises(ScheduleError, match="odd on 4 ranks: expected a Schedule of 4 ranks"):
+        registry.parse("odd").build(4)

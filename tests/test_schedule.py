@@ -284,3 +284,10 @@ def test_the_oracle_sees_bits_that_differ_with_the_order_of_adding():
     assert refuses(mixed) == 0
     with pytest.raises(AssertionError, match="other bits"):
         oracle.check_bits(mixed, 64, range(4))
+
+
+def test_many_segments_take_no_more_than_their_messages():
+    base = registry.parse("naive-ring").build(3)
+    schedule = segment(base, 20_000)
+    assert len(schedule.steps) == 4 + 20_000 - 1
+    assert sum(map(len, schedule.steps)) == 4 * 20_000

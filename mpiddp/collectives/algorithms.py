@@ -72,7 +72,7 @@ def naive_ring(n: int) -> Schedule:
 
 
 def fold(n: int, chunks: int) -> tuple[list[int], list[Transfer]]:
-    """The ranks that remain, 2^k of them, after each spare one has given all to its neighbour."""
+    """2^k of the ranks, and the messages in which each spare one gives all to its neighbour."""
     spare = n - (1 << n.bit_length() - 1)
     core = [*range(1, 2 * spare, 2), *range(2 * spare, n)]
     return core, [add(rank, rank + 1, 0, chunks) for rank in range(0, 2 * spare, 2)]
@@ -88,8 +88,8 @@ def recursive_doubling(n: int) -> Schedule:
     """Ranks at distance 1, 2, 4, … exchange all they have, and both add.
 
     lg n steps; bytes lg n·S; lg n(α + Sβ + Sγ). If n is no power of two, the spare ranks first
-    give theirs to a neighbour and get the result in the end: with k = ⌊lg n⌋ then k + 2 steps
-    and (k+2)(α + Sβ) + (k+1)Sγ. No halves. Extra buffer: S. Thakur et al. 2005.
+    give theirs to a neighbour and get the result in the end: with k = ⌊lg n⌋ then k + 2 steps,
+    bytes (k+1)S, and (k+2)(α + Sβ) + (k+1)Sγ. No halves. Extra buffer: S. Thakur et al. 2005.
     """
     core, spare = fold(n, 1)
     pairs = [[(i, i ^ bit) for i in range(len(core))] for bit in powers_below(len(core))]
@@ -105,8 +105,9 @@ def halving_doubling(n: int) -> Schedule:
     Ranks at distance n/2, n/4, …, 1 exchange the half that the other one goes on with.
     2 lg n steps; bytes 2(n−1)/n·S; 2 lg n·α + 2(n−1)/n·Sβ + (n−1)/n·Sγ. If n is no power of
     two, spare ranks give and get the whole buffer as in recursive doubling: with p the power of
-    two below n, 2(lg p + 1)α + 2(1 + (p−1)/p)Sβ + (1 + (p−1)/p)Sγ. Halves; a spare rank owns no
-    chunk. Extra buffer: S/2, or S. Thakur et al. 2005; binary blocks are left out.
+    two below n, bytes (1 + 2(p−1)/p)S and 2(lg p + 1)α + 2(1 + (p−1)/p)Sβ + (1 + (p−1)/p)Sγ.
+    Halves; a spare rank owns no chunk. Extra buffer: S/2, or S. Thakur et al. 2005; binary blocks
+    are left out.
     """
     size = 1 << n.bit_length() - 1
     core, spare = fold(n, size)
@@ -141,14 +142,14 @@ def grow_tree(n: int) -> list[list[tuple[int, int]]]:
         edges = []
         for parent in level:
             reach = (parent & -parent) // 2
-            right = next((parent + far for far in _halves(reach) if parent + far <= n), None)
+            right = next((parent + far for far in _list_reaches(reach) if parent + far <= n), None)
             edges += [(child, parent) for child in (parent - reach, right) if reach and child]
         levels.append(edges)
         level = [child for child, _ in edges]
     return levels[:-1]
 
 
-def _halves(reach: int) -> list[int]:
+def _list_reaches(reach: int) -> list[int]:
     return [reach >> bit for bit in range(reach.bit_length())]
 
 
@@ -157,10 +158,11 @@ def double_tree(n: int) -> Schedule:
     """Two binary trees, each for half of the buffer; who is an inner node in one is a leaf in
     the other, so that in segments all links are used both ways.
 
-    2⌊lg n⌋ steps; bytes at most 2S; with m = 2⌊lg n⌋ messages, less one for a power of two,
-    2mα + mSβ + m/2·Sγ. Halves. Extra buffer: S. Sanders, Speck and Träff, Parallel Computing
-    35(12), 2009. We do not colour the edges: a parent hears both children in the same
-    step and pays for both messages, which takes as long in the model as one after the other.
+    2⌊lg n⌋ steps; bytes at most 2S; with m = 2⌊lg n⌋, less one for a power of two, the messages
+    that follow each other in each half: 2mα + mSβ + m/2·Sγ for n ≥ 2. Halves. Extra buffer: S.
+    Sanders, Speck and Träff, Parallel Computing 35(12), 2009. We do not colour the edges: a parent
+    hears both children in the same step and pays for both messages, which takes as long in the
+    model as one after the other.
     """
     names = [range(n), [(n - 1 - i if n % 2 == 0 else (i + 1) % n) for i in range(n)]]
     levels = grow_tree(n)
@@ -205,9 +207,9 @@ def direct(n: int, servers: int | None = None) -> Schedule:
     """Each rank is the parameter server of one chunk: all send it theirs, and it answers all.
 
     With ``servers`` given, only the first ones are. Reduce-scatter and all-gather in one step each.
-    2 steps; bytes 2(n−1)/n·S; 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; with k servers 2(n−1)/k·Sβ and
-    (n−1)/k·Sγ. Halves. Extra buffer: (n−1)/k·S. The sharded server of BytePS (Jiang et al.,
-    OSDI'20), colocated.
+    2 steps; bytes 2(n−1)/n·S; 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; with k servers bytes
+    (n+k−2)/k·S, 2(n−1)/k·Sβ and (n−1)/k·Sγ. Halves. Extra buffer: (n−1)/k·S. The sharded server
+    of BytePS (Jiang et al., OSDI'20), colocated.
     """
     return gather_back(push_to_servers(n, n if servers is None else servers, dedicated=False))
 
@@ -229,7 +231,8 @@ def gather_broadcast(n: int) -> Schedule:
     """All send their buffer to rank 0, which sums and sends the result to all.
 
     2 steps; bytes (n−1)S (the root's); 2(n−1)(α + Sβ) + (n−1)Sγ. Halves (a reduce to rank 0).
-    Extra buffer: (n−1)S on rank 0. What ``torch.nn.DataParallel`` does with gradients.
+    Extra buffer: (n−1)S on rank 0. What ``torch.nn.DataParallel``
+    does, with gradients there and parameters back.
     """
     return gather_back(push_to_servers(n, 1, dedicated=False))
 

@@ -133,8 +133,11 @@ def simulate(
     """Price each step for a buffer of ``count`` elements of ``item`` bytes.
 
     ``nodes`` has the number of ranks on each node, in the order of the ranks; one rank on each
-    if it is not given. Raises ConfigurationError if they are not the schedule's ranks.
+    if it is not given. Raises ConfigurationError if they are not the schedule's ranks, or if
+    ``count`` is negative.
     """
+    if count < 0:
+        raise ConfigurationError(f"elements must be >= 0, found {count}")
     nodes = check_nodes(schedule.ranks, nodes)
     counter = _Counter(machine, np.repeat(np.arange(len(nodes)), nodes), len(nodes))
     bounds = np.array(schedule.bounds(count), dtype=np.int64) * item
@@ -232,7 +235,7 @@ def bound(
     """Lower bounds of an all-reduce of ``size`` bytes over the ranks of ``nodes``.
 
     Where all ranks are members: ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through
-    each rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
+    some rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
     JPDC 69(2), 2009). The same holds for whole nodes and their links, but that a node of m ranks
     hears m others at once. Where some ranks only serve, the ``members`` send the buffer once and
     receive it once, perhaps at the same time.

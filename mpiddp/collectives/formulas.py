@@ -17,6 +17,9 @@ from mpiddp.collectives.closed_form import (
 )
 from mpiddp.collectives.registry import check_servers, find_inner, find_outer
 
+LARGEST_NODE = 256
+"""Ranks on a node for which the inner level's owners are counted, by making its schedule."""
+
 
 def ring(nodes: int, each: int) -> list[Phase]:
     """Each step sends a message over the slowest link of the ring; any nodes."""
@@ -80,7 +83,7 @@ def binomial_tree(nodes: int, each: int) -> list[Phase] | None:
 
 
 def double_tree(nodes: int, each: int) -> list[Phase] | None:
-    """Nowhere else."""
+    """Only where all links are alike."""
     n = nodes * each
     if nodes > 1 and each > 1:
         return None
@@ -104,7 +107,7 @@ def one_shot(nodes: int, each: int) -> list[Phase]:
 def direct(nodes: int, each: int, servers: int | None = None) -> list[Phase] | None:
     """A chunk to everybody; with fewer servers than ranks, where they are all on one node."""
     n = nodes * each
-    check_servers(n, servers or n, dedicated=False)
+    check_servers(n, n if servers is None else servers, dedicated=False)
     if servers is not None and servers < n:
         return _serve_beside(nodes, each, servers)
     share = 1 / n
@@ -128,10 +131,13 @@ def two_level(
     nodes: int, each: int, inner: str = "direct", outer: str = "ring"
 ) -> list[Phase] | None:
     """The outer algorithm on each of the rails, which share the node's link."""
-    within, across = find_inner(inner).phases(1, each), find_outer(outer).phases(nodes, 1)
+    inner_level, outer_level = find_inner(inner), find_outer(outer)
+    if each > LARGEST_NODE:
+        return None
+    within, across = inner_level.phases(1, each), outer_level.phases(nodes, 1)
     if within is None or across is None:
         return None
-    rails = len(set(find_inner(inner).make(each).owners))
+    rails = len(set(inner_level.make(each).owners))
     shared = [
         replace(
             phase,

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from mpiddp.collectives.replay import replay
+from mpiddp.collectives.replay import State, replay
 from mpiddp.collectives.schedule import Collective, Program, Schedule, Step, Transfer, project
 from mpiddp.errors import ScheduleError
 
 
 def prove(schedule: Schedule) -> None:
-    """Raise ScheduleError, which says where, unless all of this holds:
+    """Raise ScheduleError, which says where, unless all of this holds (steps count from 0):
 
     - transfers are between different ranks that exist, of chunks that exist;
     - a rank sends only what it holds, even where nobody uses it;
@@ -26,6 +26,7 @@ def prove(schedule: Schedule) -> None:
     - a copy may land in place: its rank does not send that chunk in the same step;
     - every holder of a chunk ends with each contribution exactly once, and nowhere is one added
       twice;
+    - the owners that an all-reduce names hold the whole sum after half of its steps;
     - all holders of a chunk have the same reduction tree, up to the order of the two operands of
       an addition, so that they end bitwise equal;
     - the ranks' programs fit together, and none waits for ever even if every send blocks until
@@ -49,18 +50,8 @@ def _check_content(schedule: Schedule) -> None:
 
 
 def _check_form(schedule: Schedule) -> None:
+    _check_roles(schedule)
     ranks, chunks = schedule.ranks, schedule.chunks
-    whole = schedule.collective is Collective.ALL_REDUCE
-    members = set(schedule.members)
-    if not members or not members <= set(range(ranks)) or len(members) < len(schedule.members):
-        raise ScheduleError(f"members must be some of {ranks} ranks, found {schedule.members}")
-    if not set(schedule.owners) <= set(range(ranks)) or (
-        len(schedule.owners) != chunks and not (whole and not schedule.owners)
-    ):
-        raise ScheduleError(
-            f"each of {chunks} chunks must have one of {ranks} ranks as its owner, "
-            f"found {schedule.owners}"
-        )
     for number, step in enumerate(schedule.steps):
         for transfer in step:
             src, dst, lo, hi, _ = transfer
@@ -71,6 +62,24 @@ def _check_form(schedule: Schedule) -> None:
                     f"step {number}: {transfer} is not a message between two of {ranks} ranks "
                     f"with some of {chunks} chunks"
                 )
+
+
+def _check_roles(schedule: Schedule) -> None:
+    """Members and owners are ranks, and each chunk has an owner where there are owners."""
+    everyone, members, owners = range(schedule.ranks), schedule.members, schedule.owners
+    kind, chunks = schedule.collective, schedule.chunks
+    if chunks < 1:
+        raise ScheduleError(f"a buffer has at least one chunk, found {chunks}")
+    if not members or len(set(members)) < len(members) or not set(members) <= set(everyone):
+        raise ScheduleError(f"members must be some of {schedule.ranks} ranks, found {members}")
+    needed = 0 if kind is Collective.ALL_REDUCE and not owners else chunks
+    if len(owners) != needed or not set(owners) <= set(everyone):
+        raise ScheduleError(
+            f"each of {chunks} chunks must have one of {schedule.ranks} ranks as its owner, "
+            f"found {owners}"
+        )
+    if kind in (Collective.REDUCE, Collective.BROADCAST) and len(set(owners)) > 1:
+        raise ScheduleError(f"a {kind.value} has one root, found {sorted(set(owners))}")
 
 
 def _merge_chunks(schedule: Schedule) -> Schedule:
@@ -155,26 +164,42 @@ def _name(ranks: Sequence[int]) -> str:
 def _check_result(schedule: Schedule) -> None:
     trees = _Trees(schedule.ranks)
     states = replay(schedule, lambda rank, _: rank, trees.add)
-    state, step = next(states), 0
-    try:
-        for step in range(len(schedule.steps)):  # noqa: B007 - the message below has it
-            state = next(states)
-    except _AddedTwiceError as twice:
-        raise ScheduleError(f"step {step}: {twice}") from None
+    halved = schedule.collective is Collective.ALL_REDUCE and bool(schedule.owners)
+    state = next(states)
+    for step in range(len(schedule.steps) + 1):
+        if halved and step == len(schedule.steps) // 2:
+            for chunk, owner in enumerate(schedule.owners):
+                _check_holders(schedule, trees, state, chunk, [owner], "half way")
+        if step < len(schedule.steps):
+            try:
+                state = next(states)
+            except _AddedTwiceError as twice:
+                raise ScheduleError(f"step {step}: {twice}") from None
     for chunk in range(schedule.chunks):
-        wanted = sum(1 << rank for rank in schedule.contributors(chunk))
-        first, *others = schedule.holders(chunk)
-        for rank in (first, *others):
-            lacking = wanted & ~trees.contributions(state[rank][chunk])
-            if lacking:
-                raise ScheduleError(
-                    f"at the end rank {rank}'s sum of chunk {chunk} lacks {_name_ranks(lacking)}"
-                )
-            if state[rank][chunk] != state[first][chunk]:
-                raise ScheduleError(
-                    f"at the end ranks {first} and {rank} hold chunk {chunk} added in different "
-                    "orders, so that they may differ in the last bits"
-                )
+        _check_holders(schedule, trees, state, chunk, schedule.holders(chunk), "at the end")
+
+
+def _check_holders(
+    schedule: Schedule,
+    trees: _Trees,
+    state: State[int],
+    chunk: int,
+    holders: Sequence[int],
+    when: str,
+) -> None:
+    wanted = sum(1 << rank for rank in schedule.contributors(chunk))
+    first = state[holders[0]][chunk]
+    for rank in holders:
+        held = state[rank][chunk]
+        if lacking := wanted & ~trees.contributions(held):
+            raise ScheduleError(
+                f"{when} rank {rank}'s sum of chunk {chunk} lacks {_name_ranks(lacking)}"
+            )
+        if held != first:
+            raise ScheduleError(
+                f"{when} ranks {holders[0]} and {rank} hold chunk {chunk} added in different "
+                "orders, so that they may differ in the last bits"
+            )
 
 
 # ---- no deadlock --------------------------------------------------------------------------

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from mpiddp.collectives.closed_form import ClosedForm, Phase
 from mpiddp.collectives.cost import Machine, Simulation, check_nodes, simulate
 from mpiddp.collectives.schedule import Schedule, segment
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ScheduleError
 
 LARGEST_SIMULATED = 1024
 """Ranks; beyond them the closed form is the price."""
 
 Maker = Callable[..., Schedule]
 Phases = Callable[..., Sequence[Phase] | None]
-AnyMaker = TypeVar("AnyMaker", bound=Maker)
 
 _algorithms: dict[str, Algorithm] = {}
 """Filled while ``algorithms`` is imported, and by whoever registers one more."""
@@ -53,17 +53,36 @@ class Algorithm:
         return re.split(r"(?<=[.])\s", text)[0]
 
 
-def register(name: str, phases: Phases) -> Callable[[AnyMaker], AnyMaker]:
+def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
+    """The closed form of an algorithm that has none."""
+
+
+def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
     """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn.
+
+    Without ``phases`` it has no closed form, and a price only where it can be simulated.
 
     Raises ValueError if another one has the name.
     """
 
-    def keep(make: AnyMaker) -> AnyMaker:
+    def keep(make: Maker) -> Maker:
         if name in _algorithms:
             raise ValueError(f"an algorithm is called {name!r} already")
-        _algorithms[name] = Algorithm(name, make, phases)
-        return make
+
+        @functools.wraps(make)
+        def make_checked(ranks: int, *arguments: Any, **parameters: Any) -> Schedule:
+            if ranks < 1:
+                raise ConfigurationError(f"ranks must be an integer >= 1, found {ranks}")
+            schedule = make(ranks, *arguments, **parameters)
+            found = getattr(schedule, "ranks", type(schedule).__name__)
+            if found != ranks:
+                raise ScheduleError(
+                    f"{name} on {ranks} ranks: expected a Schedule of {ranks} ranks, found {found}"
+                )
+            return schedule
+
+        _algorithms[name] = Algorithm(name, make_checked, phases)
+        return make_checked
 
     return keep
 
@@ -162,8 +181,6 @@ class Choice:
         Raises ConfigurationError for what cannot be: no ranks, nodes that do not add up, more
         servers than ranks.
         """
-        if ranks < 1:
-            raise ConfigurationError(f"ranks must be an integer >= 1, found {ranks}")
         known = {}
         if nodes is not None:
             sizes = check_nodes(ranks, nodes)

@@ -229,14 +229,16 @@ def segment(schedule: Schedule, count: int) -> Schedule:
     if count == 1:
         return schedule
     whole = schedule.collective is Collective.ALL_REDUCE
-    parts = [
-        [()] * part + place(schedule, schedule.ranks, range(schedule.ranks), part * schedule.chunks)
-        for part in range(count)
-    ]
+    length = len(schedule.steps) + count - 1 if schedule.steps else 0
+    steps: list[list[Transfer]] = [[] for _ in range(length)]
+    for part in range(count):
+        moved = place(schedule, schedule.ranks, range(schedule.ranks), part * schedule.chunks)
+        for number, step in enumerate(moved, part):
+            steps[number] += step
     return replace(
         schedule,
         chunks=schedule.chunks * count,
-        steps=tuple(map(tuple, beside(parts))) if schedule.steps else (),
+        steps=tuple(map(tuple, steps)),
         owners=() if whole else schedule.owners * count,
         segments=schedule.segments * count,
     )

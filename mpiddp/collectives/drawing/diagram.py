@@ -66,7 +66,7 @@ class _Diagram:
         self._seams = list(accumulate(nodes))[:-1]
         steps = len(schedule.steps)
         self._stride = CELLS + (110 if steps <= 12 else 64 if steps <= 40 else 36)
-        self._width = max(LEFT + steps * self._stride + CELLS + 20, 460)
+        self._width = max(LEFT + steps * self._stride + CELLS + 20, 640)
         self._height = TOP + schedule.ranks * ROW + BOTTOM
 
     def draw(self) -> str:
@@ -164,6 +164,9 @@ class _Diagram:
             _draw(root, "rect", kind, x=x, y=y + 2 - height, width=14, height=height)
             _draw(root, "rect", "frame", x=x, y=y - 10, width=14, height=BAR)
             _write(root, x + 20, y, text, "quiet")
+        rest = ["numbers: chunks"] * (self._schedule.chunks > 1)
+        rest += ["dotted: between nodes"] * bool(self._seams)
+        _write(root, 406, y, "; ".join(rest), "quiet")
 
 
 def _define_heads(root: Element) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from mpiddp.collectives.drawing.holdings import Holdings, follow, letter, spell
 from mpiddp.collectives.schedule import Schedule, Step, Transfer
@@ -13,15 +14,20 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def describe(
-    schedule: Schedule, *, width: int = 100, colour: bool = False, notes: Sequence[str] = ()
+    schedule: Schedule,
+    *,
+    width: int = 100,
+    colour: bool = False,
+    notes: Sequence[str] = (),
+    nodes: Sequence[int] | None = None,
 ) -> Iterator[str]:
     """Lines of text, at most ``width`` columns where the chunks go into them.
 
-    ``notes`` has a remark for each step, such as its price. What a step changed is marked with
-    ``*``, and is bold if ``colour``.
+    ``notes`` has a remark for each step, such as its price, ``nodes`` the ranks of each node. What
+    a step changed is marked with ``*``, and is bold if ``colour``.
     """
     states = follow(schedule)
-    table = _Table(schedule, states, width, colour)
+    table = _Table(schedule, states, width, colour, nodes or ())
     yield from table.legend()
     yield ""
     yield "before the first step"
@@ -56,8 +62,15 @@ class _Table:
     """Ranks below each other, chunks side by side, in as much detail as there is room for."""
 
     def __init__(
-        self, schedule: Schedule, states: Sequence[Holdings], width: int, colour: bool
+        self,
+        schedule: Schedule,
+        states: Sequence[Holdings],
+        width: int,
+        colour: bool,
+        nodes: Sequence[int],
     ) -> None:
+        self._nodes = {first: node for node, first in enumerate(accumulate(nodes, initial=0))}
+        self._nodes.pop(schedule.ranks, None)
         self._chunks, self._colour = schedule.chunks, colour
         self._schedule = schedule
         self._members = len(schedule.members)
@@ -84,7 +97,16 @@ class _Table:
         if servers:
             verb = "serves" if len(servers) == 1 else "serve"
             yield f"rank {', '.join(servers)} {verb}, and contributes nothing"
-        yield "0→1 +2: rank 0 sends chunk 2 to rank 1, which adds it; =2 is a copy; * is new"
+        if not any(self._schedule.steps):
+            return
+        first = next(step[0] for step in self._schedule.steps if step)
+        what = f"{first.src}→{first.dst} {'+' if first.reduce else '='}{first.lo}"
+        new = "bold" if self._form == "shades" and self._colour else "*"
+        new = "" if self._form == "shades" and not self._colour else f"; {new} is new"
+        yield (
+            f"{what}: rank {first.src} sends chunk {first.lo} to rank {first.dst}, which adds it; "
+            f"= instead of + is a copy{new}"
+        )
 
     def rows(self, before: Holdings, after: Holdings) -> Iterator[str]:
         """The chunk numbers, and one line per rank."""
@@ -92,6 +114,8 @@ class _Table:
             numbers = "  ".join(f"{chunk:<{self._cell}}" for chunk in range(self._chunks))
             yield f"{'chunk':<{self._label}}{numbers}".rstrip()
         for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+            if rank in self._nodes and len(self._nodes) > 1:
+                yield f"node {self._nodes[rank]}"
             cells = [self._draw(was, now) for was, now in zip(old, new, strict=True)]
             gap = "" if self._form == "shades" else "  "
             yield (f"rank {rank}".ljust(self._label) + gap.join(cells)).rstrip()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.options import describe_size
-from benchmarks.prices import Table
+from benchmarks.prices import Table, get_ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
     for place, row in enumerate(table.rows):
         if row.prices is not None:
             ratios = [
-                price.seconds / least.seconds
+                get_ratio(price, least) or math.nan
                 for price, least in zip(row.prices, table.bounds, strict=True)
             ]
             colour, dash = (
