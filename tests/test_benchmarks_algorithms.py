@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import shlex
 import subprocess
 import sys
 from xml.etree import ElementTree
 
 import pytest
 
+import documents
 import launchers
 from benchmarks import explain, options, prove, simulate
 from mpiddp.collectives import registry
@@ -323,3 +326,25 @@ def test_other_sizes_are_refused(text):
 )
 def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
+
+
+# ---- README -------------------------------------------------------------------------------
+
+
+def readme_figures():
+    """The commands of README whose output is the same everywhere, and what follows them."""
+    blocks = documents.find_blocks((launchers.ROOT / "README.md").read_text(encoding="utf-8"))
+    for block, answer in itertools.pairwise(blocks):
+        words = shlex.split(block.text) if answer.language == "text" else []
+        if words[:3] == ["python", "-m", "benchmarks"] and words[3] in ("explain", "simulate"):
+            yield pytest.param(words[3:], answer, id=f"line-{block.line}")
+
+
+@pytest.mark.parametrize(("words", "answer"), readme_figures())
+def test_figures_in_readme_are_those_of_today(words, answer, tmp_path, monkeypatch, capsys):
+    """Its own tests let any number pass."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks/pictures").mkdir(parents=True)
+    {"explain": explain, "simulate": simulate}[words[0]].main(words[1:])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in answer.text.splitlines() if line != "…" and line not in printed] == []
