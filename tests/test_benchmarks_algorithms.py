@@ -340,7 +340,7 @@ def readme_figures():
             yield pytest.param(words[3:], answer, id=f"line-{block.line}")
 
 
-@pytest.mark.parametrize(("words", "answer"), readme_figures())
+@pytest.mark.parametrize(("words", "answer"), list(readme_figures()))
 def test_figures_in_readme_are_those_of_today(words, answer, tmp_path, monkeypatch, capsys):
     """Its own tests let any number pass."""
     monkeypatch.chdir(tmp_path)

@@ -118,16 +118,14 @@ class _Diagram:
     def _draw_arrows(self, root: Element, number: int, step: Step) -> None:
         messages = Counter(transfer.src for transfer in step)
         named = self._schedule.chunks > 1 and len(step) <= MOST_LABELS
-        named = named and max(messages.values(), default=0) <= 2
-        sent: Counter[int] = Counter()
+        named = named and max(messages.values(), default=0) == 1
         x1, x2 = self._x(number) + CELLS + 3, self._x(number + 1) - 5
         labels = []
         for src, dst, lo, hi, reduce in step:
             kind, y1, y2 = "add" if reduce else "copy", self._y(src), self._y(dst)
             _draw(root, "line", kind, x1=x1, y1=y1, x2=x2, y2=y2, **{"marker-end": f"url(#{kind})"})
             # Near its sender, where arrows that cross are still apart.
-            part = (22 + 18 * sent[src]) / math.hypot(x2 - x1, y2 - y1)
-            sent[src] += 1
+            part = 22 / math.hypot(x2 - x1, y2 - y1)
             name = f"{lo}" if hi == lo + 1 else f"{lo}–{hi - 1}"
             labels.append((x1 + part * (x2 - x1), y1 + part * (y2 - y1) + 3.5, name))
         for x, y, name in labels if named else ():
