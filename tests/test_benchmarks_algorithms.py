@@ -335,7 +335,7 @@ def readme_figures():
     """The commands of README whose output is the same everywhere, and what follows them."""
     blocks = documents.find_blocks((launchers.ROOT / "README.md").read_text(encoding="utf-8"))
     for block, answer in itertools.pairwise(blocks):
-        words = shlex.split(block.text) if answer.language == "text" else []
+        words = shlex.split(block.text.replace("\\\n", " ")) if answer.language == "text" else []
         if words[:3] == ["python", "-m", "benchmarks"] and words[3] in ("explain", "simulate"):
             yield pytest.param(words[3:], answer, id=f"line-{block.line}")
 
