@@ -438,7 +438,7 @@ def _run_benchmarks(*arguments: str, **changes: str) -> subprocess.CompletedProc
     ("arguments", "message"),
     [
         ([], "no COMMAND given"),
-        (["nope"], "'nope' is not a benchmark: expected startup"),
+        (["nope"], "'nope' is not a benchmark: expected explain or numerics"),
         (["startup", "--unknown"], "unrecognized arguments: --unknown"),
     ],
 )

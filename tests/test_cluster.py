@@ -395,11 +395,35 @@ def test_mistakes_are_one_line(command, code, says):
     assert not Path(directory).exists()
 
 
-def test_the_packages_are_the_same_for_all():
+def load_requirements():
     sys.path.insert(0, str(slurm.COMMANDS))
     try:
         import requirements
     finally:
         sys.path.remove(str(slurm.COMMANDS))
+    return requirements
+
+
+@pytest.mark.parametrize(
+    ("has_slurm", "files", "has_pmix"),
+    [
+        (False, [], False),
+        (False, ["lib/x86_64-linux-gnu/libpmix.so"], True),
+        (True, [], True),
+        (True, ["lib/x86_64-linux-gnu/slurm-wlm/mpi_pmix.so"], False),
+        (True, ["lib64/slurm/mpi_pmix.so", "lib/x86_64-linux-gnu/libpmix.so.2"], False),
+        (True, ["lib64/slurm/mpi_pmix.so", "local/lib/libpmix.so"], True),
+    ],
+)
+def test_slurms_pmix_plugin_needs_a_library(has_slurm, files, has_pmix, tmp_path):
+    """All that is missing is found at once, on a machine that has no Slurm as well."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert load_requirements().has_pmix(tmp_path, has_slurm=has_slurm) is has_pmix
+
+
+def test_the_packages_are_the_same_for_all():
+    requirements = load_requirements()
     wanted = {*requirements.PACKAGES.values(), requirements.PMIX_PACKAGE} - {"util-linux"}
     assert wanted == set(markers.PACKAGES["slurm"])

@@ -47,17 +47,20 @@ def check_root() -> None:
 def find_missing() -> list[str]:
     """The packages, by Debian's names, that are not installed."""
     missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
-    if not _has_pmix():
+    if not has_pmix(Path("/usr"), has_slurm="slurmd" not in missing):
         missing.append(PMIX_PACKAGE)
     return list(dict.fromkeys(missing))
 
 
-def _has_pmix() -> bool:
-    """Whether the library is there that Slurm's pmix plugin opens, if Slurm has the plugin."""
-    libraries = (Path("/usr/lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64"))
+def has_pmix(usr: Path, *, has_slurm: bool) -> bool:
+    """Whether the library is there that Slurm's pmix plugin opens, if Slurm has the plugin.
+
+    Debian's Slurm, which is still to be installed if there is none, has it.
+    """
+    libraries = (usr / "lib", *(usr / "lib").glob("*-linux-gnu"), usr / "lib64")
     folders = [folder / sub for folder in libraries for sub in ("slurm", "slurm-wlm")]
-    plugin = any((folder / "mpi_pmix.so").exists() for folder in folders)
-    places = (*libraries, Path("/usr/local/lib"))
+    plugin = not has_slurm or any((folder / "mpi_pmix.so").exists() for folder in folders)
+    places = (*libraries, usr / "local/lib")
     return not plugin or any((folder / "libpmix.so").exists() for folder in places)
 
 
