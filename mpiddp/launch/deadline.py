@@ -17,6 +17,12 @@ PHASES = (
 )  # fmt: skip
 """The phases of start-up and of the doctor's examination, in order; each uses some of them."""
 
+LATE = 1.0
+"""Seconds past a deadline after which this process must have been stopped meanwhile."""
+GRACE = 1.0
+"""Seconds that it is silent then: a launcher continues what it is about to end, and the ranks
+that were not stopped have said why."""
+
 
 class Watch:
     """Calls ``expire(phase)`` from its own thread when a phase outlasts ``seconds``.
@@ -63,10 +69,15 @@ class Watch:
 
     def _watch(self) -> None:
         with self._condition:
+            excused = None
             while not self._closed:
                 remaining = self._end - time.monotonic()
                 if remaining > 0:
                     self._condition.wait(None if remaining == float("inf") else remaining)
+                    continue
+                if remaining < -LATE and excused != self._end:
+                    excused = self._end
+                    self._condition.wait(GRACE)
                     continue
                 name = self.current or ""
                 self._end = float("inf")
