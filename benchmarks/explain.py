@@ -17,7 +17,7 @@ from benchmarks.options import (
     describe_size,
     size,
 )
-from mpiddp.collectives.cost import Machine, Simulation, bound, simulate, split
+from mpiddp.collectives.cost import Machine, Simulation, bound, simulate, split, split_in_two
 from mpiddp.collectives.drawing.diagram import draw_diagram
 from mpiddp.collectives.drawing.page import draw_page
 from mpiddp.collectives.drawing.text import describe
@@ -93,7 +93,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
             raise ConfigurationError(f"--{name} {values[name]}: expected a name in .{name}")
     nodes = None if values["nodes"] is None else split(ranks, values["nodes"])
     if nodes is None and choice.algorithm.knows_nodes:
-        nodes = split(ranks, min(2, ranks))
+        nodes = split_in_two(ranks)
     machine = machines.read_machine(values, several=nodes is not None)
     files = {name: values[name] for name in ("svg", "html", "beside")}
     return Options(choice, ranks, nodes, values["bytes"], machine, **files)

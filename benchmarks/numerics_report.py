@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.palette import COLOURS
 from benchmarks.summation import ROUNDING, Accumulation, Error, Order, list_accumulations
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ ERRORS = {
 ALIKE = 0.08
 """Errors that differ by less, relatively, could hardly be told apart in the plot."""
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-"""Okabe and Ito's, which are told apart by colour-blind eyes, too."""
 MARKERS = "os^DvPXh"
 """One more than colours, so that lines of one colour differ."""
 MARKER = 6.0

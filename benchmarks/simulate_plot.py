@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.options import describe_size
+from benchmarks.palette import COLOURS
 from benchmarks.prices import Table, get_ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which colour-blind eyes tell apart; the line's form does the rest."""
 DASHES = ("-", "--", ":")
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from mpiddp.collectives import formulas
-from mpiddp.collectives.cost import check_nodes, split
+from mpiddp.collectives.cost import check_nodes, split_in_two
 from mpiddp.collectives.registry import check_servers, find_inner, find_outer, register
 from mpiddp.collectives.schedule import (
     Schedule,
@@ -231,8 +231,8 @@ def gather_broadcast(n: int) -> Schedule:
     """All send their buffer to rank 0, which sums and sends the result to all.
 
     2 steps; bytes (n−1)S (the root's); 2(n−1)(α + Sβ) + (n−1)Sγ. Halves (a reduce to rank 0).
-    Extra buffer: (n−1)S on rank 0. What ``torch.nn.DataParallel``
-    does, with gradients there and parameters back.
+    Extra buffer: (n−1)S on rank 0. What ``torch.nn.DataParallel`` does, with gradients there and
+    parameters back.
     """
     return gather_back(push_to_servers(n, 1, dedicated=False))
 
@@ -255,7 +255,7 @@ def two_level(
     (m−1)/m·Sγ inside, and 2(M−1)α + 2(M−1)/M·Sβ + (M−1)/(mM)·Sγ over each node's link. As
     BlueConnect (Cho et al., SysML'19), but for any number of ranks on each node.
     """
-    sizes = split(n, min(n, 2)) if nodes is None else check_nodes(n, nodes)
+    sizes = split_in_two(n) if nodes is None else check_nodes(n, nodes)
     across = find_outer(outer).make(len(sizes))
     halves = [halve(find_inner(inner).make(size))[0] for size in sizes]
     firsts = [sum(sizes[:node]) for node in range(len(sizes))]

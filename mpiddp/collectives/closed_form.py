@@ -90,11 +90,8 @@ class ClosedForm:
 
     @property
     def far(self) -> Load:
-        """The sum of all steps' loads between nodes; the link's volume where that is greater."""
-        return _sum_loads(
-            (phase.steps, Load(phase.far.messages, max(phase.far.volume, phase.link)))
-            for phase in self.phases
-        )
+        """The sum of all steps' loads between nodes."""
+        return _sum_loads((phase.steps, phase.far) for phase in self.phases)
 
     @property
     def added(self) -> float:

@@ -90,6 +90,11 @@ def split(ranks: int, nodes: int) -> tuple[int, ...]:
     return tuple(ranks * (node + 1) // nodes - ranks * node // nodes for node in range(nodes))
 
 
+def split_in_two(ranks: int) -> tuple[int, ...]:
+    """Two nodes, or one for one rank: what algorithms take that need nodes where none are given."""
+    return split(ranks, min(ranks, 2))
+
+
 # ---- simulation ---------------------------------------------------------------------------
 
 

@@ -72,8 +72,6 @@ class Schedule:
     owners: tuple[int, ...] = ()
     """The owner of each chunk. In an all-reduce: who holds its sum after half of the steps; empty
     if it has no such halves."""
-    segments: int = 1
-    """How many times ``segment`` has cut the buffer."""
 
     def contributors(self, chunk: int) -> tuple[int, ...]:
         """The ranks whose value of ``chunk`` is in the result, and that hold one to begin with."""
@@ -240,7 +238,6 @@ def segment(schedule: Schedule, count: int) -> Schedule:
         chunks=schedule.chunks * count,
         steps=tuple(map(tuple, steps)),
         owners=() if whole else schedule.owners * count,
-        segments=schedule.segments * count,
     )
 
 

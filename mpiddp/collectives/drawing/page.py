@@ -15,7 +15,7 @@ from importlib import resources
 from itertools import chain
 from typing import Any
 
-from mpiddp.collectives.cost import Machine, flat, split
+from mpiddp.collectives.cost import Machine, flat, split_in_two
 from mpiddp.collectives.registry import Choice, find, names
 from mpiddp.collectives.schedule import Schedule
 from mpiddp.errors import ConfigurationError
@@ -175,7 +175,7 @@ def _pack_all(
         except ConfigurationError:
             continue
         divided = nodes is None and ranks > 1 and choice.algorithm.knows_nodes
-        packed[name] = _pack(schedule, split(ranks, 2) if divided else None)
+        packed[name] = _pack(schedule, split_in_two(ranks) if divided else None)
     return packed
 
 
