@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mpiddp.collectives.drawing.page import draw_page
+from mpiddp.collectives.registry import parse
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -64,3 +69,83 @@ def emulate(browser: Chrome, features: Mapping[str, str]) -> None:
 def complaints(browser: Chrome) -> list[Any]:
     """What the console has had to say since the last call, but for what is only informative."""
     return [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"]
+
+
+PATIENCE = 15.0
+"""Seconds for what an animation is to come to."""
+
+
+@dataclass
+class Page:
+    """A page in the browser, and what a reader can do and see."""
+
+    driver: Any
+    folder: Path
+
+    def open(
+        self, text: str, ranks: int, nodes: Sequence[int] | None = None, *,
+        beside: str | None = None, address: str = "", **figures: Any,
+    ) -> None:  # fmt: skip
+        file = self.folder / "page.html"
+        second = parse(beside) if beside else None
+        file.write_text(draw_page(parse(text), ranks, nodes, beside=second, **figures), "utf-8")
+        self.driver.get(f"{file.as_uri()}{address}")
+
+    def visit(self, address: str) -> None:
+        """Load anew, which a browser does not do where only the part after # differs."""
+        self.driver.get("about:blank")
+        self.driver.get(address)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return [text.strip() for text in self.run(script, selector)]
+
+    def text(self, selector: str) -> str:
+        return self.texts(selector)[0]
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element("css selector", selector).click()
+
+    def choose(self, name: str, value: object) -> None:
+        """As a reader does: with an input event."""
+        self.run(
+            """const control = document.querySelector(`[name=${arguments[0]}]`);
+            control.value = arguments[1];
+            control.dispatchEvent(new Event("input", { bubbles: true }));""",
+            name, str(value),
+        )  # fmt: skip
+
+    def press(self, key: str, selector: str = "#nothing") -> None:
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        self.run(
+            """document.activeElement.blur();
+            document.querySelector(arguments[0])?.focus();""",
+            selector,
+        )
+        ActionChains(self.driver, duration=0).send_keys(key).perform()
+
+    def where(self) -> str:
+        return self.text("#where")
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.where()
+            time.sleep(0.05)
+
+    def facts(self, panel: int = 0) -> Mapping[str, str]:
+        script = """const list = document.querySelectorAll(".facts")[arguments[0]];
+            const terms = [...list.querySelectorAll("dt")];
+            return terms.map((term) => [term.textContent, term.nextSibling.firstChild.data])"""
+        return dict(self.run(script, panel))
+
+    def grid(self, panel: int = 0) -> list[list[str]]:
+        """What the titles of the cells say."""
+        script = """const grid = document.querySelectorAll(".grid")[arguments[0]];
+            const rows = [...grid.querySelectorAll(".row")].slice(1);
+            return rows.map((row) => [...row.querySelectorAll(".cell")].map((c) => c.title))"""
+        return self.run(script, panel)

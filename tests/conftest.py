@@ -6,9 +6,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import browser
 import launchers
 import slurm
 from markers import (
@@ -70,3 +73,23 @@ def slurm_cluster() -> Iterator[slurm.Cluster]:
     options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}", f"--gpus={slurm.GPUS}"]
     with slurm.bring_up(*options) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One browser for the test run. Mark its tests ``browser``."""
+    if obstacle := browser.find_obstacle():
+        pytest.skip(obstacle)
+    with browser.start(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture
+def page(driver: Any, tmp_path: Path) -> Iterator[browser.Page]:
+    """A page to be opened; nothing may be complained of, or fetched."""
+    browser.resize(driver, 1280)
+    browser.emulate(driver, {})
+    browser.complaints(driver)
+    yield browser.Page(driver, tmp_path)
+    assert browser.complaints(driver) == []
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
