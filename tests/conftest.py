@@ -22,6 +22,10 @@ from markers import (
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_terminal_summary"]
 
+# With it, print writes each of its arguments by itself, and the launcher forwards lines that are
+# mixed of several ranks'. Containers like to set it; what a test wants at once, it flushes.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 
 def _version_of(package: str) -> str:
     try:
