@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import machines
 from state import ClusterError, Machine, Shape, directory
 
-READY_SECONDS = 9.0
+READY_SECONDS = 30.0
 SLURMD_PORT = 6818
 USABLE = ("idle", "mixed", "allocated", "completing")
 DRAINED = ("drained", "draining")
