@@ -14,6 +14,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpiddp.calls import (
+        all_gather,
+        all_reduce,
+        all_reduce_async,
+        barrier,
+        broadcast,
+        describe_collectives,
+        reduce,
+        reduce_scatter,
+        shared_empty,
+    )
     from mpiddp.errors import (
         ConfigurationError,
         LaunchError,
@@ -34,7 +45,16 @@ __all__ = [
     "Session",
     "UnreachableError",
     "World",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_async",
+    "barrier",
+    "broadcast",
+    "describe_collectives",
     "init",
+    "reduce",
+    "reduce_scatter",
+    "shared_empty",
 ]
 
 _HOMES = {
@@ -45,6 +65,20 @@ _HOMES = {
     "Session": "mpiddp.launch.session",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.world",
+    **dict.fromkeys(
+        (
+            "all_gather",
+            "all_reduce",
+            "all_reduce_async",
+            "barrier",
+            "broadcast",
+            "describe_collectives",
+            "reduce",
+            "reduce_scatter",
+            "shared_empty",
+        ),
+        "mpiddp.calls",
+    ),
 }
 
 
@@ -87,4 +121,5 @@ def init(
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mpiddp' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found

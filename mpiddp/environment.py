@@ -138,6 +138,14 @@ GLOO_STORE_V2 = "GLOO_ENABLE_STORE_V2_API"
 """Lets Gloo ask the store for all ranks' addresses at once instead of one by one (found in Gloo's
 source, gloo/transport/tcp/context.cc)."""
 
+# The collective calls.
+DEBUG = "MPIDDP_DEBUG"
+"""Whether every call is compared between the ranks before it is made."""
+WAIT = "MPIDDP_WAIT"
+"""How ranks wait: spin, yield or sleep."""
+MESSAGE_BYTES = "MPIDDP_MESSAGE_BYTES"
+"""The longest message over MPI; longer ones are sent in parts."""
+
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
 SLURM_KILL_BAD_EXIT = "SLURM_KILL_BAD_EXIT"

@@ -201,16 +201,23 @@ def beside(parts: Iterable[Sequence[Iterable[Transfer]]]) -> list[list[Transfer]
     ]
 
 
-def rotate(schedule: Schedule, root: int) -> Schedule:
-    """The same with every rank r called r + ``root``, modulo the number of ranks."""
-    ranks = schedule.ranks
-    where = [(rank + root) % ranks for rank in range(ranks)]
+def relabel(schedule: Schedule, where: Sequence[int]) -> Schedule:
+    """The same with every rank r called ``where[r]``.
+
+    Raises ValueError if ``where`` is no permutation of the ranks.
+    """
     return replace(
         schedule,
-        steps=tuple(map(tuple, place(schedule, ranks, where))),
+        steps=tuple(map(tuple, place(schedule, schedule.ranks, where))),
         members=tuple(sorted(where[rank] for rank in schedule.members)),
         owners=tuple(where[rank] for rank in schedule.owners),
     )
+
+
+def rotate(schedule: Schedule, root: int) -> Schedule:
+    """The same with every rank r called r + ``root``, modulo the number of ranks."""
+    ranks = schedule.ranks
+    return relabel(schedule, [(rank + root) % ranks for rank in range(ranks)])
 
 
 def segment(schedule: Schedule, count: int) -> Schedule:

@@ -27,6 +27,16 @@ T = TypeVar("T")
 LONGEST_TIMEOUT = 1e6
 """Seconds; what torch's timers hold."""
 
+_current: Session | None = None
+"""The session that is open in this process."""
+
+
+def current_session() -> Session:
+    """The session that is open. Raises ConfigurationError if there is none."""
+    if _current is None:
+        raise ConfigurationError("there is no session: call mpiddp.init() first")
+    return _current
+
 
 @dataclass(frozen=True)
 class Options:
@@ -68,6 +78,8 @@ class Session:
         self._closed = False
         self._changed: dict[str, str | None] = {}
         self._on_close: list[Callable[[], None]] = []
+        self.collectives: Any = None
+        """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
         self.world: World = solitary_world()
         self.comm: MPI.Intracomm | None = None
         """An mpi4py communicator over all ranks, for the user's messages; None without MPI."""
@@ -140,6 +152,49 @@ class Session:
             self._own, lambda request: self._wait(request, "broadcast")
         ).bcast(value)
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
+
+        Raises:
+            PeerLostError: not all ranks came within the session's timeout.
+        """
+        if self._own is None:
+            return [value]
+        return mpi.SleepingCommunicator(
+            self._own, lambda request: self._wait(request, "gather")
+        ).allgather(value)
+
+    def duplicate(self) -> MPI.Intracomm | None:
+        """A communicator over all ranks for the caller alone, who frees it; None without MPI.
+
+        Collective. Raises:
+            PeerLostError: not all ranks came within the session's timeout.
+        """
+        if self._own is None:
+            return None
+        communicator, request = self._own.Idup()
+        self._wait(request, "duplicate")
+        return communicator
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for each collective."""
+        return self._timeout
+
+    def at_close(self, work: Callable[[], None]) -> None:
+        """Have ``work`` done when the session is closed, before MPI and the group go."""
+        self._on_close.append(work)
+
+    def open(self) -> None:
+        """Make it the current session of this process."""
+        global _current
+        _current = self
+
+    def _leave(self) -> None:
+        global _current
+        if _current is self:
+            _current = None
+
     def _wait(self, request: MPI.Request, what: str) -> None:
         if not mpi.wait(request, self._timeout):
             raise PeerLostError(
@@ -172,6 +227,7 @@ class Session:
         atexit.unregister(self.close)
         for undo in self._on_close:
             undo()
+        self._leave()
         self._close_group()
         if self._own is not None:
             mpi.wait(self._own.Ibarrier())
@@ -227,6 +283,7 @@ class Session:
     def abandon(self) -> None:
         """Undo a start-up that failed, as far as one process can: for a notebook's next try."""
         self._closed = True
+        self._leave()
         distributed = sys.modules.get("torch.distributed")
         if self._group and distributed is not None and distributed.is_initialized():
             distributed.destroy_process_group()

@@ -35,6 +35,7 @@ def start(options: Options, way_out: WayOut, *, make_group: bool = True) -> Sess
     notebook: a failure ends the job.
     """
     session = Starter(options, way_out, make_group).run()
+    session.open()
     way_out.starting = False
     return session
 

@@ -1,0 +1,259 @@
+"""The collective calls on the current session: ``mpiddp.all_reduce`` and its kin.
+
+All ranks make the same calls in the same order, with buffers of the same length and type. Buffers
+are the caller's, contiguous, and changed in place; a result is on all ranks that are named when
+the call returns (on a GPU: once the current stream has come so far).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from mpiddp.collectives import setup
+from mpiddp.collectives.communicator import Communicator, Request
+from mpiddp.collectives.schedule import Collective
+from mpiddp.collectives.selection import Call
+from mpiddp.launch.session import Session, current_session
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+_requests: dict[tuple[Any, ...], Request] = {}
+"""The requests that were made so far: constants, since the same call has to be the same object."""
+_all_reduces: dict[tuple[Any, ...], Request] = {}
+"""Those of ``all_reduce``, under a key that is quicker to make."""
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A session, as `collectives.setup` wants it."""
+
+    session: Session
+    rank: int
+    node: int
+    local_rank: int
+    local_size: int
+    hostname: str
+    timeout: float
+    communicators: list[MPI.Intracomm] = field(default_factory=list)
+
+    def gather(self, value: T) -> list[T]:
+        return self.session.gather(value)
+
+    def agree(self, value: Any, what: str) -> Any:
+        return self.session.agree(value, what)
+
+    def make_mpi(self) -> MPI.Intracomm:
+        communicator = self.session.duplicate()
+        assert communicator is not None
+        self.communicators.append(communicator)
+        return communicator
+
+    def make_group(self) -> Any:
+        return torch.distributed.new_group(backend=self.session.backend)
+
+    def close(self) -> None:
+        """Free the communicators, once nothing uses them any more."""
+        while self.communicators:
+            self.communicators.pop().Free()
+
+
+def find_communicator() -> Communicator:
+    """The current session's; made by the first call of all. Raises ConfigurationError."""
+    session = current_session()
+    if session.collectives is None:
+        session.collectives = _make_communicator(session)
+    found: Communicator = session.collectives
+    return found
+
+
+def _make_communicator(session: Session) -> Communicator:
+    world = session.world
+    if world.size == 1:
+        return setup.make_lonely()
+    launch = _Launch(
+        session,
+        world.rank,
+        world.node_rank,
+        world.local_rank,
+        world.local_size,
+        world.hostname,
+        session.timeout,
+    )
+    communicator = setup.make_communicator(launch)
+    session.at_close(communicator.close)
+    session.at_close(launch.close)
+    return communicator
+
+
+def _find_request(
+    kind: Collective,
+    algorithm: str,
+    transport: str,
+    op: str = "sum",
+    reduction_dtype: torch.dtype | None = None,
+    fixed_order: bool = False,
+    root: int = 0,
+) -> Request:
+    key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root)
+    request = _requests.get(key)
+    if request is None:
+        call = Call(kind, algorithm, transport, root, fixed_order)
+        request = _requests[key] = Request(call, op, reduction_dtype)
+    return request
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    op: str = "sum",
+    *,
+    reduction_dtype: torch.dtype | None = None,
+    fixed_order: bool = False,
+) -> torch.Tensor:
+    """Make ``tensor`` the sum of all ranks' tensors, in place, and return it.
+
+    Args:
+        tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on the CPU or a
+            GPU.
+        algorithm: a registered algorithm, with parameters as in ``ring:segments=4``, or ``auto``;
+            its docstring says how many steps, bytes and how much extra memory it takes.
+        transport: ``shared-memory``, ``mpi``, ``shared-memory+mpi`` (the first inside nodes, the
+            second between them), ``torch`` (point-to-point over Gloo or NCCL), or ``auto``.
+        op: sum, average, product, min or max.
+        reduction_dtype: the type in which contributions are added; by default the tensor's own, but
+            float32 for float16 and bfloat16. Where an algorithm adds in several steps, wider sums
+            travel in the wider type.
+        fixed_order: the order of additions does not depend on an element's place in the buffer, so
+            neither does the result depend on how a buffer was cut.
+
+    ``auto`` follows the rule that `mpiddp.collectives.selection` states. With
+    ``mpiddp.shared_empty`` no copy is made on a node.
+
+    Raises:
+        ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that
+            makes another call. With MPIDDP_DEBUG=1 all calls are compared first, and the error
+            says on every rank who differs.
+        PeerLostError: a rank did not come, or left, within the session's timeout; says which one
+            and in which step.
+    """
+    key = (algorithm, transport, op, reduction_dtype, fixed_order)
+    request = _all_reduces.get(key)
+    if request is None:
+        request = _all_reduces[key] = _find_request(Collective.ALL_REDUCE, *key)
+    return find_communicator().run(request, tensor)
+
+
+def all_reduce_async(
+    tensor: torch.Tensor,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    op: str = "sum",
+    *,
+    reduction_dtype: torch.dtype | None = None,
+    fixed_order: bool = False,
+) -> torch.futures.Future[torch.Tensor]:
+    """As ``all_reduce``, but return at once, with a future that will have ``tensor``.
+
+    The tensor must stay untouched until then. Calls are made in the order in which they were
+    begun; a later call that is not asynchronous waits for them.
+    """
+    request = _find_request(
+        Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
+    )
+    return find_communicator().start(request, tensor)
+
+
+def reduce_scatter(
+    tensor: torch.Tensor,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    op: str = "sum",
+    *,
+    reduction_dtype: torch.dtype | None = None,
+    fixed_order: bool = False,
+) -> torch.Tensor:
+    """Sum this rank's part of all ranks' tensors; return the part, a view of the flat tensor.
+
+    Rank r of n owns elements ⌊r·count/n⌋ to ⌊(r+1)·count/n⌋. The rest of the tensor is worked in,
+    and holds nothing useful afterwards. Arguments and errors as those of ``all_reduce``; the
+    algorithm must be one whose halves give each rank one part: ring, direct, …
+    """
+    communicator = find_communicator()
+    request = _find_request(
+        Collective.REDUCE_SCATTER, algorithm, transport, op, reduction_dtype, fixed_order
+    )
+    return communicator.own_part(communicator.run(request, tensor))
+
+
+def all_gather(
+    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto"
+) -> torch.Tensor:
+    """Fill ``tensor`` with every rank's part of it, in place, and return it.
+
+    Each rank has put its own part, as ``reduce_scatter`` describes it, where it belongs. Elements
+    of any type of 1, 2, 4 or 8 bytes.
+    """
+    request = _find_request(Collective.ALL_GATHER, algorithm, transport)
+    return find_communicator().run(request, tensor)
+
+
+def broadcast(
+    tensor: torch.Tensor, root: int = 0, algorithm: str = "auto", transport: str = "auto"
+) -> torch.Tensor:
+    """Make ``tensor`` what it is on rank ``root``, in place, and return it.
+
+    Elements of any type of 1, 2, 4 or 8 bytes.
+    """
+    request = _find_request(Collective.BROADCAST, algorithm, transport, root=root)
+    return find_communicator().run(request, tensor)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    root: int = 0,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    op: str = "sum",
+    *,
+    reduction_dtype: torch.dtype | None = None,
+    fixed_order: bool = False,
+) -> torch.Tensor:
+    """Make ``tensor`` the sum of all ranks' tensors on rank ``root``, in place, and return it.
+
+    On the other ranks it is worked in, and holds nothing useful afterwards. Arguments and errors
+    as those of ``all_reduce``.
+    """
+    request = _find_request(
+        Collective.REDUCE, algorithm, transport, op, reduction_dtype, fixed_order, root
+    )
+    return find_communicator().run(request, tensor)
+
+
+def barrier() -> None:
+    """Return once every rank has come; what a GPU has been told to do is not waited for."""
+    find_communicator().barrier()
+
+
+def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A CPU tensor in memory that the other ranks of this node can work in.
+
+    Collective calls on it make no copy inside a node. It is zeros at first, belongs to the caller,
+    and is freed as any tensor is. Not collective.
+
+    Raises ConfigurationError where there is no memory left, or no session.
+    """
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    return find_communicator().segments.empty(lengths, dtype)
+
+
+def describe_collectives() -> dict[str, Any]:
+    """How ranks wait, what transports there are, and what a user should know of them."""
+    return setup.describe(find_communicator())

@@ -1,0 +1,246 @@
+"""Runs one rank's program: binds it to memory once, then makes nothing anew.
+
+A bound program is a list of callables without arguments. It belongs to addresses, not to tensors:
+it keeps no tensor alive, and is looked up by where the buffers of all ranks that it touches lie at
+this moment, so memory that was freed and used again finds either the same addresses, which is all
+that matters, or another entry.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from mpiddp.collectives.instructions import (
+    Fetch,
+    Finish,
+    Instruction,
+    Message,
+    Operand,
+    Program,
+    Publish,
+    Push,
+    Reduce,
+    Source,
+    Start,
+    Wait,
+)
+from mpiddp.collectives.operators import Action, Arithmetic, Span, View, make_span
+from mpiddp.collectives.transport import Messages, Messenger
+from mpiddp.collectives.transport.memory import Neighbourhood, PeerMemory
+
+MOST_BINDINGS = 16
+"""Bound programs that are kept for each plan: as many buffers can take turns."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a call is, for messages: who waits in it, and for whom."""
+
+    call: str
+    """As ``all_reduce (ring over mpi)``."""
+    steps: int
+    hosts: Mapping[int, str]
+    """Of each rank, as far as it is known."""
+
+    def wait(self, step: int, rank: int) -> str:
+        """Where a rank waits, without how long."""
+        host = self.hosts.get(rank)
+        where = f"rank {rank} on {host}" if host else f"rank {rank}"
+        last = step >= self.steps
+        place = "at its end" if last else f"in step {step + 1} of {self.steps}"
+        return f"{self.call}, {place}: waited for {where}"
+
+    def message(self, message: Message) -> str:
+        """The same for a message."""
+        return self.wait(message.step, message.peer)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A program and the memory that it works in."""
+
+    actions: tuple[Action, ...]
+    messages: Messages | None
+    workspace: int
+    """Bytes beside the buffer: scratch, and room for what is read or added."""
+
+    def free(self) -> None:
+        """Give back what the messages hold."""
+        if self.messages is not None:
+            self.messages.free()
+
+
+@dataclass
+class Bindings:
+    """The last bound programs of one plan, by where their memory lies."""
+
+    _entries: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+
+    def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The one for ``key``; made now if it is new, in the place of the one unused longest."""
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= MOST_BINDINGS:
+                self._entries.popitem(last=False)[1].free()
+            entry = self._entries[key] = make()
+        elif len(self._entries) > 1:
+            self._entries.move_to_end(key)
+        return entry
+
+    def free(self) -> None:
+        """Give all back."""
+        while self._entries:
+            self._entries.popitem()[1].free()
+
+
+def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
+    """Fresh memory beside a buffer, on its device; kept alive by who holds it."""
+    device = like.memory.device if isinstance(like.memory, torch.Tensor) else "cpu"
+    tensor = torch.empty(count, dtype=dtype, device=device)
+    if tensor.device.type == "cpu":
+        raw = tensor.view(torch.int16) if dtype in (torch.float16, torch.bfloat16) else tensor
+        return Span(raw.numpy().view(make_span(tensor).memory.dtype), dtype)
+    return Span(tensor, dtype)
+
+
+class _Binder:
+    """Turns instructions into callables on given memory."""
+
+    def __init__(
+        self,
+        program: Program,
+        arithmetic: Arithmetic,
+        own: Span,
+        peers: Mapping[int, PeerMemory],
+        messenger: Messenger | None,
+        neighbourhood: Neighbourhood | None,
+        signature: int,
+        description: Description,
+    ) -> None:
+        self.program = program
+        self.arithmetic = arithmetic
+        self.own = own
+        self.peers = peers
+        self.neighbourhood = neighbourhood
+        self.description = description
+        self.progress = messenger.progress if messenger is not None and program.messages else None
+        self.scratch = allocate(program.scratch, arithmetic.dtype, own)
+        self.bytes = program.scratch * arithmetic.dtype.itemsize
+        self.rooms: dict[int, Span] = {}
+        """Where operands are read to, by their place in a sum."""
+        self.wide: Span | None = None
+        self.messages: Messages | None = None
+        if messenger is not None and program.messages:
+            views = [
+                (self.scratch if each.scratch else own).move(each.start, each.start + each.length)
+                for each in program.messages
+            ]
+            self.messages = messenger.bind(program.messages, views, signature, description.message)
+
+    def bind(self) -> Binding:
+        actions: list[Action] = []
+        for instruction in self.program.instructions:
+            actions += self._bind(instruction)
+        return Binding(tuple(actions), self.messages, self.bytes)
+
+    def _bind(self, instruction: Instruction) -> list[Action]:
+        match instruction:
+            case Start(numbers):
+                assert self.messages is not None
+                return [self.messages.start(numbers)]
+            case Finish(number):
+                assert self.messages is not None
+                return [self.messages.finish(number)]
+            case Wait(step, rank, stage):
+                assert self.neighbourhood is not None
+                describe = partial(self.description.wait, step, rank)
+                return [self.neighbourhood.wait(rank, stage, describe, self.progress)]
+            case Publish(stage):
+                assert self.neighbourhood is not None
+                return [self.neighbourhood.publish(stage)]
+            case Fetch(_, rank, start, count, slot):
+                return [self.peers[rank].read(start, self.scratch.move(slot, slot + count))]
+            case Push(_, rank, start, count):
+                return [self.peers[rank].write(start, self.own.move(start, start + count))]
+            case Reduce():
+                return self._bind_reduce(instruction)
+
+    def _bind_reduce(self, reduce: Reduce) -> list[Action]:
+        start, stop = reduce.start, reduce.start + reduce.length
+        actions: list[Action] = []
+        views, own = [], None
+        for place, operand in enumerate(reduce.operands):
+            if operand.source is Source.OWN:
+                own = place
+            views.append(self._find_operand(place, operand, reduce.length, actions))
+        needs = self.arithmetic.needs_workspace(own, len(views))
+        workspace = self._find_workspace(reduce.length) if needs else None
+        out = self.own.compute(start, stop)
+        return actions + self.arithmetic.reduce(out, views, own, reduce.final, workspace)
+
+    def _find_operand(
+        self, place: int, operand: Operand, count: int, actions: list[Action]
+    ) -> View:
+        start, stop = operand.start, operand.start + count
+        if operand.source is Source.OWN:
+            return self.own.compute(start, stop)
+        if operand.source is Source.SCRATCH:
+            return self.scratch.compute(start, stop)
+        peer = self.peers[operand.rank]
+        view = peer.operand(start, count)
+        if view is None:
+            room = self._find_room(place)
+            actions.append(peer.read(start, room.move(0, count)))
+            view = room.compute(0, count)
+        return view
+
+    def _most(self) -> int:
+        return min(self.program.block, self.program.count)
+
+    def _find_room(self, place: int) -> Span:
+        if place not in self.rooms:
+            self.rooms[place] = allocate(self._most(), self.arithmetic.dtype, self.own)
+            self.bytes += self._most() * self.arithmetic.dtype.itemsize
+        return self.rooms[place]
+
+    def _find_workspace(self, count: int) -> View:
+        if self.wide is None:
+            self.wide = allocate(self._most(), self.arithmetic.accumulation, self.own)
+            self.bytes += self._most() * self.arithmetic.accumulation.itemsize
+        return self.wide.compute(0, count)
+
+
+def bind(
+    program: Program,
+    arithmetic: Arithmetic,
+    own: Span,
+    peers: Mapping[int, PeerMemory],
+    messenger: Messenger | None,
+    neighbourhood: Neighbourhood | None,
+    signature: int,
+    description: Description,
+) -> Binding:
+    """Bind a program to memory.
+
+    Args:
+        own: the rank's buffer; its memory must live as long as the binding is run.
+        peers: the buffers of the program's partners.
+        messenger: needed where the program has messages.
+        neighbourhood: needed where it has partners.
+        signature: tells messages of this plan from those of others.
+    """
+    return _Binder(
+        program, arithmetic, own, peers, messenger, neighbourhood, signature, description
+    ).bind()
+
+
+def run(actions: Sequence[Action]) -> None:
+    """Run bound actions, in order."""
+    for action in actions:
+        action()

@@ -1,0 +1,256 @@
+"""What is done with two contributions, in which type, and by which library.
+
+Numbers are added by NumPy where it knows their type well, since its calls cost less than torch's;
+float16, which NumPy adds one by one, bfloat16, which it does not know, and whatever lies on a GPU
+by torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiddp.errors import ConfigurationError
+
+Action = Callable[[], object]
+View = Any
+"""Part of a buffer: a numpy array, or a torch tensor."""
+
+
+class Operator(enum.Enum):
+    """How contributions become one."""
+
+    SUM = "sum"
+    AVERAGE = "average"
+    """The sum, divided by the number of contributions once it is complete."""
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+
+
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float64: np.dtype("f8"),
+    torch.float32: np.dtype("f4"),
+    torch.int64: np.dtype("i8"),
+    torch.int32: np.dtype("i4"),
+}
+_RAW: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float16: np.dtype("u2"),
+    torch.bfloat16: np.dtype("u2"),
+}
+"""Types that NumPy moves, but torch adds."""
+_KINDS: dict[torch.dtype, np.dtype[Any]] = {**_NUMPY, **_RAW, torch.uint8: np.dtype("u1")}
+"""As what NumPy moves them; bytes are never added."""
+
+TYPES = (*_NUMPY, *_RAW)
+NARROW = tuple(_RAW)
+"""Types in which sums are not made unless that is asked for."""
+
+_UFUNCS: dict[Operator, np.ufunc] = {
+    Operator.SUM: np.add,
+    Operator.AVERAGE: np.add,
+    Operator.PRODUCT: np.multiply,
+    Operator.MIN: np.minimum,
+    Operator.MAX: np.maximum,
+}
+_FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {
+    Operator.SUM: torch.add,
+    Operator.AVERAGE: torch.add,
+    Operator.PRODUCT: torch.mul,
+    Operator.MIN: torch.minimum,
+    Operator.MAX: torch.maximum,
+}
+
+
+def find_operator(name: str) -> Operator:
+    """The operator of that name. Raises ConfigurationError if there is none."""
+    try:
+        return Operator(name)
+    except ValueError:
+        names = ", ".join(each.value for each in Operator)
+        raise ConfigurationError(f"no operator is called {name!r}; there are {names}") from None
+
+
+def name_type(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def choose_accumulation(
+    operator: Operator, dtype: torch.dtype, wish: torch.dtype | None
+) -> torch.dtype:
+    """The type in which contributions of type ``dtype`` are added.
+
+    Raises ConfigurationError for a type that cannot be reduced, an average of integers, and a wish
+    that is neither the buffer's own type nor a wider floating one.
+    """
+    if dtype not in TYPES:
+        names = ", ".join(map(name_type, TYPES))
+        raise ConfigurationError(f"expected a tensor of {names}, found {name_type(dtype)}")
+    if operator is Operator.AVERAGE and not dtype.is_floating_point:
+        raise ConfigurationError(
+            f"an average of {name_type(dtype)} is no integer: use sum, or a floating-point tensor"
+        )
+    # Nothing is rounded in a maximum.
+    exact = operator in (Operator.MIN, Operator.MAX)
+    if wish is None:
+        return torch.float32 if dtype in NARROW and not exact else dtype
+    wider = dtype.is_floating_point and wish in (torch.float32, torch.float64)
+    if wish != dtype and not (wider and wish.itemsize >= dtype.itemsize):
+        raise ConfigurationError(
+            f"reduction_dtype must be {name_type(dtype)} or a wider floating-point type, "
+            f"found {name_type(wish)}"
+        )
+    return wish
+
+
+def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    """``count`` elements at ``address``, as an array that NumPy can move.
+
+    The memory stays its owner's, and must outlive every use of the array.
+    """
+    kind = _KINDS[dtype]
+    memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
+    mapped: np.ndarray[Any, Any] = np.frombuffer(memory, kind)  # type: ignore[call-overload]
+    return mapped
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of memory that belongs to somebody else, as elements of one type.
+
+    On the CPU it is known by its address alone, so that it keeps nobody's memory alive.
+    """
+
+    memory: View
+    """A numpy array (``map_memory``) on the CPU, a tensor on a GPU."""
+    dtype: torch.dtype
+
+    def move(self, lo: int, hi: int) -> View:
+        """Elements ``lo`` to ``hi``, to be copied or sent."""
+        return self.memory[lo:hi]
+
+    def compute(self, lo: int, hi: int) -> View:
+        """Elements ``lo`` to ``hi``, to be calculated with."""
+        part = self.memory[lo:hi]
+        if self.dtype in _RAW and isinstance(part, np.ndarray):
+            return torch.from_numpy(part.view(np.int16)).view(self.dtype)
+        return part
+
+
+def make_span(tensor: torch.Tensor) -> Span:
+    """The memory of a contiguous tensor, flat; on the CPU it does not keep the tensor alive."""
+    if tensor.device.type == "cpu":
+        memory = map_memory(tensor.data_ptr(), tensor.numel(), tensor.dtype)
+        return Span(memory, tensor.dtype)
+    return Span(tensor.detach().view(-1), tensor.dtype)
+
+
+def copy(target: View, source: View) -> Action:
+    """Copies one view into another of the same type and length."""
+    if not isinstance(target, np.ndarray):
+        return partial(target.copy_, source)
+    if target.size == 0:
+        return _do_nothing
+    # A memoryview is as quick as NumPy for long copies, and takes a third of its time to begin.
+    into, out_of = (memoryview(view.data).cast("B") for view in (target, source))
+    return partial(into.__setitem__, slice(None), out_of)
+
+
+def _do_nothing() -> None:
+    """What there is to do for no elements."""
+
+
+def convert(target: Span, source: Span, count: int) -> Action:
+    """Copies ``count`` elements into memory of any type."""
+    if target.dtype == source.dtype:
+        return copy(target.move(0, count), source.move(0, count))
+    views = []
+    for span in (target, source):
+        view = span.compute(0, count)
+        views.append(torch.from_numpy(view) if isinstance(view, np.ndarray) else view)
+    return partial(views[0].copy_, views[1])
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """An operator on buffers of one type, with results made in one type."""
+
+    operator: Operator
+    dtype: torch.dtype
+    """Of the buffers that are added and sent."""
+    accumulation: torch.dtype
+    """In which several contributions are added before the result is rounded to ``dtype``."""
+    contributions: int
+    """By which an average divides."""
+
+    @property
+    def widens(self) -> bool:
+        """Whether every result needs a workspace of a wider type."""
+        return self.accumulation != self.dtype
+
+    def needs_workspace(self, own: int | None, operands: int) -> bool:
+        """Whether ``reduce`` needs one: own's place among the operands, if it is one of them."""
+        return self.widens or (own is not None and own >= 2 and operands > 2)
+
+    def reduce(
+        self, out: View, operands: Sequence[View], own: int | None, final: bool, workspace: View
+    ) -> list[Action]:
+        """Puts the operands, from the left, into ``out``; divides if the result is final.
+
+        Args:
+            out: where the result belongs; operand number ``own`` is the same memory.
+            workspace: as long as ``out``, of type ``accumulation``; see ``needs_workspace``.
+        """
+        if len(operands) == 1 and not self.widens:
+            actions = [] if own == 0 else [copy(out, operands[0])]
+        elif self.widens:
+            return self._reduce_wide(out, operands, final, workspace)
+        else:
+            actions = self._chain(out, operands, own, workspace)
+        return actions + self._divide(out, final)
+
+    def _chain(
+        self, out: View, operands: Sequence[View], own: int | None, workspace: View
+    ) -> list[Action]:
+        combine = _UFUNCS[self.operator]
+        actions: list[Action] = []
+        # ``out`` may be written once own's value in it has been used.
+        total = operands[0]
+        for place, operand in enumerate(operands[1:], 1):
+            target = workspace if own is not None and own > place else out
+            if isinstance(out, np.ndarray):
+                actions.append(partial(combine, total, operand, target))
+            else:
+                function = _FUNCTIONS[self.operator]
+                actions.append(partial(function, total, operand, out=target))
+            total = target
+        return actions
+
+    def _reduce_wide(
+        self, out: View, operands: Sequence[View], final: bool, workspace: View
+    ) -> list[Action]:
+        views = [_as_tensor(view) for view in (workspace, out, *operands)]
+        wide, result, first, *others = views
+        function = _FUNCTIONS[self.operator]
+        actions: list[Action] = [partial(wide.copy_, first)]
+        actions += [partial(function, wide, other, out=wide) for other in others]
+        return [*actions, *self._divide(wide, final), partial(result.copy_, wide)]
+
+    def _divide(self, view: View, final: bool) -> list[Action]:
+        if self.operator is not Operator.AVERAGE or not final or self.contributions == 1:
+            return []
+        if isinstance(view, np.ndarray):
+            return [partial(np.divide, view, self.contributions, view)]
+        return [partial(view.div_, self.contributions)]
+
+
+def _as_tensor(view: View) -> torch.Tensor:
+    return torch.from_numpy(view) if isinstance(view, np.ndarray) else view

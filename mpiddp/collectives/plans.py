@@ -1,0 +1,268 @@
+"""What one kind of call has prepared, for buffers of one length and type.
+
+A plan has the rank's program, and binds it to the buffers that it meets. Where a buffer cannot be
+used as it is (a type that is too narrow to be added in, memory that no peer can reach), the
+plan works in a stage beside it, which all plans share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from mpiddp.collectives.executor import Binding, Bindings, Description, allocate, bind, run
+from mpiddp.collectives.instructions import Program
+from mpiddp.collectives.operators import Action, Arithmetic, Span, convert, copy, make_span
+from mpiddp.collectives.transport import Messenger
+from mpiddp.collectives.transport.memory import (
+    PRIVATE,
+    SHARED,
+    Location,
+    Neighbourhood,
+    PeerMemory,
+)
+from mpiddp.collectives.transport.segments import Segments, view_of
+
+MOST_LETTERS = 64
+"""Buffers that a mailbox plan knows at a time."""
+
+
+class Plan(Protocol):
+    """A prepared call."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """Make the call on a contiguous tensor of the plan's length and type, in place."""
+
+    def free(self) -> None:
+        """Give back what it holds."""
+
+
+class NoPlan:
+    """One rank alone: its buffer is the result."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """Nothing to do."""
+
+    def free(self) -> None:
+        """Nothing is held."""
+
+
+class Stage:
+    """Memory beside the buffers, as long as the longest that was needed; zeros at first."""
+
+    def __init__(self, segments: Segments | None) -> None:
+        """In a segment that peers can map, or in private memory."""
+        self._segments = segments
+        self._memory: Any = None
+        self._size = 0
+        self.generation = 0
+        """Changes whenever the memory does."""
+
+    def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
+        """Room for ``count`` elements; what was there before may be lost."""
+        size = count * dtype.itemsize
+        if isinstance(like.memory, torch.Tensor):
+            return self._find_on_gpu(size, dtype, like.memory)
+        if self._memory is None or size > self._size or isinstance(self._memory, torch.Tensor):
+            self._memory = (self._segments or Segments()).allocate(size)
+            self._size = size
+            self.generation += 1
+        return Span(view_of(self._memory, 0, count, dtype), dtype)
+
+    def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
+        memory = self._memory
+        if not isinstance(memory, torch.Tensor) or size > self._size:
+            memory = self._memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+            self._size = size
+            self.generation += 1
+        return Span(memory[:size].view(dtype), dtype)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What plans that run a program are made of."""
+
+    program: Program
+    arithmetic: Arithmetic
+    signature: int
+    """32 bits that tell this call from others."""
+    description: Description
+    stage: Stage | None
+    """Where it works if not in the buffers themselves."""
+    messenger: Messenger | None
+    neighbourhood: Neighbourhood | None
+
+    def bind(self, own: Span, peers: Mapping[int, PeerMemory]) -> Binding:
+        """Bind the program to memory."""
+        return bind(
+            self.program, self.arithmetic, own, peers, self.messenger, self.neighbourhood,
+            self.signature, self.description,
+        )  # fmt: skip
+
+    def find_stage(self, buffer: Span) -> Span:
+        """The stage, as long as the program needs it."""
+        assert self.stage is not None
+        return self.stage.find(self.program.count, self.arithmetic.dtype, buffer)
+
+
+@dataclass
+class MessagePlan:
+    """Messages alone."""
+
+    parts: Parts
+    bindings: Bindings = field(default_factory=Bindings)
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """See ``Plan``."""
+        if self.parts.stage is None:
+            binding = self.bindings.find(tensor.data_ptr(), partial(self._bind, tensor))
+            run(binding.actions)
+            return
+        buffer = make_span(tensor)
+        count = self.parts.program.count
+        stage = self.parts.find_stage(buffer)
+        convert(stage, buffer, count)()
+        key = ("stage", self.parts.stage.generation)
+        binding = self.bindings.find(key, lambda: self.parts.bind(stage, {}))
+        run(binding.actions)
+        convert(buffer, stage, count)()
+
+    def _bind(self, tensor: torch.Tensor) -> Binding:
+        return self.parts.bind(make_span(tensor), {})
+
+    def free(self) -> None:
+        """See ``Plan``."""
+        self.bindings.free()
+
+
+@dataclass
+class MemoryPlan:
+    """Work in the memory of the peers on this node; messages to the others, if there are any."""
+
+    parts: Parts
+    bindings: Bindings = field(default_factory=Bindings)
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """See ``Plan``."""
+        parts = self.parts
+        neighbourhood = parts.neighbourhood
+        assert neighbourhood is not None
+        size = tensor.numel() * tensor.element_size()
+        place = neighbourhood.segments.find(tensor.data_ptr(), size)
+        if parts.stage is not None or (place is None and not neighbourhood.can_copy):
+            self._run_staged(tensor)
+            return
+        if place is not None:
+            location = Location(SHARED, *place)
+        else:
+            location = Location(PRIVATE, tensor.data_ptr())
+        neighbourhood.enter(parts.signature, location)
+        key = (location, self._meet())
+        binding = self.bindings.find(key, lambda: self._bind(make_span(tensor), key[1]))
+        run(binding.actions)
+
+    def _run_staged(self, tensor: torch.Tensor) -> None:
+        parts, neighbourhood = self.parts, self.parts.neighbourhood
+        assert neighbourhood is not None
+        count = parts.program.count
+        buffer = make_span(tensor)
+        if parts.stage is None:
+            parts = self.parts = replace(parts, stage=Stage(neighbourhood.segments))
+        stage = parts.find_stage(buffer)
+        convert(stage, buffer, count)()
+        size = count * stage.dtype.itemsize
+        place = neighbourhood.segments.find(stage.memory.ctypes.data, size) if count else None
+        location = Location(SHARED, *place) if place is not None else Location(PRIVATE, 0)
+        neighbourhood.enter(parts.signature, location)
+        key = (location, self._meet())
+        binding = self.bindings.find(key, lambda: self._bind(stage, key[1]))
+        run(binding.actions)
+        convert(buffer, stage, count)()
+
+    def _meet(self) -> tuple[Location, ...]:
+        """The partners' buffers in this call."""
+        parts, neighbourhood = self.parts, self.parts.neighbourhood
+        assert neighbourhood is not None
+        partners = parts.program.partners
+        neighbourhood.meet(partners, parts.signature, partial(parts.description.wait, 0))
+        return tuple(map(neighbourhood.location, partners))
+
+    def _bind(self, own: Span, locations: tuple[Location, ...]) -> Binding:
+        parts, neighbourhood = self.parts, self.parts.neighbourhood
+        assert neighbourhood is not None
+        peers = {
+            rank: neighbourhood.resolver.find_memory(
+                rank, location, parts.program.count, parts.arithmetic.dtype
+            )
+            for rank, location in zip(parts.program.partners, locations, strict=True)
+        }
+        return parts.bind(own, peers)
+
+    def free(self) -> None:
+        """See ``Plan``."""
+        self.bindings.free()
+
+
+class MailboxPlan:
+    """One-shot for small buffers on one node: all put theirs into a mailbox, all add all of them.
+
+    A rank that puts its next letter into the other one of its two mailboxes has seen all others
+    begin the call before, so nobody still reads from it: no rank waits at the end of a call.
+    """
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        count: int,
+        signature: int,
+        description: Description,
+        neighbourhood: Neighbourhood,
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._count = count
+        self._signature = signature
+        self._description = description
+        self._neighbourhood = neighbourhood
+        self._bindings: dict[int, tuple[Action, Action]] = {}
+        """For each buffer, by its address, the call with either mailbox."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """See ``Plan``."""
+        bound = self._bindings.get(tensor.data_ptr())
+        if bound is None:
+            bound = self._bind(tensor)
+        neighbourhood = self._neighbourhood
+        parity = neighbourhood.parity = 1 - neighbourhood.parity
+        bound[parity]()
+
+    def _describe(self, rank: int) -> str:
+        return self._description.wait(0, rank)
+
+    def _bind(self, tensor: torch.Tensor) -> tuple[Action, Action]:
+        if len(self._bindings) >= MOST_LETTERS:
+            self._bindings.clear()
+        own = make_span(tensor)
+        bound = (self._bind_one(own, 0), self._bind_one(own, 1))
+        self._bindings[tensor.data_ptr()] = bound
+        return bound
+
+    def _bind_one(self, own: Span, parity: int) -> Action:
+        neighbourhood, count, dtype = self._neighbourhood, self._count, self._arithmetic.dtype
+        boxes = {
+            rank: neighbourhood.mailbox(rank, parity, count, dtype) for rank in neighbourhood.ranks
+        }
+        put = copy(boxes[neighbourhood.rank].move(0, count), own.move(0, count))
+        workspace = None
+        if self._arithmetic.widens:
+            workspace = allocate(count, self._arithmetic.accumulation, own).compute(0, count)
+        views = [box.compute(0, count) for box in boxes.values()]
+        add = self._arithmetic.reduce(own.compute(0, count), views, None, True, workspace)
+        return neighbourhood.exchange(self._signature, put, add, self._describe)
+
+    def free(self) -> None:
+        """Nothing is held but views of the mailboxes."""
+        self._bindings.clear()

@@ -1,0 +1,51 @@
+"""Ways from one rank's memory to another's.
+
+A transport carries messages (`Messenger`), lets ranks of a node work in each other's memory
+(`memory.Neighbourhood`), or does both: one inside nodes, the other between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mpiddp.collectives.compilation import Cut
+from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.operators import Action, View
+
+Describe = Callable[[Message], str]
+"""Says for whom and where a rank waits, for errors."""
+
+
+class Messages(Protocol):
+    """The messages of one program, bound to memory: nothing is made anew when they are sent."""
+
+    def start(self, numbers: Sequence[int]) -> Action:
+        """Starts these, all at once."""
+
+    def finish(self, number: int) -> Action:
+        """Waits for this one. Raises PeerLostError where it never ends."""
+
+    def free(self) -> None:
+        """Give back what the messages hold; none of them is under way."""
+
+
+class Messenger(Protocol):
+    """Carries messages between any two ranks."""
+
+    name: str
+
+    def cut(self, itemsize: int) -> Cut:
+        """How long messages may be, for elements of ``itemsize`` bytes."""
+
+    def bind(
+        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+    ) -> Messages:
+        """Prepare messages from and into these views.
+
+        Messages of calls with another signature do not match these, where the transport can
+        tell them apart.
+        """
+
+    def progress(self) -> None:
+        """Let messages under way go on, while this rank waits for something else."""

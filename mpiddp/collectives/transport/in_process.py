@@ -1,0 +1,121 @@
+"""Ranks as threads of one process, for tests and for looking on without a launch.
+
+A message is copied when both its ends are there, as a rendezvous: a sender that has not found its
+receiver has not sent, and whoever changes its buffer meanwhile changes what arrives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from mpiddp.collectives.compilation import Cut
+from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.operators import Action, View
+from mpiddp.collectives.transport import Describe
+from mpiddp.collectives.waiting import Waiter
+
+
+class _Address(NamedTuple):
+    source: int
+    destination: int
+    tag: int
+
+
+class Office:
+    """Where the messages of all ranks meet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[_Address, tuple[View, threading.Event, bool]] = {}
+
+    def hand_in(self, address: _Address, view: View, done: threading.Event, sends: bool) -> None:
+        """One end of a message; the second to come copies it."""
+        with self._lock:
+            other = self._waiting.pop(address, None)
+            if other is None:
+                self._waiting[address] = (view, done, sends)
+                return
+        place, event, _ = other
+        target, source = (place, view) if sends else (view, place)
+        np.copyto(target, source)
+        event.set()
+        done.set()
+
+
+class InProcessMessages:
+    """The messages of one program."""
+
+    def __init__(
+        self, office: Office, rank: int, messages: Sequence[Message], views: Sequence[View],
+        signature: int, waiter: Waiter, describe: Describe,
+    ) -> None:  # fmt: skip
+        self._office = office
+        self._rank = rank
+        self._messages = messages
+        self._views = views
+        self._signature = signature
+        self._waiter = waiter
+        self._describe = describe
+        self._done = [threading.Event() for _ in messages]
+
+    def start(self, numbers: Sequence[int]) -> Action:
+        """Hands these in, in their order."""
+        return partial(self._start, numbers)
+
+    def _start(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            message = self._messages[number]
+            self._done[number].clear()
+            ends = (self._rank, message.peer) if message.sends else (message.peer, self._rank)
+            address = _Address(*ends, self._signature + message.tag)
+            self._office.hand_in(address, self._views[number], self._done[number], message.sends)
+
+    def finish(self, number: int) -> Action:
+        """Waits for this one."""
+        done = self._done[number].is_set
+        describe = partial(self._describe, self._messages[number])
+
+        def finish() -> None:
+            if not done():
+                self._waiter.wait(done, describe)
+
+        return finish
+
+    def free(self) -> None:
+        """Nothing is held."""
+
+
+class InProcessMessenger:
+    """One rank's way into the office."""
+
+    name = "in-process"
+
+    def __init__(
+        self, office: Office, rank: int, waiter: Waiter, longest: int, flows: bool
+    ) -> None:
+        self._office = office
+        self._rank = rank
+        self._waiter = waiter
+        self._longest = longest
+        self._flows = flows
+
+    def cut(self, itemsize: int) -> Cut:
+        """Messages of at most ``longest`` bytes."""
+        most = max(1, self._longest // itemsize)
+        return Cut(cell=most, message=most, flows=self._flows)
+
+    def bind(
+        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+    ) -> InProcessMessages:
+        """Keep the views."""
+        return InProcessMessages(
+            self._office, self._rank, messages, views, signature, self._waiter, describe
+        )
+
+    def progress(self) -> None:
+        """Nothing to do."""

@@ -1,0 +1,297 @@
+"""Ranks of one node, which work in each other's memory.
+
+Each rank has some words in a block that all of them map: how far it has come in which call, what
+the call is, and where its buffer lies. It alone writes them. That is all the synchronisation there
+is: no lock, no system call. It rests on stores becoming visible in their order, which x86-64
+promises, so other processors are refused.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
+from mpiddp.collectives.transport.segments import Place, Segments, view_of
+from mpiddp.collectives.transport.single_copy import bind_read, bind_write
+from mpiddp.collectives.waiting import Waiter
+from mpiddp.errors import ConfigurationError
+
+WORDS = 32
+"""Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
+processors fetch lines in pairs."""
+_HEADER, _KIND, _FIRST = 16, 17, 18
+CALL_SHIFT = 32
+"""A rank's progress is its call's number, shifted, plus the stage that it has reached in it."""
+MAILBOX = 32 << 10
+"""Bytes of a mailbox, for small buffers; each rank has two."""
+BLOCK = 256 << 10
+"""Bytes that are added and passed on while they are in cache."""
+
+PRIVATE, SHARED = 0, 1
+
+
+class Location(NamedTuple):
+    """Where a rank's buffer lies, as it tells the others."""
+
+    kind: int
+    first: int
+    """Address of private memory, number of a segment."""
+    second: int = 0
+    """Descriptor of a segment."""
+    third: int = 0
+    """Offset in it, in bytes."""
+
+
+class PeerMemory(Protocol):
+    """A peer's buffer."""
+
+    def read(self, start: int, target: View) -> Action:
+        """Fills ``target`` from element ``start`` on."""
+
+    def write(self, start: int, source: View) -> Action:
+        """Puts ``source`` at element ``start``."""
+
+    def operand(self, start: int, count: int) -> View | None:
+        """Elements to calculate with where they are; None where they must be read first."""
+
+
+@dataclass(frozen=True)
+class MappedMemory:
+    """A peer's buffer in memory that this process has mapped, too."""
+
+    span: Span
+    owner: Any = None
+    """Kept alive with it."""
+
+    def read(self, start: int, target: View) -> Action:
+        return copy(target, self.span.move(start, start + len(target)))
+
+    def write(self, start: int, source: View) -> Action:
+        return copy(self.span.move(start, start + len(source)), source)
+
+    def operand(self, start: int, count: int) -> View | None:
+        return self.span.compute(start, start + count)
+
+
+@dataclass(frozen=True)
+class PrivateMemory:
+    """A peer's buffer in memory of its own."""
+
+    process: int
+    address: int
+    dtype: torch.dtype
+
+    def read(self, start: int, target: View) -> Action:
+        return bind_read(self.process, target, self.address + start * self.dtype.itemsize)
+
+    def write(self, start: int, source: View) -> Action:
+        return bind_write(self.process, source, self.address + start * self.dtype.itemsize)
+
+    def operand(self, start: int, count: int) -> View | None:
+        return None
+
+
+class Resolver(Protocol):
+    """Finds the way into a peer's buffer."""
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        """The memory at a location that ``rank`` has told."""
+
+
+@dataclass(frozen=True)
+class NodeResolver:
+    """Peers are other processes of this node."""
+
+    processes: Mapping[int, int]
+    """Process id of each rank."""
+    segments: Segments
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        process = self.processes[rank]
+        if location.kind == PRIVATE:
+            return PrivateMemory(process, location.first, dtype)
+        place = Place(location.first, location.second, location.third)
+        memory = self.segments.map_foreign(process, place)
+        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
+
+
+class ThreadResolver:
+    """Peers are threads of this process."""
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
+
+
+def is_ordered() -> bool:
+    """Whether this processor makes stores visible in their order."""
+    return platform.machine().lower() in ("x86_64", "amd64", "i686")
+
+
+def block_size(ranks: int) -> int:
+    """Bytes of the block that so many ranks share."""
+    return ranks * (8 * WORDS + 2 * MAILBOX)
+
+
+class Neighbourhood:
+    """The ranks of a node, as one of them sees them."""
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        block: memoryview,
+        address: int,
+        waiter: Waiter,
+        resolver: Resolver,
+        segments: Segments,
+        can_copy: bool,
+    ) -> None:
+        """A neighbourhood over a block of zeros.
+
+        Args:
+            ranks: of this node, in an order that they all have.
+            block: ``block_size`` bytes, mapped by all; it lies at ``address``.
+            can_copy: whether these ranks can read and write each other's private memory.
+        """
+        self.rank = rank
+        self.ranks = tuple(ranks)
+        self.waiter = waiter
+        self.resolver = resolver
+        self.segments = segments
+        self.can_copy = can_copy
+        self.call = 0
+        """The number of the call that this rank is in."""
+        self.base = 0
+        """What its progress is in stage 0 of that call."""
+        self._block = block
+        self.words = block[: 8 * WORDS * len(ranks)].cast("q")
+        self.places = {each: WORDS * index for index, each in enumerate(ranks)}
+        """Where each rank's words begin."""
+        self._mailboxes = address + 8 * WORDS * len(ranks)
+        self._own = self.places[rank]
+        self.parity = 0
+
+    def enter(self, signature: int, location: Location | None) -> None:
+        """Begin a call: from now on the peers may work in this rank's buffer.
+
+        ``signature``: 32 bits that tell this call from others. ``location`` may be left out where
+        nobody asks for it.
+        """
+        words, own = self.words, self._own
+        self.call += 1
+        self.base = self.call << CALL_SHIFT
+        words[own + _HEADER] = self.base | signature
+        if location is not None:
+            words[own + _KIND] = location.kind
+            words[own + _FIRST] = location.first
+            words[own + _FIRST + 1] = location.second
+            words[own + _FIRST + 2] = location.third
+        words[own] = self.base
+
+    def check(self, rank: int, signature: int) -> None:
+        """Raise ConfigurationError if that rank, which has entered, makes another call."""
+        header = self.words[self.places[rank] + _HEADER]
+        if header != self.base | signature and header >> CALL_SHIFT == self.call:
+            raise ConfigurationError(
+                f"rank {rank} makes another collective call than rank {self.rank}, or with another "
+                "count, type or algorithm: MPIDDP_DEBUG=1 shows both"
+            )
+
+    def location(self, rank: int) -> Location:
+        """Where the buffer of a rank lies that has entered."""
+        words, place = self.words, self.places[rank] + _KIND
+        return Location(words[place], words[place + 1], words[place + 2], words[place + 3])
+
+    def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
+        """A mailbox of a rank, which it alone writes."""
+        index = 2 * self.ranks.index(rank) + parity
+        return Span(map_memory(self._mailboxes + index * MAILBOX, count, dtype), dtype)
+
+    def publish(self, stage: int) -> Action:
+        """Tells that this rank has reached a stage of the present call."""
+        words, own = self.words, self._own
+
+        def publish() -> None:
+            words[own] = self.base + stage
+
+        return publish
+
+    def wait(
+        self,
+        rank: int,
+        stage: int,
+        describe: Callable[[], str],
+        progress: Callable[[], None] | None,
+    ) -> Action:
+        """Waits for a stage of another rank, and lets messages go on meanwhile."""
+        words, place, wait_slowly = self.words, self.places[rank], self.waiter.wait
+
+        def wait() -> None:
+            target = self.base + stage
+            if words[place] >= target:
+                return
+
+            def test() -> bool:
+                if progress is not None:
+                    progress()
+                return words[place] >= target
+
+            wait_slowly(test, describe)
+
+        return wait
+
+    def meet(self, ranks: Iterable[int], signature: int, describe: Callable[[int], str]) -> None:
+        """Wait until these have entered the present call, and check that it is the same."""
+        words, base = self.words, self.base
+        for rank in ranks:
+            place = self.places[rank]
+            if words[place] < base:
+                self.waiter.wait(lambda: words[place] >= base, lambda: describe(rank))  # noqa: B023
+            if words[place + _HEADER] != base | signature:
+                self.check(rank, signature)
+
+    def exchange(
+        self,
+        signature: int,
+        put: Action,
+        add: Sequence[Action],
+        describe: Callable[[int], str],
+    ) -> Action:
+        """A whole call: ``put`` a letter, enter, meet all others, ``add`` what they have put.
+
+        It is ``enter`` and ``meet`` once more, in one piece: on buffers of some bytes the calls of
+        Python's functions would be half of the time.
+        """
+        words, own = self.words, self._own
+        others = tuple(place for place in self.places.values() if place != own)
+
+        def exchange() -> None:
+            put()
+            self.call = call = self.call + 1
+            self.base = base = call << CALL_SHIFT
+            header = base | signature
+            words[own + _HEADER] = header
+            words[own] = base
+            for place in others:
+                if words[place] < base or words[place + _HEADER] != header:
+                    self.meet(self.ranks, signature, describe)
+            for action in add:
+                action()
+
+        return exchange
+
+    def close(self) -> None:
+        """Let go of the block."""
+        self.words.release()
+        self._block.release()

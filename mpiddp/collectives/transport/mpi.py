@@ -1,0 +1,99 @@
+"""Messages over MPI: persistent requests on buffers, tested as the wait policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mpiddp.collectives.compilation import Cut
+from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.operators import Action, View
+from mpiddp.collectives.transport import Describe
+from mpiddp.collectives.waiting import Waiter
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LONGEST_MESSAGE = 1 << 30
+"""Bytes; MPI counts in 32 bits."""
+NETWORK_MESSAGE = 60 << 10
+"""Bytes of a message between nodes. With its header it stays within the eager limit of Open MPI's
+TCP transport (64 KiB), beyond which every message asks for permission first; and while one of them
+is added the next is on its way."""
+
+
+class MpiMessages:
+    """Persistent requests of one program."""
+
+    def __init__(
+        self, requests: Sequence[MPI.Prequest], messages: Sequence[Message], waiter: Waiter,
+        describe: Describe,
+    ) -> None:  # fmt: skip
+        self._requests = requests
+        self._messages = messages
+        self._waiter = waiter
+        self._describe = describe
+
+    def start(self, numbers: Sequence[int]) -> Action:
+        """Starts these, in their order."""
+        if len(numbers) == 1:
+            return self._requests[numbers[0]].Start
+        requests = [self._requests[number] for number in numbers]
+        return partial(type(requests[0]).Startall, requests)
+
+    def finish(self, number: int) -> Action:
+        """Waits for this one."""
+        test, wait = self._requests[number].Test, self._waiter.wait
+        describe = partial(self._describe, self._messages[number])
+
+        def finish() -> None:
+            if not test():
+                wait(test, describe)
+
+        return finish
+
+    def free(self) -> None:
+        """Free the requests."""
+        for request in self._requests:
+            request.Free()
+
+
+class MpiMessenger:
+    """Messages over a communicator that is used for nothing else, and stays its owner's."""
+
+    name = "mpi"
+
+    def __init__(
+        self, communicator: MPI.Intracomm, waiter: Waiter, longest: int = LONGEST_MESSAGE
+    ) -> None:
+        """``longest``: bytes of a message; longer ones are sent in parts."""
+        from mpi4py import MPI
+
+        self._communicator = communicator
+        self._waiter = waiter
+        self._longest = min(longest, LONGEST_MESSAGE)
+        self._byte = MPI.BYTE
+        highest = communicator.Get_attr(MPI.TAG_UB)
+        assert isinstance(highest, int)
+        self._tags = highest + 1
+
+    def cut(self, itemsize: int) -> Cut:
+        """Messages flow from step to step."""
+        most = max(1, self._longest // itemsize)
+        return Cut(cell=most, message=most, flows=True)
+
+    def bind(
+        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+    ) -> MpiMessages:
+        """Make persistent requests; tags tell calls apart."""
+        requests = []
+        for message, view in zip(messages, views, strict=True):
+            make = self._communicator.Send_init if message.sends else self._communicator.Recv_init
+            tag = (signature + message.tag) % self._tags
+            requests.append(make([view, view.nbytes, self._byte], message.peer, tag))
+        return MpiMessages(requests, messages, self._waiter, describe)
+
+    def progress(self) -> None:
+        """Any call lets MPI look after its messages."""
+        self._communicator.Iprobe()

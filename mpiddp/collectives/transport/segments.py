@@ -1,0 +1,140 @@
+"""Memory that other processes of this node can map: anonymous files (memfd).
+
+They have no name, so nothing stays behind when a process is killed, and they do not count against
+the size of /dev/shm, which containers keep small. Others open them through the owner's
+/proc/PID/fd, which takes the same user, or the right to trace the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import weakref
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+
+from mpiddp.collectives.operators import map_memory
+from mpiddp.errors import ConfigurationError
+
+MOST_FOREIGN = 64
+"""Mappings of other ranks' segments that are kept. A freed segment has no pages any more, so that
+what remains mapped of it costs address space alone."""
+
+
+class Place(NamedTuple):
+    """Where memory lies in a segment, as its owner tells the others."""
+
+    number: int
+    """Of the segment, among its owner's, from 1; no number is used twice."""
+    descriptor: int
+    """The owner's file descriptor."""
+    offset: int
+    """Bytes."""
+
+
+class _Own(NamedTuple):
+    start: int
+    end: int
+    number: int
+    descriptor: int
+
+
+class Segments:
+    """The segments of this process, and its mappings of the others'."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._starts: list[int] = []
+        self._own: dict[int, _Own] = {}
+        """By address."""
+        self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
+
+    def allocate(self, size: int) -> mmap.mmap:
+        """``size`` bytes of zeros; freed with the last reference to what is returned.
+
+        Raises ConfigurationError where there is no memory left.
+        """
+        descriptor = os.memfd_create("mpiddp", os.MFD_CLOEXEC)
+        try:
+            # Reserved now: a page that cannot be had later kills with SIGBUS.
+            os.posix_fallocate(descriptor, 0, max(size, 1))
+            memory = mmap.mmap(descriptor, max(size, 1))
+        except OSError as error:
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"{size} bytes of shared memory cannot be had: {error.strerror}"
+            ) from None
+        address = address_of(memory)
+        number = next(self._numbers)
+        self._own[address] = _Own(address, address + max(size, 1), number, descriptor)
+        self._starts = sorted(self._own)
+        weakref.finalize(memory, self._forget, address, descriptor)
+        return memory
+
+    def _forget(self, address: int, descriptor: int) -> None:
+        # Others may have it mapped still; its pages go now.
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+        del self._own[address]
+        self._starts = sorted(self._own)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of zeros in a segment of its own, which is freed with it."""
+        count = 1
+        for length in shape:
+            if length < 0:
+                raise ConfigurationError(f"expected lengths >= 0, found {tuple(shape)}")
+            count *= length
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        memory = self.allocate(count * dtype.itemsize)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    def find(self, address: int, size: int) -> Place | None:
+        """Where ``size`` bytes at ``address`` lie, if all of them lie in a segment."""
+        starts = self._starts
+        index = bisect_right(starts, address) - 1
+        if index < 0:
+            return None
+        own = self._own[starts[index]]
+        if address + size > own.end:
+            return None
+        return Place(own.number, own.descriptor, address - own.start)
+
+    def map_foreign(self, process: int, place: Place) -> mmap.mmap:
+        """Map another process's segment. Raises OSError where that is forbidden."""
+        key = (process, place.number)
+        memory = self._foreign.get(key)
+        if memory is None:
+            memory = map_descriptor(process, place.descriptor)
+            self._foreign[key] = memory
+            if len(self._foreign) > MOST_FOREIGN:
+                self._foreign.popitem(last=False)
+        else:
+            self._foreign.move_to_end(key)
+        return memory
+
+
+def map_descriptor(process: int, descriptor: int) -> mmap.mmap:
+    """Map a file that another process has open, all of it, for reading and writing."""
+    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(opened, 0)
+    finally:
+        os.close(opened)
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Where it begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def view_of(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> Any:
+    """Elements from ``offset`` bytes on, as an array that NumPy can move. The mapping must outlive
+    it."""
+    return map_memory(address_of(memory) + offset, count, dtype)

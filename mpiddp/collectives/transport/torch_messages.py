@@ -1,0 +1,107 @@
+"""Messages over torch.distributed's point-to-point calls: Gloo between CPUs, NCCL between GPUs.
+
+On GPUs nothing here waits on the host: a finished receive means that the current stream waits
+for it, and additions are queued behind it on the same stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from mpiddp.collectives.compilation import Cut
+from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.operators import Action, View
+from mpiddp.collectives.transport import Describe
+from mpiddp.errors import PeerLostError
+
+LONGEST_MESSAGE = 1 << 30
+"""Bytes; Gloo and NCCL take more, but not on every transport below them."""
+TAGS = 1 << 30
+"""Gloo has 32 bits for them; NCCL has none."""
+
+
+class TorchMessages:
+    """Prepared operations of one program."""
+
+    def __init__(
+        self, operations: Sequence[distributed.P2POp], messages: Sequence[Message],
+        describe: Describe,
+    ) -> None:  # fmt: skip
+        self._operations = operations
+        self._messages = messages
+        self._describe = describe
+        self._works: list[Any] = [None] * len(operations)
+
+    def start(self, numbers: Sequence[int]) -> Action:
+        """Starts these, in one batch."""
+        operations = [self._operations[number] for number in numbers]
+
+        def start() -> None:
+            works = distributed.batch_isend_irecv(operations)
+            # NCCL has one work for the whole batch.
+            for place, number in enumerate(numbers):
+                self._works[number] = works[place] if len(works) == len(numbers) else works[0]
+
+        return start
+
+    def finish(self, number: int) -> Action:
+        """Waits for this one; on a GPU, lets the current stream wait."""
+        return partial(self._finish, number)
+
+    def _finish(self, number: int) -> None:
+        try:
+            self._works[number].wait()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PeerLostError(f"{self._describe(self._messages[number])}: {reason}") from error
+        self._works[number] = None
+
+    def free(self) -> None:
+        """Nothing is held."""
+
+
+class TorchMessenger:
+    """Messages over a process group that is used for nothing else, and stays its owner's."""
+
+    name = "torch"
+
+    def __init__(self, group: distributed.ProcessGroup) -> None:
+        self._group = group
+
+    def cut(self, itemsize: int) -> Cut:
+        """All messages of a step start at once: NCCL needs both directions in one batch."""
+        most = LONGEST_MESSAGE // itemsize
+        return Cut(cell=most, message=most, flows=False)
+
+    def bind(
+        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+    ) -> TorchMessages:
+        """Prepare the operations; under Gloo, tags tell calls apart."""
+        operations = [
+            distributed.P2POp(
+                distributed.isend if message.sends else distributed.irecv,
+                _as_bytes(view),
+                message.peer,
+                self._group,
+                (signature + message.tag) % TAGS,
+            )
+            for message, view in zip(messages, views, strict=True)
+        ]
+        return TorchMessages(operations, messages, describe)
+
+    def progress(self) -> None:
+        """Gloo and NCCL have threads and streams of their own."""
+
+
+def _as_bytes(view: View) -> torch.Tensor:
+    # As bytes, since not every type that is moved is one that torch sends.
+    if isinstance(view, np.ndarray):
+        return torch.from_numpy(view.view(np.uint8))
+    tensor: torch.Tensor = view
+    return tensor.view(torch.uint8)

@@ -1,0 +1,107 @@
+"""How a rank waits for another one: one policy for all ranks and all waits, barriers included.
+
+Ranks that spin beside ranks that sleep keep the very ones from their cores that they wait for, so
+the policy is agreed once. With a core for each rank spinning is quickest; with fewer, a rank that
+waits gives its core away.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mpiddp.errors import ConfigurationError, PeerLostError
+
+SPINS = 1000
+"""Tests before a spinning rank begins to yield: some 0.1 ms, longer than peers usually differ."""
+ROUNDS_PER_LOOK = 256
+"""Tests between two looks at the clock."""
+FIRST_PAUSE = 2e-5
+LONGEST_PAUSE = 1e-3
+
+
+class Policy(enum.Enum):
+    """What a rank does between two tests of what it waits for."""
+
+    SPIN = "spin"
+    """Test again; yield only where it takes long."""
+    YIELD = "yield"
+    """Let another process have the core (sched_yield)."""
+    SLEEP = "sleep"
+    """Sleep, longer each time up to a millisecond."""
+
+
+def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, int]]) -> Policy:
+    """The policy of all ranks.
+
+    Args:
+        wishes: each rank's value of MPIDDP_WAIT, empty where it is not set.
+        nodes: for each node its ranks, and the cores that these may use between them.
+
+    Raises:
+        ConfigurationError: a wish that is no policy, or ranks that wish for different ones.
+    """
+    possible = [policy.value for policy in Policy]
+    for rank, wish in enumerate(wishes):
+        if wish and wish not in possible:
+            raise ConfigurationError(
+                f"MPIDDP_WAIT on rank {rank}: expected {', '.join(possible)}, found {wish!r}"
+            )
+    if len(set(wishes)) > 1:
+        odd = next(rank for rank, wish in enumerate(wishes) if wish != wishes[0])
+        raise ConfigurationError(
+            f"MPIDDP_WAIT must be the same on all ranks: rank 0 has {wishes[0]!r}, rank {odd} has "
+            f"{wishes[odd]!r}"
+        )
+    if wishes[0]:
+        return Policy(wishes[0])
+    crowded = any(ranks > cores for ranks, cores in nodes)
+    return Policy.YIELD if crowded else Policy.SPIN
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """Waits as the policy says, and not for ever."""
+
+    policy: Policy
+    seconds: float
+    """Of one wait, before the peer is taken to be lost."""
+
+    def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
+        """Return once ``test()`` is true.
+
+        Raises PeerLostError after ``seconds``, with ``describe()``, which says for whom and where
+        it waited.
+        """
+        end = time.monotonic() + self.seconds
+        wait = self._sleep if self.policy is Policy.SLEEP else self._spin
+        if not wait(test, end):
+            raise PeerLostError(
+                f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
+                "call; MPIDDP_DEBUG=1 compares the calls, a longer timeout waits longer"
+            )
+
+    def _spin(self, test: Callable[[], object], end: float) -> bool:
+        if self.policy is Policy.SPIN:
+            for _ in range(SPINS):
+                if test():
+                    return True
+        give_way = os.sched_yield
+        while time.monotonic() < end:
+            for _ in range(ROUNDS_PER_LOOK):
+                if test():
+                    return True
+                give_way()
+        return False
+
+    def _sleep(self, test: Callable[[], object], end: float) -> bool:
+        pause = FIRST_PAUSE
+        while time.monotonic() < end:
+            if test():
+                return True
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return False
