@@ -38,7 +38,10 @@ GOOD = {
     ),
     "mpiddp/collectives/__init__.py": "",
     "mpiddp/collectives/schedule.py": "import dataclasses\n",
-    "mpiddp/collectives/transport.py": "import mpi4py.MPI\nfrom .schedule import Schedule\n",
+    "mpiddp/collectives/transport/__init__.py": "",
+    "mpiddp/collectives/transport/mpi.py": (
+        "import mpi4py.MPI\nfrom mpiddp.collectives.schedule import Schedule\n"
+    ),
     "mpiddp/sync/__init__.py": "",
     "mpiddp/sync/hooks.py": "from mpiddp.collectives import schedule\n",
     "mpiddp/training/__init__.py": "",

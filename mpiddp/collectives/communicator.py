@@ -266,10 +266,9 @@ class Communicator:
             group,
             _find_cut(messenger, arithmetic.dtype.itemsize, in_memory),
         )
-        stage = self._find_stage(selection.transport) if is_wide else None
         parts = Parts(
-            program, arithmetic, signature, description, stage, messenger,
-            self.neighbourhood if in_memory else None,
+            program, arithmetic, signature, description, self._find_stage(selection.transport),
+            is_wide, messenger, self.neighbourhood if in_memory else None,
         )  # fmt: skip
         if in_memory and len(group) > 1:
             return MemoryPlan(parts)

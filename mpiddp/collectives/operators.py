@@ -126,11 +126,11 @@ def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, 
 class Span:
     """A stretch of memory that belongs to somebody else, as elements of one type.
 
-    On the CPU it is known by its address alone, so that it keeps nobody's memory alive.
+    It is known by its address alone, so that it keeps nobody's memory alive.
     """
 
     memory: View
-    """A numpy array (``map_memory``) on the CPU, a tensor on a GPU."""
+    """A numpy array (``map_memory``) on the CPU, a flat tensor on a GPU."""
     dtype: torch.dtype
 
     def move(self, lo: int, hi: int) -> View:
@@ -145,12 +145,31 @@ class Span:
         return part
 
 
+class _GpuMemory:
+    """Bytes on a GPU that belong to somebody else, in the form that libraries agreed on.
+
+    https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3.
+    """
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
 def make_span(tensor: torch.Tensor) -> Span:
-    """The memory of a contiguous tensor, flat; on the CPU it does not keep the tensor alive."""
+    """The memory of a contiguous tensor, flat, as long as the tensor lives, which it does not keep
+    alive."""
+    count, dtype = tensor.numel(), tensor.dtype
     if tensor.device.type == "cpu":
-        memory = map_memory(tensor.data_ptr(), tensor.numel(), tensor.dtype)
-        return Span(memory, tensor.dtype)
-    return Span(tensor.detach().view(-1), tensor.dtype)
+        return Span(map_memory(tensor.data_ptr(), count, dtype), dtype)
+    if count == 0:
+        return Span(torch.empty(0, dtype=dtype, device=tensor.device), dtype)
+    memory = _GpuMemory(tensor.data_ptr(), count * dtype.itemsize)
+    return Span(torch.as_tensor(memory, device=tensor.device).view(dtype), dtype)
 
 
 def copy(target: View, source: View) -> Action:

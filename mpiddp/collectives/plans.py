@@ -8,7 +8,7 @@ plan works in a stage beside it, which all plans share.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -91,8 +91,10 @@ class Parts:
     signature: int
     """32 bits that tell this call from others."""
     description: Description
-    stage: Stage | None
+    stage: Stage
     """Where it works if not in the buffers themselves."""
+    is_wide: bool
+    """Whether it works in a wider type than the buffers have."""
     messenger: Messenger | None
     neighbourhood: Neighbourhood | None
 
@@ -105,7 +107,6 @@ class Parts:
 
     def find_stage(self, buffer: Span) -> Span:
         """The stage, as long as the program needs it."""
-        assert self.stage is not None
         return self.stage.find(self.program.count, self.arithmetic.dtype, buffer)
 
 
@@ -118,7 +119,7 @@ class MessagePlan:
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
-        if self.parts.stage is None:
+        if not self.parts.is_wide:
             binding = self.bindings.find(tensor.data_ptr(), partial(self._bind, tensor))
             run(binding.actions)
             return
@@ -146,54 +147,51 @@ class MemoryPlan:
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
 
+    @property
+    def _neighbourhood(self) -> Neighbourhood:
+        assert self.parts.neighbourhood is not None
+        return self.parts.neighbourhood
+
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
-        parts = self.parts
-        neighbourhood = parts.neighbourhood
-        assert neighbourhood is not None
-        size = tensor.numel() * tensor.element_size()
-        place = neighbourhood.segments.find(tensor.data_ptr(), size)
-        if parts.stage is not None or (place is None and not neighbourhood.can_copy):
+        parts, neighbourhood = self.parts, self._neighbourhood
+        address = tensor.data_ptr()
+        place = neighbourhood.segments.find(address, tensor.numel() * tensor.element_size())
+        if parts.is_wide or (place is None and not neighbourhood.can_copy):
             self._run_staged(tensor)
             return
-        if place is not None:
-            location = Location(SHARED, *place)
-        else:
-            location = Location(PRIVATE, tensor.data_ptr())
-        neighbourhood.enter(parts.signature, location)
-        key = (location, self._meet())
-        binding = self.bindings.find(key, lambda: self._bind(make_span(tensor), key[1]))
-        run(binding.actions)
+        location = Location(PRIVATE, address) if place is None else Location(SHARED, *place)
+        self._run_at(location, tensor)
 
     def _run_staged(self, tensor: torch.Tensor) -> None:
-        parts, neighbourhood = self.parts, self.parts.neighbourhood
-        assert neighbourhood is not None
-        count = parts.program.count
-        buffer = make_span(tensor)
-        if parts.stage is None:
-            parts = self.parts = replace(parts, stage=Stage(neighbourhood.segments))
+        parts = self.parts
+        count, buffer = parts.program.count, make_span(tensor)
         stage = parts.find_stage(buffer)
         convert(stage, buffer, count)()
         size = count * stage.dtype.itemsize
-        place = neighbourhood.segments.find(stage.memory.ctypes.data, size) if count else None
-        location = Location(SHARED, *place) if place is not None else Location(PRIVATE, 0)
-        neighbourhood.enter(parts.signature, location)
-        key = (location, self._meet())
-        binding = self.bindings.find(key, lambda: self._bind(stage, key[1]))
-        run(binding.actions)
+        place = self._neighbourhood.segments.find(stage.memory.ctypes.data, size)
+        self._run_at(Location(PRIVATE, 0) if place is None else Location(SHARED, *place), stage)
         convert(buffer, stage, count)()
+
+    def _run_at(self, location: Location, memory: torch.Tensor | Span) -> None:
+        self._neighbourhood.enter(self.parts.signature, location)
+        key = (location, self._meet())
+        binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
+        run(binding.actions)
 
     def _meet(self) -> tuple[Location, ...]:
         """The partners' buffers in this call."""
-        parts, neighbourhood = self.parts, self.parts.neighbourhood
-        assert neighbourhood is not None
+        parts, neighbourhood = self.parts, self._neighbourhood
         partners = parts.program.partners
-        neighbourhood.meet(partners, parts.signature, partial(parts.description.wait, 0))
+        neighbourhood.meet(partners, parts.signature, self._describe)
         return tuple(map(neighbourhood.location, partners))
 
-    def _bind(self, own: Span, locations: tuple[Location, ...]) -> Binding:
-        parts, neighbourhood = self.parts, self.parts.neighbourhood
-        assert neighbourhood is not None
+    def _describe(self, rank: int) -> str:
+        return self.parts.description.wait(0, rank)
+
+    def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
+        parts, neighbourhood = self.parts, self._neighbourhood
+        own = memory if isinstance(memory, Span) else make_span(memory)
         peers = {
             rank: neighbourhood.resolver.find_memory(
                 rank, location, parts.program.count, parts.arithmetic.dtype

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from mpiddp.collectives.compilation import Cut
 from mpiddp.collectives.instructions import Message
-from mpiddp.collectives.operators import Action, View
+from mpiddp.collectives.operators import Action, View, copy
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter
 
@@ -42,7 +40,7 @@ class Office:
                 return
         place, event, _ = other
         target, source = (place, view) if sends else (view, place)
-        np.copyto(target, source)
+        copy(target, source)()
         event.set()
         done.set()
 

@@ -24,7 +24,9 @@ from mpiddp.errors import ConfigurationError
 WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
 processors fetch lines in pairs."""
-_HEADER, _KIND, _FIRST = 16, 17, 18
+_HEADER, _VERSION, _KIND = 16, 17, 18
+"""Words of a rank, from its first: which call it is in and what it is; how often its buffer has been
+another one than in the call before; where the buffer lies, in four words."""
 CALL_SHIFT = 32
 """A rank's progress is its call's number, shifted, plus the stage that it has reached in it."""
 MAILBOX = 32 << 10
@@ -180,7 +182,11 @@ class Neighbourhood:
         """Where each rank's words begin."""
         self._mailboxes = address + 8 * WORDS * len(ranks)
         self._own = self.places[rank]
+        self._told: Location | None = None
+        self._known = dict.fromkeys(self.ranks, (0, Location(PRIVATE, 0)))
+        """What the others have told, with the version of it."""
         self.parity = 0
+        """Which of its two mailboxes this rank has used last."""
 
     def enter(self, signature: int, location: Location | None) -> None:
         """Begin a call: from now on the peers may work in this rank's buffer.
@@ -192,11 +198,11 @@ class Neighbourhood:
         self.call += 1
         self.base = self.call << CALL_SHIFT
         words[own + _HEADER] = self.base | signature
-        if location is not None:
-            words[own + _KIND] = location.kind
-            words[own + _FIRST] = location.first
-            words[own + _FIRST + 1] = location.second
-            words[own + _FIRST + 2] = location.third
+        if location is not None and location != self._told:
+            self._told = location
+            words[own + _VERSION] += 1
+            for word, value in enumerate(location, own + _KIND):
+                words[word] = value
         words[own] = self.base
 
     def check(self, rank: int, signature: int) -> None:
@@ -210,8 +216,13 @@ class Neighbourhood:
 
     def location(self, rank: int) -> Location:
         """Where the buffer of a rank lies that has entered."""
-        words, place = self.words, self.places[rank] + _KIND
-        return Location(words[place], words[place + 1], words[place + 2], words[place + 3])
+        words, place = self.words, self.places[rank]
+        version, location = self._known[rank]
+        if words[place + _VERSION] != version:
+            first = place + _KIND
+            location = Location(*words[first : first + len(Location._fields)])
+            self._known[rank] = (words[place + _VERSION], location)
+        return location
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
         """A mailbox of a rank, which it alone writes."""
