@@ -18,6 +18,7 @@ COMMANDS = {
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "simulate": "what each algorithm takes on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
+    "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
 }
 """What each command shows; its module has the same name and a ``main(arguments)``."""
 

@@ -111,7 +111,10 @@ def make_communicator(launch: Launch) -> Communicator:
     Raises ConfigurationError for environment variables that make no sense or differ.
     """
     segments = Segments()
-    block = segments.allocate(block_size(launch.local_size)) if launch.local_rank == 0 else None
+    block = None
+    if launch.local_rank == 0:
+        # A quick rank leaves while others still read its last letter.
+        block = segments.allocate(block_size(launch.local_size), is_common=True)
     token = mmap.mmap(-1, TOKEN_BYTES)
     token[:] = secrets.token_bytes(TOKEN_BYTES)
     facts = launch.gather(_find_facts(launch, segments, block, token))

@@ -25,8 +25,8 @@ WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
 processors fetch lines in pairs."""
 _HEADER, _VERSION, _KIND = 16, 17, 18
-"""Words of a rank, from its first: which call it is in and what it is; how often its buffer has been
-another one than in the call before; where the buffer lies, in four words."""
+"""Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
+been another one than in the call before; where the buffer lies, in four words."""
 CALL_SHIFT = 32
 """A rank's progress is its call's number, shifted, plus the stage that it has reached in it."""
 MAILBOX = 32 << 10

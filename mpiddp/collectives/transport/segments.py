@@ -54,8 +54,10 @@ class Segments:
         """By address."""
         self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
 
-    def allocate(self, size: int) -> mmap.mmap:
+    def allocate(self, size: int, *, is_common: bool = False) -> mmap.mmap:
         """``size`` bytes of zeros; freed with the last reference to what is returned.
+
+        With ``is_common``, others may go on working in them when this process has let go.
 
         Raises ConfigurationError where there is no memory left.
         """
@@ -73,12 +75,13 @@ class Segments:
         number = next(self._numbers)
         self._own[address] = _Own(address, address + max(size, 1), number, descriptor)
         self._starts = sorted(self._own)
-        weakref.finalize(memory, self._forget, address, descriptor)
+        weakref.finalize(memory, self._forget, address, descriptor, is_common)
         return memory
 
-    def _forget(self, address: int, descriptor: int) -> None:
-        # Others may have it mapped still; its pages go now.
-        os.ftruncate(descriptor, 0)
+    def _forget(self, address: int, descriptor: int, is_common: bool) -> None:
+        if not is_common:
+            # Others may have it mapped still, but use it no more; its pages go now.
+            os.ftruncate(descriptor, 0)
         os.close(descriptor)
         del self._own[address]
         self._starts = sorted(self._own)
