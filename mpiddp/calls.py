@@ -7,6 +7,7 @@ the call returns (on a GPU: once the current stream has come so far).
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,7 +57,8 @@ class _Launch:
         return communicator
 
     def make_group(self) -> Any:
-        return torch.distributed.new_group(backend=self.session.backend)
+        wait = datetime.timedelta(seconds=self.timeout)
+        return torch.distributed.new_group(backend=self.session.backend, timeout=wait)
 
     def close(self) -> None:
         """Free the communicators, once nothing uses them any more."""
@@ -134,8 +136,9 @@ def all_reduce(
         fixed_order: the order of additions does not depend on an element's place in the buffer, so
             neither does the result depend on how a buffer was cut.
 
-    ``auto`` follows the rule that `mpiddp.collectives.selection` states. With
-    ``mpiddp.shared_empty`` no copy is made on a node.
+    ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
+    ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers contribute
+    nothing; the sum is that of the other ranks.
 
     Raises:
         ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that

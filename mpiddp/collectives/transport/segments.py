@@ -48,6 +48,7 @@ class Segments:
     """The segments of this process, and its mappings of the others'."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._starts: list[int] = []
         self._own: dict[int, _Own] = {}
@@ -79,6 +80,9 @@ class Segments:
         return memory
 
     def _forget(self, address: int, descriptor: int, is_common: bool) -> None:
+        if os.getpid() != self._process:
+            # A forked child lets go of its copy; the memory is its parent's.
+            return
         if not is_common:
             # Others may have it mapped still, but use it no more; its pages go now.
             os.ftruncate(descriptor, 0)
