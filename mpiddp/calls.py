@@ -8,7 +8,7 @@ the call returns (on a GPU: once the current stream has come so far).
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: constants, since the same call has to be the same object."""
-_all_reduces: dict[tuple[Any, ...], Request] = {}
-"""Those of ``all_reduce``, under a key that is quicker to make."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,8 @@ def all_reduce(
             neither does the result depend on how a buffer was cut.
 
     ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
-    ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers contribute
-    nothing; the sum is that of the other ranks.
+    ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers
+    contribute nothing; the sum is that of the other ranks.
 
     Raises:
         ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that
@@ -147,11 +145,19 @@ def all_reduce(
         PeerLostError: a rank did not come, or left, within the session's timeout; says which one
             and in which step.
     """
-    key = (algorithm, transport, op, reduction_dtype, fixed_order)
-    request = _all_reduces.get(key)
-    if request is None:
-        request = _all_reduces[key] = _find_request(Collective.ALL_REDUCE, *key)
-    return find_communicator().run(request, tensor)
+    communicator = find_communicator()
+    where = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+    letter = communicator.letters.get(
+        (*where, algorithm, transport, op, reduction_dtype, fixed_order)
+    )
+    if letter is not None and tensor.is_contiguous():
+        letter()
+        return tensor
+    options = (algorithm, transport, op, reduction_dtype, fixed_order)
+    request = _find_request(Collective.ALL_REDUCE, *options)
+    communicator.run(request, tensor)
+    communicator.remember(request, tensor, (*where, *options))
+    return tensor
 
 
 def all_reduce_async(
@@ -172,6 +178,26 @@ def all_reduce_async(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
     )
     return find_communicator().start(request, tensor)
+
+
+def prepare_all_reduce(
+    tensor: torch.Tensor,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    op: str = "sum",
+    *,
+    reduction_dtype: torch.dtype | None = None,
+    fixed_order: bool = False,
+) -> Callable[[], torch.Tensor]:
+    """What makes ``all_reduce`` on this tensor whenever it is called, as often as one likes.
+
+    It saves the microsecond in which ``all_reduce`` finds out what to do, as MPI's
+    ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is. Not collective.
+    """
+    request = _find_request(
+        Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
+    )
+    return find_communicator().prepare(request, tensor)
 
 
 def reduce_scatter(

@@ -89,8 +89,9 @@ class Communicator:
         self._stages: dict[str, Stage] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
-        self._looks_twice = agree is not None
-        """Whether calls are compared, or others may be under way."""
+        self.letters: dict[Hashable, Callable[[], object]] = {}
+        """Calls on small buffers that were made before, by all that tells them from others: they
+        are found in one look. Empty as long as calls are compared, or others are under way."""
         self._lock = threading.Lock()
         self._flag = torch.zeros(1, dtype=torch.int32)
 
@@ -100,13 +101,37 @@ class Communicator:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
         key = (request, tensor.numel(), tensor.dtype, tensor.get_device())
         plan = self._plans.get(key)
-        if plan is None or self._looks_twice or not tensor.is_contiguous():
+        if plan is None or self._looks_twice() or not tensor.is_contiguous():
             if self._pending:
                 # Behind those that were begun before.
                 return self.start(request, tensor).wait()
             plan = self._prepare(key, request, tensor)
         plan.run(tensor)
         return tensor
+
+    def _looks_twice(self) -> bool:
+        return self._agree is not None or self._pending > 0
+
+    def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
+        """Have a call that was just made found under ``key`` in ``letters``, if it is a letter."""
+        plan = self._plans.get(_key(request, tensor))
+        if isinstance(plan, MailboxPlan) and not self._looks_twice():
+            if len(self.letters) >= MOST_PLANS:
+                self.letters.clear()
+            self.letters[key] = plan.prepare(tensor)
+
+    def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What makes a call on this tensor, as often as it is called."""
+        plan = self._prepare(_key(request, tensor), request, tensor)
+        call = plan.prepare(tensor)
+
+        def make_call() -> torch.Tensor:
+            if self._looks_twice():
+                return self.run(request, tensor)
+            call()
+            return tensor
+
+        return make_call
 
     def start(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin a call; its future has the tensor once it is done.
@@ -120,14 +145,13 @@ class Communicator:
             )
             queued.set_result(self.run(request, tensor))
             return queued
-        key = (request, tensor.numel(), tensor.dtype, tensor.get_device())
-        plan = self._prepare(key, request, tensor)
+        plan = self._prepare(_key(request, tensor), request, tensor)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "mpiddp-collectives")
             self._pending += 1
-            self._looks_twice = True
+            self.letters = {}
         self._worker.submit(self._work, plan, tensor, future)
         return future
 
@@ -146,7 +170,6 @@ class Communicator:
     def _count_down(self) -> None:
         with self._lock:
             self._pending -= 1
-            self._looks_twice = self._pending > 0 or self._agree is not None
 
     def barrier(self) -> None:
         """Return once every rank has come. Raises PeerLostError."""
@@ -286,6 +309,10 @@ class Communicator:
 
 
 _BARRIER = Request(Call(Collective.ALL_REDUCE), "max")
+
+
+def _key(request: Request, tensor: torch.Tensor) -> Hashable:
+    return (request, tensor.numel(), tensor.dtype, tensor.get_device())
 
 
 def _find_cut(messenger: Messenger | None, itemsize: int, in_memory: bool) -> Cut:

@@ -37,6 +37,9 @@ class Plan(Protocol):
     def run(self, tensor: torch.Tensor) -> None:
         """Make the call on a contiguous tensor of the plan's length and type, in place."""
 
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """What makes the call on such a tensor, as long as the tensor lives."""
+
     def free(self) -> None:
         """Give back what it holds."""
 
@@ -46,6 +49,10 @@ class NoPlan:
 
     def run(self, tensor: torch.Tensor) -> None:
         """Nothing to do."""
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """Nothing to do, later."""
+        return partial(self.run, tensor)
 
     def free(self) -> None:
         """Nothing is held."""
@@ -132,6 +139,10 @@ class MessagePlan:
         run(binding.actions)
         convert(buffer, stage, count)()
 
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """See ``Plan``."""
+        return partial(self.run, tensor)
+
     def _bind(self, tensor: torch.Tensor) -> Binding:
         return self.parts.bind(make_span(tensor), {})
 
@@ -162,6 +173,10 @@ class MemoryPlan:
             return
         location = Location(PRIVATE, address) if place is None else Location(SHARED, *place)
         self._run_at(location, tensor)
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """See ``Plan``."""
+        return partial(self.run, tensor)
 
     def _run_staged(self, tensor: torch.Tensor) -> None:
         parts = self.parts
@@ -225,30 +240,32 @@ class MailboxPlan:
         self._signature = signature
         self._description = description
         self._neighbourhood = neighbourhood
-        self._bindings: dict[int, tuple[Action, Action]] = {}
-        """For each buffer, by its address, the call with either mailbox."""
+        self._bindings: dict[int, Action] = {}
+        """For each buffer, by its address, the call on it."""
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
-        bound = self._bindings.get(tensor.data_ptr())
-        if bound is None:
-            bound = self._bind(tensor)
-        neighbourhood = self._neighbourhood
-        parity = neighbourhood.parity = 1 - neighbourhood.parity
-        bound[parity]()
+        self.prepare(tensor)()
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """The call on this tensor's memory."""
+        call = self._bindings.get(tensor.data_ptr())
+        if call is None:
+            if len(self._bindings) >= MOST_LETTERS:
+                self._bindings.clear()
+            call = self._bindings[tensor.data_ptr()] = self._bind(make_span(tensor))
+        return call
 
     def _describe(self, rank: int) -> str:
         return self._description.wait(0, rank)
 
-    def _bind(self, tensor: torch.Tensor) -> tuple[Action, Action]:
-        if len(self._bindings) >= MOST_LETTERS:
-            self._bindings.clear()
-        own = make_span(tensor)
-        bound = (self._bind_one(own, 0), self._bind_one(own, 1))
-        self._bindings[tensor.data_ptr()] = bound
-        return bound
+    def _bind(self, own: Span) -> Action:
+        (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
+        return self._neighbourhood.exchange(
+            self._signature, (put, put_too), (add, add_too), self._describe
+        )
 
-    def _bind_one(self, own: Span, parity: int) -> Action:
+    def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
         neighbourhood, count, dtype = self._neighbourhood, self._count, self._arithmetic.dtype
         boxes = {
             rank: neighbourhood.mailbox(rank, parity, count, dtype) for rank in neighbourhood.ranks
@@ -258,8 +275,8 @@ class MailboxPlan:
         if self._arithmetic.widens:
             workspace = allocate(count, self._arithmetic.accumulation, own).compute(0, count)
         views = [box.compute(0, count) for box in boxes.values()]
-        add = self._arithmetic.reduce(own.compute(0, count), views, None, True, workspace)
-        return neighbourhood.exchange(self._signature, put, add, self._describe)
+        out = own.compute(0, count)
+        return put, self._arithmetic.reduce(out, views, None, True, workspace)
 
     def free(self) -> None:
         """Nothing is held but views of the mailboxes."""

@@ -27,8 +27,8 @@ processors fetch lines in pairs."""
 _HEADER, _VERSION, _KIND = 16, 17, 18
 """Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
 been another one than in the call before; where the buffer lies, in four words."""
-CALL_SHIFT = 32
-"""A rank's progress is its call's number, shifted, plus the stage that it has reached in it."""
+NEXT_CALL = 1 << 32
+"""A rank's progress is so many times the number of its call, plus its stage in that call."""
 MAILBOX = 32 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
@@ -145,6 +145,25 @@ def block_size(ranks: int) -> int:
     return ranks * (8 * WORDS + 2 * MAILBOX)
 
 
+def _differ(rank: int, own: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"rank {rank} makes another collective call than rank {own}, or with another count, type "
+        "or algorithm: MPIDDP_DEBUG=1 shows both"
+    )
+
+
+def _join(actions: Sequence[Action]) -> Action:
+    """One action that does all of them."""
+    if len(actions) == 1:
+        return actions[0]
+
+    def act() -> None:
+        for action in actions:
+            action()
+
+    return act
+
+
 class Neighbourhood:
     """The ranks of a node, as one of them sees them."""
 
@@ -172,10 +191,8 @@ class Neighbourhood:
         self.resolver = resolver
         self.segments = segments
         self.can_copy = can_copy
-        self.call = 0
-        """The number of the call that this rank is in."""
         self.base = 0
-        """What its progress is in stage 0 of that call."""
+        """What this rank's progress is in stage 0 of the call that it is in."""
         self._block = block
         self.words = block[: 8 * WORDS * len(ranks)].cast("q")
         self.places = {each: WORDS * index for index, each in enumerate(ranks)}
@@ -195,8 +212,7 @@ class Neighbourhood:
         nobody asks for it.
         """
         words, own = self.words, self._own
-        self.call += 1
-        self.base = self.call << CALL_SHIFT
+        self.base += NEXT_CALL
         words[own + _HEADER] = self.base | signature
         if location is not None and location != self._told:
             self._told = location
@@ -208,11 +224,9 @@ class Neighbourhood:
     def check(self, rank: int, signature: int) -> None:
         """Raise ConfigurationError if that rank, which has entered, makes another call."""
         header = self.words[self.places[rank] + _HEADER]
-        if header != self.base | signature and header >> CALL_SHIFT == self.call:
-            raise ConfigurationError(
-                f"rank {rank} makes another collective call than rank {self.rank}, or with another "
-                "count, type or algorithm: MPIDDP_DEBUG=1 shows both"
-            )
+        # A rank that has left the call may have begun the next one.
+        if header != self.base | signature and header - self.base < NEXT_CALL:
+            raise _differ(rank, self.rank)
 
     def location(self, rank: int) -> Location:
         """Where the buffer of a rank lies that has entered."""
@@ -275,32 +289,43 @@ class Neighbourhood:
     def exchange(
         self,
         signature: int,
-        put: Action,
-        add: Sequence[Action],
+        put: tuple[Action, Action],
+        add: tuple[Sequence[Action], Sequence[Action]],
         describe: Callable[[int], str],
     ) -> Action:
-        """A whole call: ``put`` a letter, enter, meet all others, ``add`` what they have put.
+        """A whole call: put a letter into one of two mailboxes, enter, meet all, add what they put.
 
-        It is ``enter`` and ``meet`` once more, in one piece: on buffers of some bytes the calls of
-        Python's functions would be half of the time.
+        It is ``enter`` and ``meet`` once more, in one piece: on buffers of some bytes, calls of
+        Python's functions would be half of the time. The signature stands in the progress itself,
+        as the stage of a call that has no stages.
         """
         words, own = self.words, self._own
         others = tuple(place for place in self.places.values() if place != own)
+        sums = tuple(_join(actions) for actions in add)
 
         def exchange() -> None:
-            put()
-            self.call = call = self.call + 1
-            self.base = base = call << CALL_SHIFT
-            header = base | signature
-            words[own + _HEADER] = header
-            words[own] = base
+            parity = self.parity = 1 - self.parity
+            put[parity]()
+            self.base = base = self.base + NEXT_CALL
+            words[own] = here = base | signature
             for place in others:
-                if words[place] < base or words[place + _HEADER] != header:
-                    self.meet(self.ranks, signature, describe)
-            for action in add:
-                action()
+                if words[place] != here:
+                    self.meet_letters(signature, describe)
+                    break
+            sums[parity]()
 
         return exchange
+
+    def meet_letters(self, signature: int, describe: Callable[[int], str]) -> None:
+        """Wait until all ranks have entered the present exchange, and check that it is the same."""
+        words, base = self.words, self.base
+        for rank in self.ranks:
+            place = self.places[rank]
+            if words[place] < base:
+                self.waiter.wait(lambda: words[place] >= base, lambda: describe(rank))  # noqa: B023
+            found = words[place]
+            if found != base | signature and found - base < NEXT_CALL:
+                raise _differ(rank, self.rank)
 
     def close(self) -> None:
         """Let go of the block."""
