@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from mpiddp.collectives.compilation import Cut, compile_program
-from mpiddp.collectives.executor import Binding, Description, bind, run
+from mpiddp.collectives.executor import Binding, Description, bind
 from mpiddp.collectives.operators import Arithmetic, Operator, make_span
 from mpiddp.collectives.schedule import Schedule
 from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
@@ -97,7 +97,7 @@ class Team:
                 neighbourhood = self.neighbourhoods[rank]
                 neighbourhood.enter(7, None)
                 neighbourhood.meet(self.programs[rank].partners, 7, str)
-                run(self.bindings[rank].actions)
+                self.bindings[rank].run()
             except BaseException as error:
                 errors.append(error)
 

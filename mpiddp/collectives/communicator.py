@@ -90,8 +90,9 @@ class Communicator:
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
         self.letters: dict[Hashable, Callable[[], object]] = {}
-        """Calls on small buffers that were made before, by all that tells them from others: they
-        are found in one look. Empty as long as calls are compared, or others are under way."""
+        """Calls that were made before and depend on nothing but the own buffer, by all that tells
+        them from others: they are found in one look. Empty as long as calls are compared, or others
+        are under way."""
         self._lock = threading.Lock()
         self._flag = torch.zeros(1, dtype=torch.int32)
 
@@ -113,9 +114,9 @@ class Communicator:
         return self._agree is not None or self._pending > 0
 
     def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
-        """Have a call that was just made found under ``key`` in ``letters``, if it is a letter."""
+        """Have a call that was just made found under ``key`` in ``letters``."""
         plan = self._plans.get(_key(request, tensor))
-        if isinstance(plan, MailboxPlan) and not self._looks_twice():
+        if plan is not None and plan.is_letter and not self._looks_twice():
             if len(self.letters) >= MOST_PLANS:
                 self.letters.clear()
             self.letters[key] = plan.prepare(tensor)
@@ -187,9 +188,10 @@ class Communicator:
         """Wait for calls that were begun; give back requests and memory. Collective."""
         if self._worker is not None:
             self._worker.shutdown(wait=True)
-        for plan in self._plans.values():
-            plan.free()
+        self.letters.clear()
         self._plans.clear()
+        for messenger in self._messengers.values():
+            messenger.close()
         if self.neighbourhood is not None:
             self.neighbourhood.close()
 
@@ -219,7 +221,7 @@ class Communicator:
         if plan is None:
             plan = self._make(request, tensor)
             if len(self._plans) >= MOST_PLANS:
-                self._plans.pop(next(iter(self._plans))).free()
+                self._plans.pop(next(iter(self._plans)))
             self._plans[key] = plan
         return plan
 

@@ -9,10 +9,9 @@ that matters, or another entry.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -67,36 +66,32 @@ class Binding:
 
     actions: tuple[Action, ...]
     messages: Messages | None
+    """Kept alive, and with them what they hold."""
     workspace: int
     """Bytes beside the buffer: scratch, and room for what is read or added."""
 
-    def free(self) -> None:
-        """Give back what the messages hold."""
-        if self.messages is not None:
-            self.messages.free()
+    def run(self) -> None:
+        """Do it once."""
+        for action in self.actions:
+            action()
 
 
 @dataclass
 class Bindings:
     """The last bound programs of one plan, by where their memory lies."""
 
-    _entries: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[Hashable, Binding] = field(default_factory=OrderedDict)
 
-    def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def find(self, key: Hashable, make: Callable[[], Binding]) -> Binding:
         """The one for ``key``; made now if it is new, in the place of the one unused longest."""
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= MOST_BINDINGS:
-                self._entries.popitem(last=False)[1].free()
+                self._entries.popitem(last=False)
             entry = self._entries[key] = make()
         elif len(self._entries) > 1:
             self._entries.move_to_end(key)
         return entry
-
-    def free(self) -> None:
-        """Give all back."""
-        while self._entries:
-            self._entries.popitem()[1].free()
 
 
 def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
@@ -238,9 +233,3 @@ def bind(
     return _Binder(
         program, arithmetic, own, peers, messenger, neighbourhood, signature, description
     ).bind()
-
-
-def run(actions: Sequence[Action]) -> None:
-    """Run bound actions, in order."""
-    for action in actions:
-        action()

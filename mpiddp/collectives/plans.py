@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mpiddp.collectives.executor import Binding, Bindings, Description, allocate, bind, run
+from mpiddp.collectives.executor import Binding, Bindings, Description, allocate, bind
 from mpiddp.collectives.instructions import Program
 from mpiddp.collectives.operators import Action, Arithmetic, Span, convert, copy, make_span
 from mpiddp.collectives.transport import Messenger
@@ -34,18 +34,22 @@ MOST_LETTERS = 64
 class Plan(Protocol):
     """A prepared call."""
 
+    @property
+    def is_letter(self) -> bool:
+        """Whether what ``prepare`` returns keeps no tensor alive, and asks for no other rank's
+        buffer."""
+
     def run(self, tensor: torch.Tensor) -> None:
         """Make the call on a contiguous tensor of the plan's length and type, in place."""
 
     def prepare(self, tensor: torch.Tensor) -> Action:
         """What makes the call on such a tensor, as long as the tensor lives."""
 
-    def free(self) -> None:
-        """Give back what it holds."""
-
 
 class NoPlan:
     """One rank alone: its buffer is the result."""
+
+    is_letter = False
 
     def run(self, tensor: torch.Tensor) -> None:
         """Nothing to do."""
@@ -53,9 +57,6 @@ class NoPlan:
     def prepare(self, tensor: torch.Tensor) -> Action:
         """Nothing to do, later."""
         return partial(self.run, tensor)
-
-    def free(self) -> None:
-        """Nothing is held."""
 
 
 class Stage:
@@ -124,11 +125,15 @@ class MessagePlan:
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
 
+    @property
+    def is_letter(self) -> bool:
+        """See ``Plan``."""
+        return not self.parts.is_wide
+
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
         if not self.parts.is_wide:
-            binding = self.bindings.find(tensor.data_ptr(), partial(self._bind, tensor))
-            run(binding.actions)
+            self._find(tensor).run()
             return
         buffer = make_span(tensor)
         count = self.parts.program.count
@@ -136,19 +141,18 @@ class MessagePlan:
         convert(stage, buffer, count)()
         key = ("stage", self.parts.stage.generation)
         binding = self.bindings.find(key, lambda: self.parts.bind(stage, {}))
-        run(binding.actions)
+        binding.run()
         convert(buffer, stage, count)()
 
     def prepare(self, tensor: torch.Tensor) -> Action:
         """See ``Plan``."""
-        return partial(self.run, tensor)
+        return partial(self.run, tensor) if self.parts.is_wide else self._find(tensor).run
+
+    def _find(self, tensor: torch.Tensor) -> Binding:
+        return self.bindings.find(tensor.data_ptr(), lambda: self._bind(tensor))
 
     def _bind(self, tensor: torch.Tensor) -> Binding:
         return self.parts.bind(make_span(tensor), {})
-
-    def free(self) -> None:
-        """See ``Plan``."""
-        self.bindings.free()
 
 
 @dataclass
@@ -157,6 +161,8 @@ class MemoryPlan:
 
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
+
+    is_letter = False
 
     @property
     def _neighbourhood(self) -> Neighbourhood:
@@ -192,7 +198,7 @@ class MemoryPlan:
         self._neighbourhood.enter(self.parts.signature, location)
         key = (location, self._meet())
         binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
-        run(binding.actions)
+        binding.run()
 
     def _meet(self) -> tuple[Location, ...]:
         """The partners' buffers in this call."""
@@ -215,10 +221,6 @@ class MemoryPlan:
         }
         return parts.bind(own, peers)
 
-    def free(self) -> None:
-        """See ``Plan``."""
-        self.bindings.free()
-
 
 class MailboxPlan:
     """One-shot for small buffers on one node: all put theirs into a mailbox, all add all of them.
@@ -226,6 +228,8 @@ class MailboxPlan:
     A rank that puts its next letter into the other one of its two mailboxes has seen all others
     begin the call before, so nobody still reads from it: no rank waits at the end of a call.
     """
+
+    is_letter = True
 
     def __init__(
         self,
@@ -277,7 +281,3 @@ class MailboxPlan:
         views = [box.compute(0, count) for box in boxes.values()]
         out = own.compute(0, count)
         return put, self._arithmetic.reduce(out, views, None, True, workspace)
-
-    def free(self) -> None:
-        """Nothing is held but views of the mailboxes."""
-        self._bindings.clear()

@@ -18,16 +18,16 @@ Describe = Callable[[Message], str]
 
 
 class Messages(Protocol):
-    """The messages of one program, bound to memory: nothing is made anew when they are sent."""
+    """The messages of one program, bound to memory: nothing is made anew when they are sent.
+
+    What they hold is given back with the last reference to them.
+    """
 
     def start(self, numbers: Sequence[int]) -> Action:
         """Starts these, all at once."""
 
     def finish(self, number: int) -> Action:
         """Waits for this one. Raises PeerLostError where it never ends."""
-
-    def free(self) -> None:
-        """Give back what the messages hold; none of them is under way."""
 
 
 class Messenger(Protocol):
@@ -49,3 +49,6 @@ class Messenger(Protocol):
 
     def progress(self) -> None:
         """Let messages under way go on, while this rank waits for something else."""
+
+    def close(self) -> None:
+        """Give back what all messages hold; none of them is used any more."""

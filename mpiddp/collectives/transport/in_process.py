@@ -84,9 +84,6 @@ class InProcessMessages:
 
         return finish
 
-    def free(self) -> None:
-        """Nothing is held."""
-
 
 class InProcessMessenger:
     """One rank's way into the office."""
@@ -117,3 +114,6 @@ class InProcessMessenger:
 
     def progress(self) -> None:
         """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing is held."""

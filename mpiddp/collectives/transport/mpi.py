@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ class MpiMessages:
         self._messages = messages
         self._waiter = waiter
         self._describe = describe
+        # mpi4py leaves persistent requests to who made them. At exit, MPI is gone already.
+        self.free = weakref.finalize(self, _free, requests)
+        self.free.atexit = False
 
     def start(self, numbers: Sequence[int]) -> Action:
         """Starts these, in their order."""
@@ -53,10 +57,10 @@ class MpiMessages:
 
         return finish
 
-    def free(self) -> None:
-        """Free the requests."""
-        for request in self._requests:
-            request.Free()
+
+def _free(requests: Sequence[MPI.Prequest]) -> None:
+    for request in requests:
+        request.Free()
 
 
 class MpiMessenger:
@@ -77,6 +81,7 @@ class MpiMessenger:
         highest = communicator.Get_attr(MPI.TAG_UB)
         assert isinstance(highest, int)
         self._tags = highest + 1
+        self._bound: weakref.WeakSet[MpiMessages] = weakref.WeakSet()
 
     def cut(self, itemsize: int) -> Cut:
         """Messages flow from step to step."""
@@ -92,8 +97,15 @@ class MpiMessenger:
             make = self._communicator.Send_init if message.sends else self._communicator.Recv_init
             tag = (signature + message.tag) % self._tags
             requests.append(make([view, view.nbytes, self._byte], message.peer, tag))
-        return MpiMessages(requests, messages, self._waiter, describe)
+        bound = MpiMessages(requests, messages, self._waiter, describe)
+        self._bound.add(bound)
+        return bound
 
     def progress(self) -> None:
         """Any call lets MPI look after its messages."""
         self._communicator.Iprobe()
+
+    def close(self) -> None:
+        """Free all requests; what was bound must not be used any more."""
+        for bound in list(self._bound):
+            bound.free()

@@ -62,9 +62,6 @@ class TorchMessages:
             raise PeerLostError(f"{self._describe(self._messages[number])}: {reason}") from error
         self._works[number] = None
 
-    def free(self) -> None:
-        """Nothing is held."""
-
 
 class TorchMessenger:
     """Messages over a process group that is used for nothing else, and stays its owner's."""
@@ -97,6 +94,9 @@ class TorchMessenger:
 
     def progress(self) -> None:
         """Gloo and NCCL have threads and streams of their own."""
+
+    def close(self) -> None:
+        """Nothing is held but the group, which is its owner's."""
 
 
 def _as_bytes(view: View) -> torch.Tensor:
