@@ -258,7 +258,9 @@ class Communicator:
             return MailboxPlan(
                 arithmetic, tensor.numel(), signature, description, self.neighbourhood
             )
-        return self._make_parts(selection, tensor, arithmetic, signature, description, is_wide)
+        return self._make_parts(
+            selection, tensor.numel(), arithmetic, signature, description, dtype
+        )
 
     def _fits_mailbox(
         self, selection: Selection, tensor: torch.Tensor, arithmetic: Arithmetic
@@ -273,11 +275,11 @@ class Communicator:
     def _make_parts(
         self,
         selection: Selection,
-        tensor: torch.Tensor,
+        count: int,
         arithmetic: Arithmetic,
         signature: int,
         description: Description,
-        is_wide: bool,
+        dtype: torch.dtype,
     ) -> Plan:
         in_memory = selection.transport in (SHARED, BOTH)
         messenger = None
@@ -287,13 +289,13 @@ class Communicator:
         program = compile_program(
             selection.schedule,
             self.layout.rank,
-            tensor.numel(),
+            count,
             group,
             _find_cut(messenger, arithmetic.dtype.itemsize, in_memory),
         )
         parts = Parts(
             program, arithmetic, signature, description, self._find_stage(selection.transport),
-            is_wide, messenger, self.neighbourhood if in_memory else None,
+            dtype, messenger, self.neighbourhood if in_memory else None,
         )  # fmt: skip
         if in_memory and len(group) > 1:
             return MemoryPlan(parts)

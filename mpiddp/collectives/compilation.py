@@ -284,14 +284,22 @@ class _Compiler:
             return
         self.instructions.append(Publish(stage))
 
-    def _land(self, cells: range) -> None:
-        """Wait for the messages that leave from these cells, which are about to change."""
+    def _land(self, cells: range, step: int | None = None) -> None:
+        """Wait for the messages that leave from these cells, which are about to change.
+
+        For those up to ``step`` alone, if it is given.
+        """
         for cell in cells:
+            still = []
             for piece in self.flying.pop(cell, []):
-                if not piece.is_finished:
+                if step is not None and piece.step > step:
+                    still.append(piece)
+                elif not piece.is_finished:
                     assert piece.message is not None
                     self.instructions.append(Finish(piece.message))
                     piece.is_finished = True
+            if still:
+                self.flying[cell] = still
 
     def _start(self, pieces: Sequence[_Outgoing], receives: Sequence[_Incoming] = ()) -> None:
         """One instruction for all that starts at once."""
@@ -337,8 +345,9 @@ class _Compiler:
         self._fetch(step)
         self._settle(this, following)
         if done_stage(step) in self.needs.published:
-            # A neighbour may write, from then on, where a message still leaves from.
-            self._land(range(len(self.grid.chunks)))
+            # A neighbour may write, from then on, where a message still leaves from. One that has
+            # left ahead of its step must not be waited for: it may be received no earlier.
+            self._land(range(len(self.grid.chunks)), step)
         self.emit_publish(done_stage(step))
 
     def _fetch(self, step: int) -> None:

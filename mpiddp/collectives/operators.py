@@ -160,10 +160,10 @@ class _GpuMemory:
         }
 
 
-def make_span(tensor: torch.Tensor) -> Span:
+def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Span:
     """The memory of a contiguous tensor, flat, as long as the tensor lives, which it does not keep
-    alive."""
-    count, dtype = tensor.numel(), tensor.dtype
+    alive. ``dtype``: as what its elements are seen, if not as what they are."""
+    count, dtype = tensor.numel(), dtype or tensor.dtype
     if tensor.device.type == "cpu":
         return Span(map_memory(tensor.data_ptr(), count, dtype), dtype)
     if count == 0:

@@ -101,10 +101,15 @@ class Parts:
     description: Description
     stage: Stage
     """Where it works if not in the buffers themselves."""
-    is_wide: bool
-    """Whether it works in a wider type than the buffers have."""
+    dtype: torch.dtype
+    """As what the elements of the buffers are seen."""
     messenger: Messenger | None
     neighbourhood: Neighbourhood | None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it works in a wider type than the buffers have."""
+        return self.arithmetic.dtype != self.dtype
 
     def bind(self, own: Span, peers: Mapping[int, PeerMemory]) -> Binding:
         """Bind the program to memory."""
@@ -135,7 +140,7 @@ class MessagePlan:
         if not self.parts.is_wide:
             self._find(tensor).run()
             return
-        buffer = make_span(tensor)
+        buffer = make_span(tensor, self.parts.dtype)
         count = self.parts.program.count
         stage = self.parts.find_stage(buffer)
         convert(stage, buffer, count)()
@@ -152,7 +157,7 @@ class MessagePlan:
         return self.bindings.find(tensor.data_ptr(), lambda: self._bind(tensor))
 
     def _bind(self, tensor: torch.Tensor) -> Binding:
-        return self.parts.bind(make_span(tensor), {})
+        return self.parts.bind(make_span(tensor, self.parts.dtype), {})
 
 
 @dataclass
@@ -186,7 +191,7 @@ class MemoryPlan:
 
     def _run_staged(self, tensor: torch.Tensor) -> None:
         parts = self.parts
-        count, buffer = parts.program.count, make_span(tensor)
+        count, buffer = parts.program.count, make_span(tensor, parts.dtype)
         stage = parts.find_stage(buffer)
         convert(stage, buffer, count)()
         size = count * stage.dtype.itemsize
@@ -212,7 +217,7 @@ class MemoryPlan:
 
     def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
         parts, neighbourhood = self.parts, self._neighbourhood
-        own = memory if isinstance(memory, Span) else make_span(memory)
+        own = memory if isinstance(memory, Span) else make_span(memory, parts.dtype)
         peers = {
             rank: neighbourhood.resolver.find_memory(
                 rank, location, parts.program.count, parts.arithmetic.dtype
