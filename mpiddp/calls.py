@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mpiddp.collectives import setup
-from mpiddp.collectives.communicator import Communicator, Request
+from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
 from mpiddp.launch.session import Session, current_session

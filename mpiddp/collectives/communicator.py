@@ -3,57 +3,26 @@
 from __future__ import annotations
 
 import threading
-import zlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 import torch
 
-from mpiddp.collectives.compilation import Cut, compile_program
-from mpiddp.collectives.executor import Description
 from mpiddp.collectives.layout import Layout
-from mpiddp.collectives.operators import (
-    Arithmetic,
-    Operator,
-    choose_accumulation,
-    find_operator,
-    name_type,
-)
-from mpiddp.collectives.plans import (
-    MailboxPlan,
-    MemoryPlan,
-    MessagePlan,
-    NoPlan,
-    Parts,
-    Plan,
-    Stage,
-)
+from mpiddp.collectives.operators import name_type
+from mpiddp.collectives.planner import Planner, Request
+from mpiddp.collectives.plans import Plan
 from mpiddp.collectives.schedule import Collective
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Call, Selection, select
-from mpiddp.collectives.sums import find_sums
-from mpiddp.collectives.transport import Messenger
-from mpiddp.collectives.transport.memory import BLOCK, MAILBOX, Neighbourhood
+from mpiddp.collectives.selection import Call
+from mpiddp.collectives.transport.memory import Neighbourhood
 from mpiddp.collectives.transport.segments import Segments
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 
 MOST_PLANS = 256
-"""Plans that are kept; the one unused longest is made anew when it is needed again."""
-
-_SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
-_MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
-"""As what elements of so many bytes are moved where nothing is added."""
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """A call as a user makes it. Plans are kept for the object, so the same call is one object."""
-
-    call: Call
-    operator: str = "sum"
-    reduction_dtype: torch.dtype | None = None
+"""Plans that are kept; then the oldest goes, to be made anew when it is needed again."""
 
 
 class Communicator:
@@ -61,32 +30,23 @@ class Communicator:
 
     def __init__(
         self,
-        layout: Layout,
+        planner: Planner,
         waiter: Waiter,
-        segments: Segments,
-        neighbourhood: Neighbourhood | None,
-        messengers: Mapping[str, Callable[[], Messenger]],
         notes: tuple[str, ...] = (),
         agree: Callable[[Any, str], Any] | None = None,
     ) -> None:
         """Made by ``setup.make_communicator``.
 
         Args:
-            messengers: makers of what carries messages, by transport; called once, collectively.
             notes: what a user should know of the transports.
             agree: compares a value between all ranks before each call, if calls are to be checked.
         """
-        self.layout = layout
+        self._planner = planner
         self.waiter = waiter
-        self.segments = segments
         self.notes = notes
-        self.neighbourhood = neighbourhood
-        self._makers = messengers
-        self._messengers: dict[str, Messenger] = {}
         self._agree = agree
         self._calls = 0
         self._plans: dict[Hashable, Plan] = {}
-        self._stages: dict[str, Stage] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
         self.letters: dict[Hashable, Callable[[], object]] = {}
@@ -95,6 +55,21 @@ class Communicator:
         are under way."""
         self._lock = threading.Lock()
         self._flag = torch.zeros(1, dtype=torch.int32)
+
+    @property
+    def layout(self) -> Layout:
+        """Which ranks share a node."""
+        return self._planner.layout
+
+    @property
+    def neighbourhood(self) -> Neighbourhood | None:
+        """The ranks of this node, if they can work in each other's memory."""
+        return self._planner.neighbourhood
+
+    @property
+    def segments(self) -> Segments:
+        """Where memory comes from that the node's ranks share."""
+        return self._planner.segments
 
     # ---- calls ----------------------------------------------------------------------------
 
@@ -190,10 +165,7 @@ class Communicator:
             self._worker.shutdown(wait=True)
         self.letters.clear()
         self._plans.clear()
-        for messenger in self._messengers.values():
-            messenger.close()
-        if self.neighbourhood is not None:
-            self.neighbourhood.close()
+        self._planner.close()
 
     # ---- preparation ----------------------------------------------------------------------
 
@@ -219,97 +191,11 @@ class Communicator:
             )
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._make(request, tensor)
+            plan = self._planner.make(request, tensor)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = plan
         return plan
-
-    def _make(self, request: Request, tensor: torch.Tensor) -> Plan:
-        call, dtype = request.call, tensor.dtype
-        if call.kind in _SUMS:
-            operator = find_operator(request.operator)
-            accumulation = choose_accumulation(operator, dtype, request.reduction_dtype)
-        else:
-            operator, dtype = Operator.SUM, _find_moved(dtype)
-            accumulation = dtype
-        on_gpu = tensor.device.type != "cpu"
-        size = tensor.numel() * accumulation.itemsize
-        selection = select(call, size, self.layout, on_gpu=on_gpu)
-        if self.layout.size == 1:
-            return NoPlan()
-        signature = _sign(request, selection, tensor)
-        sums = find_sums(selection.schedule)
-        # A sum that is made at once is as exact from narrow operands; any other travels wide.
-        is_wide = accumulation != dtype and not sums.is_single
-        arithmetic = Arithmetic(
-            operator,
-            accumulation if is_wide else dtype,
-            accumulation,
-            len(selection.schedule.members),
-        )
-        description = Description(
-            f"{call.kind.value} ({selection.name} over {selection.transport})",
-            len(selection.schedule.steps),
-            dict(enumerate(self.layout.hosts)),
-        )
-        if self._fits_mailbox(selection, tensor, arithmetic):
-            assert self.neighbourhood is not None
-            return MailboxPlan(
-                arithmetic, tensor.numel(), signature, description, self.neighbourhood
-            )
-        return self._make_parts(
-            selection, tensor.numel(), arithmetic, signature, description, dtype
-        )
-
-    def _fits_mailbox(
-        self, selection: Selection, tensor: torch.Tensor, arithmetic: Arithmetic
-    ) -> bool:
-        return (
-            selection.transport == SHARED
-            and len(selection.schedule.steps) == 1
-            and selection.schedule.collective is Collective.ALL_REDUCE
-            and 0 < tensor.numel() * arithmetic.dtype.itemsize <= MAILBOX
-        )
-
-    def _make_parts(
-        self,
-        selection: Selection,
-        count: int,
-        arithmetic: Arithmetic,
-        signature: int,
-        description: Description,
-        dtype: torch.dtype,
-    ) -> Plan:
-        in_memory = selection.transport in (SHARED, BOTH)
-        messenger = None
-        if selection.transport != SHARED:
-            messenger = self._find_messenger(MPI if in_memory else selection.transport)
-        group = self.layout.neighbours if in_memory else (self.layout.rank,)
-        program = compile_program(
-            selection.schedule,
-            self.layout.rank,
-            count,
-            group,
-            _find_cut(messenger, arithmetic.dtype.itemsize, in_memory),
-        )
-        parts = Parts(
-            program, arithmetic, signature, description, self._find_stage(selection.transport),
-            dtype, messenger, self.neighbourhood if in_memory else None,
-        )  # fmt: skip
-        if in_memory and len(group) > 1:
-            return MemoryPlan(parts)
-        return MessagePlan(parts)
-
-    def _find_messenger(self, transport: str) -> Messenger:
-        if transport not in self._messengers:
-            self._messengers[transport] = self._makers[transport]()
-        return self._messengers[transport]
-
-    def _find_stage(self, transport: str) -> Stage:
-        if transport not in self._stages:
-            self._stages[transport] = Stage(None if transport == TORCH else self.segments)
-        return self._stages[transport]
 
 
 _BARRIER = Request(Call(Collective.ALL_REDUCE), "max")
@@ -319,31 +205,7 @@ def _key(request: Request, tensor: torch.Tensor) -> Hashable:
     return (request, tensor.numel(), tensor.dtype, tensor.get_device())
 
 
-def _find_cut(messenger: Messenger | None, itemsize: int, in_memory: bool) -> Cut:
-    block = max(1, BLOCK // itemsize)
-    if messenger is None:
-        return Cut(cell=block, message=block, flows=True)
-    cut = messenger.cut(itemsize)
-    return Cut(min(block, cut.cell), cut.message, cut.flows) if in_memory else cut
-
-
-def _find_moved(dtype: torch.dtype) -> torch.dtype:
-    if dtype.itemsize not in _MOVED:
-        raise ConfigurationError(
-            f"expected elements of 1, 2, 4 or 8 bytes, found {name_type(dtype)}"
-        )
-    return _MOVED[dtype.itemsize]
-
-
 def _describe_layout(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return f"layout {tensor.layout}"
     return f"strides {tensor.stride()}"
-
-
-def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
-    """32 bits that differ where calls do; the same in all processes."""
-    text = repr(
-        (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)
-    )
-    return zlib.crc32(text.encode())

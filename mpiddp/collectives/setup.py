@@ -14,6 +14,7 @@ import torch
 from mpiddp import environment
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.layout import Layout, count_cores
+from mpiddp.collectives.planner import Planner
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.memory import (
@@ -134,10 +135,9 @@ def make_communicator(launch: Launch) -> Communicator:
             copies,
         )  # fmt: skip
     is_checked = os.environ.get(environment.DEBUG) not in (None, "", "0")
-    return Communicator(
-        layout, waiter, segments, neighbourhood, _list_messengers(launch, waiter, facts), notes,
-        launch.agree if is_checked else None,
-    )  # fmt: skip
+    messengers = _list_messengers(launch, waiter, facts)
+    planner = Planner(layout, segments, neighbourhood, messengers)
+    return Communicator(planner, waiter, notes, launch.agree if is_checked else None)
 
 
 def _find_facts(
@@ -255,7 +255,7 @@ def make_lonely() -> Communicator:
     """For one process that was started alone."""
     layout = Layout(0, ("",), (0,), (SHARED, MPI, TORCH))
     policy = choose_policy([""], [(1, 1)])
-    return Communicator(layout, Waiter(policy, 0.0), Segments(), None, {})
+    return Communicator(Planner(layout, Segments(), None, {}), Waiter(policy, 0.0))
 
 
 def describe(communicator: Communicator) -> dict[str, Any]:

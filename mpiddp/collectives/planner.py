@@ -1,0 +1,187 @@
+"""From a call to its plan: which schedule, in which types, over which transport, in whose memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+
+import torch
+
+from mpiddp.collectives.compilation import Cut, compile_program
+from mpiddp.collectives.executor import Description
+from mpiddp.collectives.layout import Layout
+from mpiddp.collectives.operators import (
+    Arithmetic,
+    Operator,
+    choose_accumulation,
+    find_operator,
+    name_type,
+)
+from mpiddp.collectives.plans import (
+    MailboxPlan,
+    MemoryPlan,
+    MessagePlan,
+    NoPlan,
+    Parts,
+    Plan,
+    Stage,
+)
+from mpiddp.collectives.schedule import Collective
+from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Call, Selection, select
+from mpiddp.collectives.sums import find_sums
+from mpiddp.collectives.transport import Messenger
+from mpiddp.collectives.transport.memory import BLOCK, MAILBOX, Neighbourhood
+from mpiddp.collectives.transport.segments import Segments
+from mpiddp.errors import ConfigurationError
+
+_SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+_MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+"""As what elements of so many bytes are moved where nothing is added."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A call as a user makes it. Plans are kept for the object, so the same call is one object."""
+
+    call: Call
+    operator: str = "sum"
+    reduction_dtype: torch.dtype | None = None
+
+
+class Planner:
+    """Makes plans, and what they share."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        segments: Segments,
+        neighbourhood: Neighbourhood | None,
+        messengers: Mapping[str, Callable[[], Messenger]],
+    ) -> None:
+        """``messengers``: makers of what carries messages, by transport; each is called once,
+        collectively, when it is first needed."""
+        self.layout = layout
+        self.segments = segments
+        self.neighbourhood = neighbourhood
+        self._makers = messengers
+        self._messengers: dict[str, Messenger] = {}
+        self._stages: dict[str, Stage] = {}
+
+    def close(self) -> None:
+        """Give back what messengers and neighbourhood hold."""
+        for messenger in self._messengers.values():
+            messenger.close()
+        if self.neighbourhood is not None:
+            self.neighbourhood.close()
+
+    def make(self, request: Request, tensor: torch.Tensor) -> Plan:
+        """The plan of a call on tensors like this one. Raises ConfigurationError."""
+        call, dtype = request.call, tensor.dtype
+        if call.kind in _SUMS:
+            operator = find_operator(request.operator)
+            accumulation = choose_accumulation(operator, dtype, request.reduction_dtype)
+        else:
+            operator, dtype = Operator.SUM, _find_moved(dtype)
+            accumulation = dtype
+        on_gpu = tensor.device.type != "cpu"
+        size = tensor.numel() * accumulation.itemsize
+        selection = select(call, size, self.layout, on_gpu=on_gpu)
+        if self.layout.size == 1:
+            return NoPlan()
+        signature = _sign(request, selection, tensor)
+        sums = find_sums(selection.schedule)
+        # A sum that is made at once is as exact from narrow operands; any other travels wide.
+        is_wide = accumulation != dtype and not sums.is_single
+        arithmetic = Arithmetic(
+            operator,
+            accumulation if is_wide else dtype,
+            accumulation,
+            len(selection.schedule.members),
+        )
+        description = Description(
+            f"{call.kind.value} ({selection.name} over {selection.transport})",
+            len(selection.schedule.steps),
+            dict(enumerate(self.layout.hosts)),
+        )
+        if self._fits_mailbox(selection, tensor, arithmetic):
+            assert self.neighbourhood is not None
+            return MailboxPlan(
+                arithmetic, tensor.numel(), signature, description, self.neighbourhood
+            )
+        return self._make_parts(
+            selection, tensor.numel(), arithmetic, signature, description, dtype
+        )
+
+    def _fits_mailbox(
+        self, selection: Selection, tensor: torch.Tensor, arithmetic: Arithmetic
+    ) -> bool:
+        return (
+            selection.transport == SHARED
+            and len(selection.schedule.steps) == 1
+            and selection.schedule.collective is Collective.ALL_REDUCE
+            and 0 < tensor.numel() * arithmetic.dtype.itemsize <= MAILBOX
+        )
+
+    def _make_parts(
+        self,
+        selection: Selection,
+        count: int,
+        arithmetic: Arithmetic,
+        signature: int,
+        description: Description,
+        dtype: torch.dtype,
+    ) -> Plan:
+        in_memory = selection.transport in (SHARED, BOTH)
+        messenger = None
+        if selection.transport != SHARED:
+            messenger = self._find_messenger(MPI if in_memory else selection.transport)
+        group = self.layout.neighbours if in_memory else (self.layout.rank,)
+        program = compile_program(
+            selection.schedule,
+            self.layout.rank,
+            count,
+            group,
+            _find_cut(messenger, arithmetic.dtype.itemsize, in_memory),
+        )
+        parts = Parts(
+            program, arithmetic, signature, description, self._find_stage(selection.transport),
+            dtype, messenger, self.neighbourhood if in_memory else None,
+        )  # fmt: skip
+        if in_memory and len(group) > 1:
+            return MemoryPlan(parts)
+        return MessagePlan(parts)
+
+    def _find_messenger(self, transport: str) -> Messenger:
+        if transport not in self._messengers:
+            self._messengers[transport] = self._makers[transport]()
+        return self._messengers[transport]
+
+    def _find_stage(self, transport: str) -> Stage:
+        if transport not in self._stages:
+            self._stages[transport] = Stage(None if transport == TORCH else self.segments)
+        return self._stages[transport]
+
+
+def _find_cut(messenger: Messenger | None, itemsize: int, in_memory: bool) -> Cut:
+    block = max(1, BLOCK // itemsize)
+    if messenger is None:
+        return Cut(cell=block, message=block, flows=True)
+    cut = messenger.cut(itemsize)
+    return Cut(min(block, cut.cell), cut.message, cut.flows) if in_memory else cut
+
+
+def _find_moved(dtype: torch.dtype) -> torch.dtype:
+    if dtype.itemsize not in _MOVED:
+        raise ConfigurationError(
+            f"expected elements of 1, 2, 4 or 8 bytes, found {name_type(dtype)}"
+        )
+    return _MOVED[dtype.itemsize]
+
+
+def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
+    """32 bits that differ where calls do; the same in all processes."""
+    text = repr(
+        (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)
+    )
+    return zlib.crc32(text.encode())
