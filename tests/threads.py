@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from mpiddp.collectives.compilation import Cut, compile_program
+from mpiddp.collectives.compilation import compile_program
 from mpiddp.collectives.executor import Binding, Description, bind
 from mpiddp.collectives.operators import Arithmetic, Operator, make_span
+from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.schedule import Schedule
 from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
 from mpiddp.collectives.transport.memory import (

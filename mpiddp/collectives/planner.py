@@ -1,4 +1,4 @@
-"""From a call to its plan: which schedule, in which types, over which transport, in whose memory."""
+"""From a call to its plan: which schedule, which types, which transport, and in whose memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from mpiddp.collectives.compilation import Cut, compile_program
+from mpiddp.collectives.compilation import compile_program
 from mpiddp.collectives.executor import Description
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import (
@@ -18,6 +18,7 @@ from mpiddp.collectives.operators import (
     find_operator,
     name_type,
 )
+from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.plans import (
     MailboxPlan,
     MemoryPlan,

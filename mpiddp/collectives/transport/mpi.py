@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpiddp.collectives.compilation import Cut
 from mpiddp.collectives.instructions import Message
 from mpiddp.collectives.operators import Action, View
+from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter
 
