@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mpiddp.collectives import setup
-from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.communicator import Communicator, check_tensor
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
@@ -147,7 +147,11 @@ def all_reduce(
             and in which step.
     """
     communicator = find_communicator()
-    where = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+    try:
+        where = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+    except (AttributeError, RuntimeError):
+        check_tensor(tensor)
+        raise
     letter = communicator.letters.get(
         (*where, algorithm, transport, op, reduction_dtype, fixed_order)
     )

@@ -75,7 +75,7 @@ class Communicator:
 
     def run(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
-        key = (request, tensor.numel(), tensor.dtype, tensor.get_device())
+        key = _key(request, tensor)
         plan = self._plans.get(key)
         if plan is None or self._looks_twice() or not tensor.is_contiguous():
             if self._pending:
@@ -170,13 +170,7 @@ class Communicator:
     # ---- preparation ----------------------------------------------------------------------
 
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
-        if tensor.layout is not torch.strided or not tensor.is_contiguous():
-            raise ConfigurationError(
-                f"expected a contiguous tensor, found one of shape {tuple(tensor.shape)} and "
-                f"{_describe_layout(tensor)}: call .contiguous() first"
-            )
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise ConfigurationError(f"expected a CPU or CUDA tensor, found {tensor.device}")
+        check_tensor(tensor)
         if self._agree is not None:
             self._calls += 1
             self._agree(
@@ -202,10 +196,23 @@ _BARRIER = Request(Call(Collective.ALL_REDUCE), "max")
 
 
 def _key(request: Request, tensor: torch.Tensor) -> Hashable:
-    return (request, tensor.numel(), tensor.dtype, tensor.get_device())
+    try:
+        return (request, tensor.numel(), tensor.dtype, tensor.get_device())
+    except (AttributeError, RuntimeError):
+        check_tensor(tensor)
+        raise
 
 
-def _describe_layout(tensor: torch.Tensor) -> str:
+def check_tensor(tensor: torch.Tensor) -> None:
+    """Raise ConfigurationError for a tensor whose memory cannot be worked in."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigurationError(f"expected a torch tensor, found {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
-        return f"layout {tensor.layout}"
-    return f"strides {tensor.stride()}"
+        raise ConfigurationError(f"expected a dense tensor, found one of layout {tensor.layout}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"expected a CPU or CUDA tensor, found one on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ConfigurationError(
+            f"expected a contiguous tensor, found one of shape {tuple(tensor.shape)} and strides "
+            f"{tensor.stride()}: call .contiguous() first"
+        )
