@@ -19,6 +19,7 @@ from mpiddp.collectives.communicator import Communicator, check_tensor
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
+from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session, current_session
 
 if TYPE_CHECKING:
@@ -55,9 +56,15 @@ class _Launch:
         self.communicators.append(communicator)
         return communicator
 
-    def make_group(self) -> Any:
+    def make_group(self, on_gpu: bool) -> Any:
+        backend = self.session.backend if on_gpu else "gloo"
+        if on_gpu and backend != "nccl":
+            raise ConfigurationError(
+                f"tensors on GPUs travel over NCCL, but this session has {backend}: NCCL needs a "
+                "GPU for each rank; or make the call on a CPU tensor"
+            )
         wait = datetime.timedelta(seconds=self.timeout)
-        return torch.distributed.new_group(backend=self.session.backend, timeout=wait)
+        return torch.distributed.new_group(backend=backend, timeout=wait)
 
     def close(self) -> None:
         """Free the communicators, once nothing uses them any more."""

@@ -49,7 +49,8 @@ PROGRAM = """
 import torch, mpiddp
 with mpiddp.init(timeout=60) as session:
     size, rank = session.world.size, session.world.rank
-    for algorithm in ("auto", "ring", "direct", "recursive-doubling", "two-level", "ring:segments=3"):
+    names = ("auto", "ring", "direct", "recursive-doubling", "two-level", "ring:segments=3")
+    for algorithm in names:
         for dtype in (torch.float32, torch.bfloat16):
             for count in (0, 1, 7, 100_003):
                 tensor = (torch.arange(count, device=session.device) % 5 + rank).to(dtype)

@@ -41,6 +41,10 @@ _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 """As what elements of so many bytes are moved where nothing is added."""
 
 
+NCCL = "torch, on GPUs"
+"""The messenger of transport torch for tensors on GPUs."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """A call as a user makes it. Plans are kept for the object, so the same call is one object."""
@@ -111,7 +115,7 @@ class Planner:
                 arithmetic, tensor.numel(), signature, description, self.neighbourhood
             )
         return self._make_parts(
-            selection, tensor.numel(), arithmetic, signature, description, dtype
+            selection, tensor.numel(), arithmetic, signature, description, dtype, on_gpu
         )
 
     def _fits_mailbox(
@@ -132,11 +136,13 @@ class Planner:
         signature: int,
         description: Description,
         dtype: torch.dtype,
+        on_gpu: bool,
     ) -> Plan:
         in_memory = selection.transport in (SHARED, BOTH)
         messenger = None
         if selection.transport != SHARED:
-            messenger = self._find_messenger(MPI if in_memory else selection.transport)
+            name = NCCL if on_gpu else MPI if in_memory else selection.transport
+            messenger = self._find_messenger(name)
         group = self.layout.neighbours if in_memory else (self.layout.rank,)
         program = compile_program(
             selection.schedule,

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from mpiddp import environment
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.layout import Layout, count_cores
-from mpiddp.collectives.planner import Planner
+from mpiddp.collectives.planner import NCCL, Planner
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.memory import (
@@ -75,8 +76,11 @@ class Launch(Protocol):
     def make_mpi(self) -> Module.Intracomm:
         """An MPI communicator over all ranks that is used for nothing else. Collective."""
 
-    def make_group(self) -> Any:
-        """A process group over all ranks that is used for nothing else. Collective."""
+    def make_group(self, on_gpu: bool) -> Any:
+        """A process group over all ranks that is used for nothing else: NCCL's or Gloo's.
+
+        Collective. Raises ConfigurationError where there can be no NCCL.
+        """
 
 
 @dataclass(frozen=True)
@@ -225,12 +229,12 @@ def _list_messengers(
 
         return MpiMessenger(launch.make_mpi(), waiter, longest)
 
-    def make_torch() -> Messenger:
+    def make_torch(on_gpu: bool) -> Messenger:
         from mpiddp.collectives.transport.torch_messages import TorchMessenger
 
-        return TorchMessenger(launch.make_group())
+        return TorchMessenger(launch.make_group(on_gpu))
 
-    return {MPI: make_mpi, TORCH: make_torch}
+    return {MPI: make_mpi, TORCH: partial(make_torch, False), NCCL: partial(make_torch, True)}
 
 
 def _find_longest(wishes: list[str], has_network: bool) -> int:
