@@ -132,7 +132,10 @@ def all_reduce(
         tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on the CPU or a
             GPU.
         algorithm: a registered algorithm, with parameters as in ``ring:segments=4``, or ``auto``;
-            its docstring says how many steps, bytes and how much extra memory it takes.
+            its docstring says how many steps and bytes it takes, and how much extra memory with
+            messages. In shared memory blocks of 256 KiB are enough, one for each rank whose memory
+            is private, and where many ranks swap the same chunk, as in recursive-doubling, copies
+            of it.
         transport: ``shared-memory``, ``mpi``, ``shared-memory+mpi`` (the first inside nodes, the
             second between them), ``torch`` (point-to-point over Gloo or NCCL), or ``auto``.
         op: sum, average, product, min or max.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import enum
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mpiddp.errors import ConfigurationError, PeerLostError
 
@@ -85,11 +87,15 @@ class Waiter:
             )
 
     def _spin(self, test: Callable[[], object], end: float) -> bool:
-        if self.policy is Policy.SPIN:
+        give_way: Callable[[], object] = os.sched_yield
+        if threading.current_thread() is not threading.main_thread():
+            # The program goes on beside this thread: the interpreter's lock is to be given away too,
+            # which sched_yield does not before Python 3.12.
+            give_way = partial(time.sleep, 0)
+        elif self.policy is Policy.SPIN:
             for _ in range(SPINS):
                 if test():
                     return True
-        give_way = os.sched_yield
         while time.monotonic() < end:
             for _ in range(ROUNDS_PER_LOOK):
                 if test():
