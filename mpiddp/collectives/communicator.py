@@ -192,7 +192,7 @@ class Communicator:
         return plan
 
 
-_BARRIER = Request(Call(Collective.ALL_REDUCE), "max")
+_BARRIER = Request(Call(Collective.ALL_REDUCE))
 
 
 def _key(request: Request, tensor: torch.Tensor) -> Hashable:

@@ -245,8 +245,11 @@ class Arithmetic:
         total = operands[0]
         for place, operand in enumerate(operands[1:], 1):
             target = workspace if own is not None and own > place else out
-            if isinstance(out, np.ndarray):
+            if isinstance(out, np.ndarray) and combine in (np.add, np.multiply):
+                # By position it takes two thirds of the time; the others want it by name.
                 actions.append(partial(combine, total, operand, target))
+            elif isinstance(out, np.ndarray):
+                actions.append(partial(combine, total, operand, out=target))
             else:
                 function = _FUNCTIONS[self.operator]
                 actions.append(partial(function, total, operand, out=target))
@@ -267,7 +270,7 @@ class Arithmetic:
         if self.operator is not Operator.AVERAGE or not final or self.contributions == 1:
             return []
         if isinstance(view, np.ndarray):
-            return [partial(np.divide, view, self.contributions, view)]
+            return [partial(np.divide, view, self.contributions, out=view)]
         return [partial(view.div_, self.contributions)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpiddp.collectives.replay import finish
-from mpiddp.collectives.schedule import Schedule
+from mpiddp.collectives.schedule import Collective, Schedule
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def find_sums(schedule: Schedule) -> Sums:
 def is_order_fixed(schedule: Schedule) -> bool:
     """Whether all chunks are summed in the same order, wherever the buffer is cut.
 
-    The two operands of one addition may be swapped, which changes no bit.
+    The two operands of one addition may be swapped, which changes no bit. Where nothing is added,
+    it is.
     """
     trees: dict[tuple[int, int], int] = {}
     first = len(schedule.members) + schedule.ranks
@@ -61,6 +62,8 @@ def is_order_fixed(schedule: Schedule) -> bool:
             total = trees.setdefault(pair, first + len(trees))
         return total
 
+    if schedule.collective in (Collective.ALL_GATHER, Collective.BROADCAST):
+        return True
     state = finish(schedule, lambda rank, chunk: rank, add)
     results = {state[rank][c] for c in range(schedule.chunks) for rank in schedule.holders(c)}
     return len(results) <= 1
