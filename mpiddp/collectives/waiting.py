@@ -89,7 +89,7 @@ class Waiter:
     def _spin(self, test: Callable[[], object], end: float) -> bool:
         give_way: Callable[[], object] = os.sched_yield
         if threading.current_thread() is not threading.main_thread():
-            # The program goes on beside this thread: the interpreter's lock is to be given away, too,
+            # The program goes on beside this thread, so the interpreter's lock is given away, too,
             # which sched_yield does only from Python 3.12 on.
             give_way = partial(time.sleep, 0)
         elif self.policy is Policy.SPIN:
