@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
 
@@ -44,14 +45,17 @@ class Team:
         cell: int = 1 << 20,
         message: int = 1 << 20,
         flows: bool = True,
+        seconds: float = SECONDS,
     ) -> None:
         self.schedule = schedule
         self.buffers = buffers
         ranks = schedule.ranks
         dtype = buffers[0].dtype
         arithmetic = Arithmetic(operator, dtype, accumulation or dtype, len(schedule.members))
-        description = Description("test", len(schedule.steps), {})
-        waiter = Waiter(Policy.YIELD, SECONDS)
+        self.description = Description("test", len(schedule.steps), {})
+        self.errors: list[BaseException] = []
+        """What ranks raised in the last run."""
+        waiter = Waiter(Policy.YIELD, seconds)
         office = Office()
         groups, first = [], 0
         for size in nodes or [1] * ranks:
@@ -86,27 +90,31 @@ class Team:
             messenger = InProcessMessenger(office, rank, waiter, message, flows)
             self.bindings.append(
                 bind(program, arithmetic, self.spans[rank], peers, messenger,
-                     self.neighbourhoods[rank], 7, description)
+                     self.neighbourhoods[rank], 7, self.description)
             )  # fmt: skip
 
-    def play(self) -> None:
-        """Run all ranks to their end; what one raised is raised here."""
-        errors: list[BaseException] = []
+    def play(self, absent: Collection[int] = ()) -> None:
+        """Run all ranks but those ``absent`` to their end; what one raised is raised here."""
+        self.errors = []
 
         def work(rank: int) -> None:
             try:
                 neighbourhood = self.neighbourhoods[rank]
                 neighbourhood.enter(7, None)
-                neighbourhood.meet(self.programs[rank].partners, 7, str)
+                neighbourhood.meet(
+                    self.programs[rank].partners, 7, partial(self.description.wait, 0)
+                )
                 self.bindings[rank].run()
             except BaseException as error:
-                errors.append(error)
+                self.errors.append(error)
 
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)
         try:
             threads = [
-                threading.Thread(target=work, args=(rank,)) for rank in range(self.schedule.ranks)
+                threading.Thread(target=work, args=(rank,))
+                for rank in range(self.schedule.ranks)
+                if rank not in absent
             ]
             for thread in threads:
                 thread.start()
@@ -114,5 +122,5 @@ class Team:
                 thread.join()
         finally:
             sys.setswitchinterval(interval)
-        if errors:
-            raise errors[0]
+        if self.errors:
+            raise self.errors[0]

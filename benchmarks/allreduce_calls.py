@@ -1,0 +1,84 @@
+"""What a rank of ``python -m benchmarks allreduce`` can be told to measure; see the two jobs'
+modules, ``allreduce_mpi`` and ``allreduce_torch``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Order:
+    """One contender on one size; it comes as JSON."""
+
+    maker: str
+    """Which of the job's contenders."""
+    bytes: int
+    type: str
+    """Of the elements, as torch names it."""
+    iterations: int
+    """Timed ones; 0 only checks."""
+    algorithm: str = "auto"
+    transport: str = "auto"
+    buffer: str = "private"
+    """``private``, ``shared`` or ``gpu``."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type itself."""
+        found = getattr(torch, self.type)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.bytes // self.dtype.itemsize
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A contender that is ready to be timed."""
+
+    call: Callable[[], object]
+    """What is timed."""
+    barrier: Callable[[], object]
+    """What every timed call waits behind."""
+    tensor: torch.Tensor | None = None
+    """Flat; what the call sums in place. None where it sums nothing."""
+    members: tuple[int, ...] | None = None
+    """The ranks whose tensors are summed, and that know the sum; None for all."""
+    close: Callable[[], None] = _do_nothing
+
+
+def describe_place() -> dict[str, str | None]:
+    """Where Slurm put this job, so that another one can be put there, too."""
+    names = {"slurm_job": "SLURM_JOB_ID", "slurm_nodes": "SLURM_STEP_NODELIST"}
+    return {key: os.environ.get(name) for key, name in names.items()}
+
+
+class Calls(Protocol):
+    """One job's rank."""
+
+    rank: int
+    size: int
+
+    def prepare(self, order: Order) -> Prepared:
+        """Make a contender ready. Raises ConfigurationError, on all ranks, if it cannot be."""
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value. Collective."""
+
+    def greet(self) -> dict[str, Any]:
+        """What rank 0 tells the command at first."""
+
+    def describe(self) -> dict[str, Any]:
+        """What there is to say of how this job's collectives work."""

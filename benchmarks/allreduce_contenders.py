@@ -1,0 +1,157 @@
+"""What ``python -m benchmarks allreduce`` compares, and the two jobs that hold the contenders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.launchers import Mpirun, clean_environment
+from benchmarks.processes import Program
+from benchmarks.srun import Srun
+from benchmarks.startup_contenders import TORCHRUN_PER_NODE, _choose_port
+
+MPI_JOB, TORCH_JOB = "mpi", "torch"
+
+GLOO, NCCL, MPI, RING, PERSISTENT, OWN = "gloo", "nccl", "mpi", "ring", "persistent", "mpiddp"
+"""The makers of calls, as the ranks know them."""
+
+PRIVATE, SHARED, GPU = "private", "shared", "gpu"
+BUFFERS = (PRIVATE, SHARED, GPU)
+TRANSPORTS = ("auto", "mpi", "torch", "shared-memory", "shared-memory+mpi")
+
+BOUND_BYTES = 64 << 20
+PEER_BYTES = 256 << 10
+LINK_BYTES = 16_000_000
+COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE = "copy by NumPy", "copy by torch", "copy by memmove"
+COPIES = (COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE)
+PEER_READ, LINK = "peer read", "link"
+"""The probes, as the ranks know them."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of the tables, or a probe of the machine."""
+
+    maker: str
+    job: str = MPI_JOB
+    algorithm: str = "auto"
+    transport: str = "auto"
+    buffer: str = PRIVATE
+
+    @property
+    def name(self) -> str:
+        """The first column."""
+        names = {
+            GLOO: "Gloo",
+            NCCL: "NCCL",
+            MPI: "MPI_Allreduce",
+            RING: "plain ring",
+            PERSISTENT: "plain ring, persistent",
+            OWN: f"mpiddp {self.algorithm}",
+        }
+        return names.get(self.maker, self.maker)
+
+    @property
+    def way(self) -> str:
+        """The second column: over what."""
+        fixed = {GLOO: "Gloo", NCCL: "NCCL", OWN: self.transport}
+        return fixed.get(self.maker, "MPI")
+
+    @property
+    def label(self) -> str:
+        """All that tells it from the others."""
+        if self.maker != OWN:
+            return self.name
+        return f"{self.name}, {self.transport}, {self.buffer}"
+
+    def order(self, size: int, kind: str, iterations: int) -> dict[str, Any]:
+        """What its ranks are told."""
+        return {
+            "maker": self.maker,
+            "bytes": size,
+            "type": kind,
+            "iterations": iterations,
+            "algorithm": self.algorithm,
+            "transport": self.transport,
+            "buffer": self.buffer,
+        }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured in one visit: a contender on one size."""
+
+    contender: Contender
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """Of its own."""
+        return f"{self.contender.label} at {self.bytes} B"
+
+    @staticmethod
+    def split(name: str) -> tuple[str, int]:
+        """The contender's label and the bytes of a cell with this name."""
+        label, _, size = name.removesuffix(" B").rpartition(" at ")
+        return label, int(size)
+
+
+def list_contenders(
+    algorithms: Sequence[str], transports: Sequence[str], buffers: Sequence[str], *, nccl: bool
+) -> list[Contender]:
+    """All rows, the framework's first."""
+    others = [Contender(GLOO, TORCH_JOB), *([Contender(NCCL, TORCH_JOB, buffer=GPU)] * nccl)]
+    others += [Contender(maker) for maker in (MPI, RING, PERSISTENT)]
+    own = [
+        Contender(OWN, MPI_JOB, algorithm, transport, buffer)
+        for algorithm in algorithms
+        for transport in transports
+        for buffer in buffers
+    ]
+    return others + own
+
+
+def list_probes(*, link: bool) -> list[Cell]:
+    """What is asked of the machine itself."""
+    cells = [Cell(Contender(name), BOUND_BYTES) for name in COPIES]
+    cells.append(Cell(Contender(PEER_READ), PEER_BYTES))
+    return cells + ([Cell(Contender(LINK), LINK_BYTES)] if link else [])
+
+
+WORKER = ("-m", "benchmarks.allreduce_worker")
+
+
+def make_mpi_program(ranks: int, launcher: Mpirun | Srun) -> Program:
+    """The job that MPI starts; all that it lacks is the addresses to connect to."""
+    words = (sys.executable, *WORKER, MPI_JOB)
+    if isinstance(launcher, Srun):
+        command = _overlap(launcher.command(ranks))
+        return Program((*command, *words), launcher.environment(), reaches_out=True)
+    # Without the variables that tune it, Open MPI was never quicker, and started later.
+    environment = clean_environment({**launcher.variables(ranks), **launcher.tuned})
+    return Program((*launcher.command(ranks), *words), environment)
+
+
+def make_torch_program(ranks: int, launcher: Mpirun | Srun, greeting: Mapping[str, Any]) -> Program:
+    """The job that torchrun starts, on the nodes of the other one, which gave ``greeting``."""
+    words = (*WORKER, TORCH_JOB)
+    if not isinstance(launcher, Srun):
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+        each = ("--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks))
+        return Program((*torchrun, *each, *words), clean_environment())
+    each_node = ranks // launcher.nodes
+    there = (f"--jobid={greeting['slurm_job']}", f"--nodelist={greeting['slurm_nodes']}")
+    command = _overlap(launcher.command_without_mpi(launcher.nodes, cores=each_node), *there)
+    settings = ("static", sys.executable, str(each_node), str(_choose_port()))
+    return Program(
+        (*command, TORCHRUN_PER_NODE, *settings, *words),
+        launcher.environment(),
+        reaches_out=True,
+    )
+
+
+def _overlap(command: tuple[str, ...], *flags: str) -> tuple[str, ...]:
+    """The two jobs share the cores of one allocation: while one measures, the other sleeps."""
+    return (command[0], "--overlap", *flags, *command[1:])

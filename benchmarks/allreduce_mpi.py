@@ -1,0 +1,121 @@
+"""The ranks that MPI starts: its own all-reduce, the plain ring, mpiddp's, and the probes.
+
+Importing this starts MPI, unless a session has done so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+
+import mpiddp
+from benchmarks import allreduce_contenders as contenders
+from benchmarks import allreduce_probes
+from benchmarks.allreduce_calls import Order, Prepared, describe_place
+from benchmarks.baselines import mpi_all_reduce, plain_ring
+from mpiddp.collectives.registry import parse
+from mpiddp.errors import ConfigurationError
+
+Array = numpy.ndarray[Any, Any]
+
+
+class MpiCalls:
+    """A rank of a session."""
+
+    def __init__(self, session: mpiddp.Session) -> None:
+        comm = session.comm
+        if comm is None:
+            raise ConfigurationError("this benchmark's ranks need MPI: start them with mpirun")
+        self.rank, self.size = session.world.rank, session.world.size
+        self._session, self._comm = session, comm
+        self._buffers: dict[tuple[str, str, int], torch.Tensor] = {}
+        self._makers: dict[str, Callable[[Order], Prepared]] = {
+            contenders.MPI: self._prepare_mpi,
+            contenders.RING: self._prepare_ring,
+            contenders.PERSISTENT: self._prepare_persistent,
+            contenders.OWN: self._prepare_own,
+            **allreduce_probes.list_makers(comm, session.world),
+        }
+
+    def prepare(self, order: Order) -> Prepared:
+        """Whatever the order names."""
+        return self._makers[order.maker](order)
+
+    def _find_tensor(self, order: Order) -> torch.Tensor:
+        """The buffer: the same one for all contenders that take one of its kind and size."""
+        key = (order.buffer, order.type, order.bytes)
+        if key not in self._buffers:
+            if order.buffer == contenders.SHARED:
+                self._buffers[key] = mpiddp.shared_empty(order.count, order.dtype)
+            else:
+                device = (
+                    self._session.device if order.buffer == contenders.GPU else torch.device("cpu")
+                )
+                if device.type == "cpu" and order.buffer == contenders.GPU:
+                    raise ConfigurationError("not every rank has a GPU")
+                self._buffers[key] = torch.empty(order.count, dtype=order.dtype, device=device)
+        return self._buffers[key]
+
+    def _find_array(self, order: Order) -> tuple[torch.Tensor, Array]:
+        if order.dtype is torch.bfloat16:
+            raise ConfigurationError("NumPy has no bfloat16")
+        tensor = self._find_tensor(order)
+        return tensor, tensor.numpy()
+
+    def _prepare_mpi(self, order: Order) -> Prepared:
+        tensor, array = self._find_array(order)
+        if order.dtype is torch.float16:
+            raise ConfigurationError("MPI has no float16")
+        return Prepared(mpi_all_reduce.prepare(self._comm, array), self._comm.Barrier, tensor)
+
+    def _prepare_ring(self, order: Order) -> Prepared:
+        tensor, array = self._find_array(order)
+        return Prepared(plain_ring.prepare(self._comm, array), self._comm.Barrier, tensor)
+
+    def _prepare_persistent(self, order: Order) -> Prepared:
+        tensor, array = self._find_array(order)
+        call, free = plain_ring.prepare_persistent(self._comm, array)
+        return Prepared(call, self._comm.Barrier, tensor, close=free)
+
+    def _prepare_own(self, order: Order) -> Prepared:
+        tensor = self._find_tensor(order)
+        call: Callable[[], object] = partial(
+            mpiddp.all_reduce, tensor, algorithm=order.algorithm, transport=order.transport
+        )
+        if tensor.is_cuda:
+            from benchmarks.allreduce_torch import finish_with
+
+            call = finish_with(call)
+        barrier = self._choose_barrier(order.transport)
+        return Prepared(call, barrier, tensor, self._find_members(order.algorithm))
+
+    def _choose_barrier(self, transport: str) -> Callable[[], object]:
+        """The barrier that goes with a transport.
+
+        MPI's, which ranks leave at almost the same time, where the plain ring must be compared
+        with; but it spins, which keeps Gloo's threads, and ranks that sleep, from their cores.
+        """
+        if transport == "torch":
+            return torch.distributed.barrier
+        sleeps = mpiddp.describe_collectives()["wait"] == "sleep"
+        return self._comm.Barrier if transport == "mpi" and not sleeps else mpiddp.barrier
+
+    def _find_members(self, algorithm: str) -> tuple[int, ...] | None:
+        """Whose buffers are summed: not a dedicated server's."""
+        return None if algorithm == "auto" else parse(algorithm).build(self.size).members
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value. Collective."""
+        return self._session.broadcast(value)
+
+    def greet(self) -> dict[str, Any]:
+        """Where this job is."""
+        return {**describe_place()}
+
+    def describe(self) -> dict[str, Any]:
+        """How mpiddp's collectives wait and copy."""
+        return dict(mpiddp.describe_collectives())

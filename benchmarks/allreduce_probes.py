@@ -1,0 +1,111 @@
+"""What the machine itself can do, timed in the ranks as if it were a contender."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from mpi4py import MPI
+
+from benchmarks.allreduce_calls import Order, Prepared
+from benchmarks.allreduce_contenders import (
+    COPY_MEMMOVE,
+    COPY_NUMPY,
+    COPY_TORCH,
+    LINK,
+    PEER_READ,
+)
+from mpiddp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mpiddp.launch.world import World
+
+Array = numpy.ndarray[Any, Any]
+
+
+def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[Order], Prepared]]:
+    """The probes by name."""
+    return {
+        COPY_NUMPY: partial(prepare_copy, comm, copy_numpy),
+        COPY_TORCH: partial(prepare_copy, comm, copy_torch),
+        COPY_MEMMOVE: partial(prepare_copy, comm, copy_memmove),
+        PEER_READ: partial(prepare_peer_read, comm, world),
+        LINK: partial(prepare_link, comm, world),
+    }
+
+
+Copy = Callable[[Array, Array], Callable[[], object]]
+
+
+def prepare_copy(comm: MPI.Intracomm, copy: Copy, order: Order) -> Prepared:
+    """Read and write so many bytes, all ranks at once."""
+    source, target = (numpy.ones(order.bytes, numpy.uint8) for _ in range(2))
+    return Prepared(copy(target, source), comm.Barrier)
+
+
+def copy_numpy(target: Array, source: Array) -> Callable[[], object]:
+    """A copy by NumPy."""
+    return partial(numpy.copyto, target, source)
+
+
+def copy_torch(target: Array, source: Array) -> Callable[[], object]:
+    """A copy by torch."""
+    return partial(torch.from_numpy(target).copy_, torch.from_numpy(source))
+
+
+def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
+    """A copy by the C library."""
+    # Pointers of this kind keep the arrays alive, which addresses do not.
+    to, of = (each.ctypes.data_as(ctypes.c_void_p) for each in (target, source))
+    return partial(ctypes.memmove, to, of, source.nbytes)
+
+
+def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
+    """One rank of each node copies what another one has just written; the rest looks on."""
+    if world.local_size < 2:
+        raise ConfigurationError("there is one rank per node")
+    node: Any = comm.Split(world.node_rank, world.local_rank)
+    window = MPI.Win.Allocate_shared(order.bytes if world.local_rank == 0 else 0, comm=node)
+    shared: Any = window.Shared_query(0)[0]
+    memory: Array = numpy.frombuffer(shared, numpy.uint8)
+    own = numpy.ones(order.bytes, numpy.uint8)
+    reads, writes = world.local_rank == 1, world.local_rank == 0
+
+    def meet() -> None:
+        comm.Barrier()  # Nobody still reads.
+        if writes:
+            memory[:] = own
+        comm.Barrier()
+
+    def read() -> None:
+        if reads:
+            numpy.copyto(own, memory)
+
+    def free() -> None:
+        window.Free()
+        node.Free()
+
+    return Prepared(read, meet, close=free)
+
+
+def prepare_link(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
+    """Rank 0 sends to the first rank of the next node, and waits for a word; the rest looks on."""
+    nodes = comm.allgather(world.node_rank)
+    if 1 not in nodes:
+        raise ConfigurationError("there is one node")
+    other = nodes.index(1)
+    memory, word = numpy.ones(order.bytes, numpy.uint8), numpy.zeros(1, numpy.uint8)
+
+    def call() -> None:
+        if world.rank == 0:
+            comm.Send(memory, other)
+            comm.Recv(word, other)
+        elif world.rank == other:
+            comm.Recv(memory, 0)
+            comm.Send(word, 0)
+
+    return Prepared(call, comm.Barrier)

@@ -1,0 +1,72 @@
+"""The ranks that torchrun starts, and that know no MPI: Gloo, and NCCL where there are GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+
+from benchmarks.allreduce_calls import Order, Prepared, describe_place
+from benchmarks.baselines import gloo_all_reduce
+
+
+class TorchCalls:
+    """A rank of the group that torchrun describes; joins it."""
+
+    def __init__(self) -> None:
+        distributed.init_process_group("gloo")
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self._nccl: distributed.ProcessGroup | None = None
+        self._buffers: dict[tuple[str, str, int], torch.Tensor] = {}
+        local_rank = int(os.environ["LOCAL_RANK"])
+        if gloo_all_reduce.every_rank_has_a_gpu(local_rank):
+            torch.cuda.set_device(local_rank)
+            self._nccl = distributed.new_group(backend="nccl")
+
+    def prepare(self, order: Order) -> Prepared:
+        """Gloo on the CPU's memory, NCCL on the GPUs'."""
+        device = "cpu" if order.maker == "gloo" else "cuda"
+        key = (device, order.type, order.bytes)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(order.count, dtype=order.dtype, device=device)
+        tensor = self._buffers[key]
+        group = None if order.maker == "gloo" else self._nccl
+        call = gloo_all_reduce.prepare(tensor, group)
+        if device == "cuda":
+            call = finish_with(call)
+        return Prepared(call, gloo_all_reduce.prepare_barrier(), tensor)
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value. Collective."""
+        held = torch.tensor([value])
+        distributed.broadcast(held, 0)
+        return int(held.item())
+
+    def greet(self) -> dict[str, Any]:
+        """Where this job is, and whether it has GPUs."""
+        if self._nccl is None:
+            return {"nccl": None, "gpu": None, **describe_place()}
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        gpu = {"nccl": ".".join(map(str, version)), "gpu": torch.cuda.get_device_name()}
+        return {**gpu, **describe_place()}
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing more."""
+        return {}
+
+    def close(self) -> None:
+        """Leave the group."""
+        distributed.destroy_process_group()
+
+
+def finish_with(call: Callable[[], object]) -> Callable[[], None]:
+    """The call and all that it started on the GPU."""
+
+    def call_and_wait() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return call_and_wait

@@ -1,0 +1,176 @@
+"""What runs in the ranks of ``python -m benchmarks allreduce``.
+
+    python -m benchmarks.allreduce_worker mpi|torch HOST:PORT,…
+
+Rank 0 reads what to measure from the command, passes it on to the other ranks of its job, and
+sends back what all of them found, in order of ranks. Between two measurements every rank sleeps
+in a read. The job ends when the command says so or has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import mpiddp
+from benchmarks import allreduce_inputs
+from benchmarks.allreduce_calls import Calls, Order, Prepared
+from benchmarks.allreduce_contenders import MPI_JOB
+from benchmarks.allreduce_lines import Line, accept, connect, get_port, listen
+from benchmarks.processes import MARK
+from mpiddp.errors import ConfigurationError
+
+CONNECT_SECONDS = 30.0
+WARM_SHARE = 10
+"""One untimed iteration for so many timed ones, and at least one."""
+SETTLE_SECONDS = 0.02
+"""How long ranks compute before that. Woken one by the other, they come to the same core, and stay
+there as long as they take turns; two that compute are soon put on two."""
+
+
+def measure(calls: Calls, order: Order) -> dict[str, Any]:
+    """Check one contender on one size, then time it.
+
+    Returns ``times``, this rank's, in nanoseconds, and ``wrong``, elements of the sum; or, where
+    the contender cannot do that, ``refused``, the reason.
+    """
+    try:
+        prepared = calls.prepare(order)
+    except ConfigurationError as error:
+        return {"refused": str(error)}
+    try:
+        wrong = check(prepared, calls.rank, calls.size)
+        return {"times": time_iterations(prepared, order.iterations), "wrong": wrong}
+    except ConfigurationError as error:
+        return {"refused": str(error)}
+    finally:
+        prepared.close()
+
+
+def check(prepared: Prepared, rank: int, size: int) -> int:
+    """Sum integers; returns how many elements are wrong, and leaves the buffer zero."""
+    tensor = prepared.tensor
+    if tensor is None:
+        return 0
+    allreduce_inputs.fill(tensor, rank, size)
+    prepared.call()
+    members = prepared.members
+    # Servers that only serve end with anything.
+    serves = members is not None and rank not in members
+    wrong = 0 if serves else allreduce_inputs.count_wrong(tensor, size, members)
+    # However often zeros are summed in place, they do not overflow.
+    tensor.zero_()
+    return wrong
+
+
+def time_iterations(prepared: Prepared, iterations: int) -> list[int]:
+    """Nanoseconds of each iteration on this rank, each behind the contender's own barrier."""
+    call, barrier, now = prepared.call, prepared.barrier, time.perf_counter_ns
+    times = []
+    gc.disable()
+    try:
+        settle()
+        for _ in range(max(1, iterations // WARM_SHARE) if iterations else 0):
+            barrier()
+            call()
+        for _ in range(iterations):
+            barrier()
+            begin = now()
+            call()
+            times.append(now() - begin)
+        # Nobody goes back to sleep, or frees its buffer, while a peer is still at work.
+        barrier()
+    finally:
+        gc.enable()
+    return times
+
+
+def settle() -> None:
+    """Let the kernel find a core for each rank."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < end:
+        pass
+
+
+def serve(calls: Calls, above: Line, below: Sequence[Line]) -> None:
+    """Do what comes from ``above``: from the command on rank 0, from rank 0 on the others."""
+    while (command := above.receive()) is not None:
+        for line in below:
+            line.send(command)
+        if command["do"] == "end":
+            return
+        own = perform(calls, command)
+        if calls.rank == 0:
+            answers = [own]
+            for rank, line in enumerate(below, start=1):
+                answer = line.receive()
+                if answer is None:
+                    raise ConnectionError(f"rank {rank} has gone")
+                answers.append(answer)
+            above.send(answers)
+        else:
+            above.send(own)
+
+
+def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
+    """One command."""
+    if command["do"] == "describe":
+        return calls.describe()
+    return measure(calls, Order(**command["order"]))
+
+
+@contextlib.contextmanager
+def join_lines(calls: Calls, addresses: Sequence[str]) -> Iterator[tuple[Line, list[Line]]]:
+    """The line to who commands this rank, and rank 0's lines to the others. Collective."""
+    token = os.environ[MARK]
+    with contextlib.ExitStack() as stack:
+        port = 0
+        if calls.rank == 0:
+            server = stack.enter_context(contextlib.closing(listen("")))
+            port = get_port(server)
+        port = calls.broadcast(port)
+        if calls.rank != 0:
+            here = [f"{os.environ['MASTER_ADDR']}:{port}"]
+            above = connect(here, token, calls.rank, CONNECT_SECONDS)
+            stack.callback(above.close)
+            yield above, []
+            return
+        below: dict[int, Line] = {}
+        while len(below) < calls.size - 1:
+            line, rank = accept(server, token, CONNECT_SECONDS)
+            stack.callback(line.close)
+            below[rank] = line
+        server.close()
+        above = connect(addresses, token, calls.greet(), CONNECT_SECONDS)
+        stack.callback(above.close)
+        yield above, [below[rank] for rank in sorted(below)]
+
+
+def main(job: str, addresses: Sequence[str]) -> None:
+    """Join the job's ranks and measure until told to end."""
+    with open_calls(job) as calls, join_lines(calls, addresses) as (above, below):
+        serve(calls, above, below)
+
+
+@contextlib.contextmanager
+def open_calls(job: str) -> Iterator[Calls]:
+    """Join the job's ranks: a session over MPI, or a group whose processes never load MPI."""
+    if job == MPI_JOB:
+        with mpiddp.init(allow_shared_gpu=True) as session:
+            from benchmarks.allreduce_mpi import MpiCalls
+
+            yield MpiCalls(session)
+        return
+    from benchmarks.allreduce_torch import TorchCalls
+
+    with contextlib.closing(TorchCalls()) as calls:
+        yield calls
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2].split(","))

@@ -1,0 +1,124 @@
+"""A program for the ranks of a job: calls that cannot be made, by name, and what each says.
+
+Every rank makes the same mistake, hears of it at once, and makes good calls afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mpiddp
+from mpiddp.errors import ConfigurationError
+from ranks import write_report
+
+
+def ones(count: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A buffer."""
+    return torch.ones(count, dtype=dtype)
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "transposed": lambda: mpiddp.all_reduce(torch.ones(2, 3).t()),
+    "every other": lambda: mpiddp.all_reduce(ones(12)[::2]),
+    "expanded": lambda: mpiddp.all_reduce(ones(1).expand(6)),
+    "transposed, later": lambda: mpiddp.all_reduce_async(torch.ones(2, 3).t()),
+    "sparse": lambda: mpiddp.all_reduce(torch.eye(5).to_sparse()),
+    "sparse, like one before": lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()),
+    "meta": lambda: mpiddp.all_reduce(torch.ones(6, device="meta")),
+    "algorithm": lambda: mpiddp.all_reduce(ones(), algorithm="rong"),
+    "parameter": lambda: mpiddp.all_reduce(ones(), algorithm="ring:parts=3"),
+    "segments": lambda: mpiddp.all_reduce(ones(), algorithm="ring:segments=0"),
+    "transport": lambda: mpiddp.all_reduce(ones(), transport="pigeon"),
+    "operator": lambda: mpiddp.all_reduce(ones(), op="median"),
+    "bool": lambda: mpiddp.all_reduce(ones(dtype=torch.bool)),
+    "complex64": lambda: mpiddp.all_reduce(ones(dtype=torch.complex64)),
+    "int8": lambda: mpiddp.all_reduce(ones(dtype=torch.int8)),
+    "int8, parts": lambda: mpiddp.reduce_scatter(ones(dtype=torch.int8)),
+    "complex128 moved": lambda: mpiddp.broadcast(ones(dtype=torch.complex128)),
+    "integer average": lambda: mpiddp.all_reduce(ones(dtype=torch.int64), op="average"),
+    "narrower": lambda: mpiddp.all_reduce(ones(), reduction_dtype=torch.float16),
+    "integers widely": lambda: mpiddp.all_reduce(
+        ones(dtype=torch.int32), reduction_dtype=torch.float64
+    ),
+    "root too high": lambda: mpiddp.broadcast(ones(), root=9),
+    "root too low": lambda: mpiddp.reduce(ones(), root=-1),
+    "order of a ring": lambda: mpiddp.all_reduce(ones(), "ring", fixed_order=True),
+    "no halves": lambda: mpiddp.reduce_scatter(ones(), "recursive-doubling"),
+    "no root": lambda: mpiddp.reduce(ones(), 0, "ring"),
+    "many roots": lambda: mpiddp.all_gather(ones(), "binomial-tree"),
+    "negative shape": lambda: mpiddp.shared_empty((3, -1)),
+    "shared memory": lambda: mpiddp.all_reduce(ones(), transport="shared-memory"),
+}
+VARIABLES = {
+    "wait": ("MPIDDP_WAIT", lambda rank: "doze"),
+    "wait differs": ("MPIDDP_WAIT", lambda rank: ("spin", "sleep")[rank % 2]),
+    "wait of one": ("MPIDDP_WAIT", lambda rank: "yield" if rank == 1 else None),
+    "message bytes": ("MPIDDP_MESSAGE_BYTES", lambda rank: "many"),
+    "no message bytes": ("MPIDDP_MESSAGE_BYTES", lambda rank: "0"),
+    "message bytes differ": ("MPIDDP_MESSAGE_BYTES", lambda rank: str(4096 + rank)),
+}
+
+
+def hear(make: Callable[[], Any]) -> str:
+    """What a call says that cannot be made."""
+    try:
+        make()
+    except ConfigurationError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was said"
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Set an environment variable, or remove it."""
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+
+
+def hear_variables(session: mpiddp.Session) -> dict[str, str]:
+    """What is said of variables when the first call is prepared."""
+    found = {}
+    for case, (name, choose) in VARIABLES.items():
+        set_variable(name, choose(session.world.rank))
+        found[case] = hear(mpiddp.describe_collectives)
+        set_variable(name, None)
+    return found
+
+
+def sum_well(size: int) -> None:
+    """Good calls, over whatever there is."""
+    for transport in ("auto", "mpi", "torch"):
+        for count in (6, 200003):
+            tensor = ones(count)
+            mpiddp.all_reduce(tensor, transport=transport)
+            assert torch.equal(tensor, torch.full((count,), float(size)))
+
+
+def main() -> None:
+    """All mistakes; with an argument only that one, and nobody to catch it."""
+    with mpiddp.init(timeout=30) as session:
+        if len(sys.argv) > 1:
+            sum_well(session.world.size)
+            if "alone" not in sys.argv or session.world.rank == 1:
+                CALLS[sys.argv[1]]()
+            mpiddp.all_reduce(ones())
+            mpiddp.barrier()
+            raise SystemExit("not reached")
+        report = hear_variables(session)
+        sum_well(session.world.size)
+        for case, make in CALLS.items():
+            report[case] = hear(make)
+        sum_well(session.world.size)
+        write_report(Path(), session, report)
+
+
+if __name__ == "__main__":
+    main()

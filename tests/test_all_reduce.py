@@ -1,0 +1,94 @@
+"""Collective calls of real ranks: what they compute, over every transport, is exact."""
+
+from __future__ import annotations
+
+import pytest
+
+import battery
+import launchers
+import pairs
+import ranks
+from mpiddp.collectives import registry
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
+"""MPICH takes the ranks in turn for ranks of two nodes."""
+OWN_NODES = {"MPIR_CVAR_NOLOCAL": "1"}
+"""MPICH takes every rank for a node of its own."""
+
+
+def check(reports: list[dict], dimensions: list[dict]) -> None:
+    """Nothing is wrong, and the calls that were made hold every pair."""
+    for rank, report in enumerate(reports):
+        assert report["wrong"] == [], f"rank {rank}"
+        assert report["refused"] == [], f"rank {rank}"
+    rows = [{**row, "what": tuple(row["what"])} for row in reports[0]["rows"]]
+    made = {pair for row in rows for pair in pairs.find_pairs(row)}
+    for each in dimensions:
+        assert set(pairs.find_all(each, battery.is_possible)) <= made
+
+
+def run(name: str, size: int, *parts: str, env: dict[str, str] | None = None) -> list[dict]:
+    """The battery's reports, by rank."""
+    row = launchers.table()[name]
+    reports, _ = ranks.collect(row, size, "battery.py", *parts, timeout=140, env=env)
+    return reports
+
+
+def test_the_battery_has_every_algorithm_and_all_types():
+    named = {name for _, name in battery.list_sums(3, ("mpi",))["what"]}
+    assert {"auto", *registry.names()} <= named
+    assert set(battery.list_sums(3, ("mpi",))["type"]) == {
+        "float64", "float32", "float16", "bfloat16", "int32", "int64"
+    }  # fmt: skip
+
+
+ONE_NODE = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "parts"),
+    [
+        ("openmpi", 2, ("sums", "moves")),
+        ("mpich", 3, ("sums", "moves")),
+        ("openmpi", 4, ("moves",)),
+        ("openmpi", 5, ("sums",)),
+        *[(name, 2, ("moves",)) for name in launchers.OPTIONAL if not
+          launchers.table()[name].missing()],
+    ],
+)  # fmt: skip
+def test_calls_on_one_node_are_exact(name, size, parts):
+    reports = run(name, size, *parts)
+    lists = {"sums": battery.list_sums, "moves": battery.list_moves}
+    check(reports, [lists[part](size, ONE_NODE) for part in parts])
+    described = reports[0]["describe"]
+    assert described["transports"] == list(ONE_NODE[1:2] + ONE_NODE[4:] + ONE_NODE[2:4])
+    assert described["nodes"] == [size] and described["notes"] == []
+    assert described["single_copy"] is True
+    # The program leaves the ranks two cores, and more ranks than cores must not spin.
+    assert described["wait"] == ("spin" if size <= battery.CORES else "yield")
+    assert reports[0]["chosen"]["64"] == "one-shot over shared-memory"
+    assert reports[0]["chosen"][str(1 << 22)] == "direct over shared-memory"
+
+
+def test_calls_on_uneven_nodes_in_cyclic_order_are_exact():
+    reports = run("mpich", 5, "sums", env=TWO_NODES)
+    transports = ("auto", "mpi", "torch", "shared-memory+mpi")
+    check(reports, [battery.list_sums(5, transports)])
+    described = reports[0]["describe"]
+    assert described["transports"][0] == "shared-memory+mpi"
+    assert "shared-memory" not in described["transports"]
+    assert described["nodes"] == [3, 2]
+    for length, outer in (("64", "recursive-doubling"), (str(1 << 22), "ring")):
+        expected = f"two-level:inner=direct,outer={outer} over shared-memory+mpi"
+        assert {report["chosen"][length] for report in reports} == {expected}
+
+
+def test_calls_on_nodes_of_one_rank_are_exact():
+    reports = run("mpich", 3, "moves", env=OWN_NODES)
+    check(reports, [battery.list_moves(3, ("auto", "mpi", "torch", "shared-memory+mpi"))])
+    described = reports[0]["describe"]
+    assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
+    assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"
+    assert reports[0]["chosen"][str(1 << 22)] == "ring over mpi"

@@ -1,0 +1,166 @@
+"""What collective calls mean, and what they say to those who make mistakes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+import facts
+import launchers
+import ranks
+
+SIZE = 3
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.mpi
+def test_what_calls_mean(name):
+    reports, _ = ranks.collect(launchers.table()[name], SIZE, "meanings.py")
+    # Nobody leaves a barrier before the last one has come.
+    for times in zip(*(report["times"] for report in reports), strict=True):
+        assert max(came for came, _ in times) <= min(left for _, left in times)
+    for report in reports:
+        for transport, done in report["done"].items():
+            assert done == sorted(done) and len(done) == 12, transport
+    # What one rank adds, another one may not add in another way.
+    rounded = defaultdict(set)
+    for report in reports:
+        for call, bits in report["rounded"]:
+            rounded[call].add(bits)
+    assert len(rounded) > 50
+    assert {call for call, bits in rounded.items() if len(bits) > 1} == set()
+
+
+ALONE = """
+import torch, mpiddp
+with mpiddp.init(timeout=30) as session:
+    for op in ("sum", "average", "product", "min", "max"):
+        for transport in ("auto", "mpi", "torch", "shared-memory"):
+            tensor = torch.tensor([3.0, -2.0])
+            assert mpiddp.all_reduce(tensor, "auto", transport, op) is tensor
+            assert tensor.tolist() == [3.0, -2.0]
+    assert mpiddp.all_reduce_async(tensor, "ring").wait() is tensor
+    assert mpiddp.reduce_scatter(tensor).tolist() == [3.0, -2.0]
+    assert mpiddp.all_gather(tensor) is mpiddp.broadcast(tensor) is mpiddp.reduce(tensor) is tensor
+    shared = mpiddp.shared_empty((2, 2), torch.float64)
+    assert mpiddp.all_reduce(shared).tolist() == [[0.0, 0.0]] * 2
+    mpiddp.barrier()
+    assert mpiddp.describe_collectives()["nodes"] == [1]
+    try:
+        mpiddp.all_reduce(torch.ones(2, 3).t())
+    except mpiddp.ConfigurationError as error:
+        print(error)
+    mpiddp.broadcast(tensor, root=1)
+"""
+
+
+def test_one_rank_alone_needs_no_mpi():
+    row = launchers.table()["alone"]
+    result = launchers.run(row, 1, ["-c", ALONE], timeout=60).expect(2)
+    assert result.stdout.startswith("expected a contiguous tensor")
+    assert facts.messages(result)[-1] == "mpiddp: root must be 0 to 0, found 1"
+    assert "Traceback" not in result.stderr
+
+
+EARLY = "import torch, mpiddp\nmpiddp.{call}\n"
+LATE = "import torch, mpiddp\nmpiddp.init().close()\nmpiddp.{call}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "call"),
+    [
+        (EARLY, "all_reduce(torch.ones(3))"),
+        (LATE, "shared_empty(3)"),
+    ],
+)
+def test_a_call_without_a_session_is_a_mistake(program, call):
+    row = launchers.table()["alone"]
+    result = launchers.run(row, 1, ["-c", program.format(call=call)], timeout=60).expect(2)
+    assert "there is no session: call mpiddp.init() first" in result.stderr
+
+
+CONTIGUOUS = r"expected a contiguous tensor, found one of shape .*: call \.contiguous\(\) first"
+SUMMED = r"expected a tensor of float64, float32, int64, int32, float16, bfloat16, found "
+SAID = {
+    "transposed": CONTIGUOUS,
+    "every other": CONTIGUOUS,
+    "expanded": CONTIGUOUS,
+    "transposed, later": CONTIGUOUS,
+    "sparse": CONTIGUOUS,
+    "sparse, like one before": CONTIGUOUS,
+    "meta": r"expected a CPU or CUDA tensor, found meta",
+    "algorithm": r"no algorithm is called 'rong'; there are .*\bring\b.*",
+    "parameter": r"'parts=3' in 'ring:parts=3': ring takes segments=…",
+    "segments": r"segments must be an integer >= 1, found '0'",
+    "transport": r"no transport is called 'pigeon'; there are auto, .*\bmpi\b.*",
+    "operator": r"no operator is called 'median'; there are sum, average, product, min, max",
+    "bool": SUMMED + "bool",
+    "complex64": SUMMED + "complex64",
+    "int8": SUMMED + "int8",
+    "int8, parts": SUMMED + "int8",
+    "complex128 moved": r"expected elements of 1, 2, 4 or 8 bytes, found complex128",
+    "integer average": r"an average of int64 is no integer: .*",
+    "narrower": r"reduction_dtype must be float32 or a wider .*, found float16",
+    "integers widely": r"reduction_dtype must be int32 or a wider .*, found float64",
+    "root too high": r"root must be 0 to 2, found 9",
+    "root too low": r"root must be 0 to 2, found -1",
+    "order of a ring": r"ring adds in an order that depends .*: with fixed_order use .*one-shot.*",
+    "no halves": r"recursive-doubling has no halves, so it makes no reduce-scatter",
+    "no root": r"ring has no single root, so it makes no reduce: binomial-tree, .* do",
+    "many roots": r"binomial-tree on 3 ranks does not give each rank one part .*: .* do",
+    "negative shape": r"expected lengths >= 0, found \(3, -1\)",
+    "wait": r"MPIDDP_WAIT on rank 0: expected spin, yield, sleep, found 'doze'",
+    "wait differs": r"MPIDDP_WAIT must be the same .*rank 0 has 'spin', rank 1 has 'sleep'",
+    "wait of one": r"MPIDDP_WAIT must be the same .*rank 0 has '', rank 1 has 'yield'",
+    "message bytes": r"MPIDDP_MESSAGE_BYTES: expected bytes >= 8, found 'many'",
+    "no message bytes": r"MPIDDP_MESSAGE_BYTES: expected bytes >= 8, found '0'",
+    "message bytes differ": r"MPIDDP_MESSAGE_BYTES must be the same .*4096.*4098.*",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "shared"),
+    [
+        ("openmpi", {}, r"nothing was said"),
+        (
+            "mpich",
+            {"MPIR_CVAR_NUM_CLIQUES": "2"},
+            r"transport shared-memory is not possible here: the ranks are on 2 nodes; possible: .*",
+        ),
+    ],
+)
+@pytest.mark.mpi
+def test_mistakes_are_said_in_one_line_on_every_rank(name, variables, shared):
+    row = launchers.table()[name]
+    reports, _ = ranks.collect(row, SIZE, "mistakes.py", env=variables)
+    wanted = {**SAID, "shared memory": shared}
+    for report in reports:
+        assert report.keys() == wanted.keys()
+        odd = {
+            case: report[case] for case in wanted if not re.fullmatch(wanted[case], report[case])
+        }
+        assert odd == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (("operator",), {}, SAID["operator"]),
+        (("transposed", "alone"), {}, SAID["transposed"]),
+        (("operator",), {"MPIDDP_WAIT": "doze"}, SAID["wait"]),
+        (("operator",), {"MPIDDP_MESSAGE_BYTES": "-1"}, r"MPIDDP_MESSAGE_BYTES: .* found '-1'"),
+    ],
+)
+@pytest.mark.mpi
+def test_a_mistake_ends_the_job(arguments, variables, said):
+    row = launchers.table()["openmpi"]
+    result = launchers.run(
+        row, 2, [ranks.HERE / "mistakes.py", *arguments], timeout=60, env=variables
+    ).expect(2)
+    (line,) = [line for line in facts.messages(result) if "started" not in line]
+    assert re.fullmatch(r"mpiddp: rank [01] of 2 on \S+: " + said, line), line
+    if "alone" in arguments:
+        assert "rank 1 of 2" in line
+    assert "Traceback" not in result.output and "not reached" not in result.output

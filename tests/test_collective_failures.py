@@ -1,0 +1,194 @@
+"""Collective calls that cannot end well: they end, and say why."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import differences
+import facts
+import launchers
+import ranks
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+
+DEADLINE = 3.0
+HUNG = 15.0
+"""Seconds after which a job is taken to hang, however busy the machine is."""
+SLEEP = {"MPIDDP_WAIT": "sleep"}
+"""Several jobs wait at once, and none of them should need a core for it."""
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_TLS": "posix,self"}
+"""MPICH takes the ranks in turn for ranks of two nodes; UCX aborts where a process has gone that it
+copies from."""
+
+# Launcher, number of ranks, transport, variables.
+JOBS: dict[str, tuple[str, int, str, dict[str, str]]] = {
+    "shared-memory": ("openmpi", 2, "shared-memory", {}),
+    "mpi": ("openmpi", 2, "mpi", {}),
+    "torch": ("mpich", 2, "torch", {}),
+    "shared-memory+mpi": ("mpich", 3, "shared-memory+mpi", TWO_NODES),
+}
+
+
+def run_together(
+    programs: Sequence[tuple[str, int, Sequence[Any], dict[str, str], Path]], timeout: float
+) -> list[tuple[launchers.Result, float]]:
+    """Run jobs at the same time; for each its result, and when it ended."""
+    ended: dict[int, float] = {}
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(
+                launchers.start(
+                    launchers.table()[name], size, arguments, timeout=timeout, env=env, cwd=folder
+                )
+            )
+            for name, size, arguments, env, folder in programs
+        ]
+        end = time.monotonic() + timeout
+        while len(ended) < len(jobs) and time.monotonic() < end:
+            for number, job in enumerate(jobs):
+                if number not in ended and job.process.poll() is not None:
+                    ended[number] = time.time()
+            time.sleep(0.02)
+        return [(job.wait(), ended.get(number, time.time())) for number, job in enumerate(jobs)]
+
+
+def make_folders(parent: Path, names: Sequence[str]) -> list[Path]:
+    """A working directory for each job."""
+    folders = [parent / name.replace(" ", "-") for name in names]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+def break_jobs(how: str, who: int, parent: Path) -> dict[str, tuple[launchers.Result, float]]:
+    """One job for each transport, in which a rank is lost; the result, and seconds from then on."""
+    folders = make_folders(parent, list(JOBS))
+    programs = [
+        (
+            name,
+            size,
+            [ranks.HERE / "victims.py", transport, how, str(who), str(DEADLINE)],
+            {**SLEEP, **variables},
+            folder,
+        )
+        for (name, size, transport, variables), folder in zip(JOBS.values(), folders, strict=True)
+    ]
+    results = run_together(programs, 60)
+    return {
+        job: (result, ended - float((folder / "failed").read_text()))
+        for job, folder, (result, ended) in zip(JOBS, folders, results, strict=True)
+    }
+
+
+def find_report(result: launchers.Result) -> str:
+    """The one line that says what went wrong."""
+    lines = [line for line in facts.messages(result) if re.match(r"mpiddp: rank \d", line)]
+    assert len(lines) == 1, str(result)
+    return lines[0]
+
+
+@pytest.mark.parametrize("how", ["is killed", "is stopped", "stays away"])
+def test_a_rank_that_is_lost_ends_the_job(how, tmp_path):
+    for job, (result, seconds) in break_jobs(how, 1, tmp_path).items():
+        assert seconds < DEADLINE + HUNG, (job, seconds)
+        assert "Traceback" not in result.output, str(result)
+        if how == "is killed" and result.returncode != 6:
+            # The launcher was quicker; Hydra gives the signal alone.
+            assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL), str(result)
+            continue
+        result.expect(6)
+        # Between nodes, who is told of may itself wait for the one that has stopped.
+        peer = r"rank \d" if how == "is stopped" and job == "shared-memory+mpi" else "rank 1"
+        place = r"(in step \d+ of \d+|at its end)"
+        said = (
+            rf"mpiddp: rank [02] of [23] on \S+: all-reduce \(one-shot over {re.escape(job)}\), "
+            rf"{place}: waited for {peer} on [^\s:]+"
+        )
+        assert re.match(said, find_report(result)), str(result)
+        if how != "is killed":
+            assert seconds >= DEADLINE, (job, seconds)
+
+
+def test_a_rank_that_stays_away_from_the_first_call_ends_the_job(tmp_path):
+    arguments = ["shared-memory", "stays away from the first", "1", str(DEADLINE)]
+    row = launchers.table()["openmpi"]
+    program = [ranks.HERE / "victims.py", *arguments]
+    result = launchers.run(row, 2, program, timeout=60, cwd=tmp_path).expect(6)
+    assert re.search(r"waited 3 s for the other ranks: every rank must", find_report(result))
+
+
+LONELY = """
+import torch, mpiddp
+from mpiddp.errors import PeerLostError
+with mpiddp.init(timeout=60) as session:
+    session._timeout = 2.0
+    for transport in ("shared-memory", "mpi", "torch"):
+        mpiddp.all_reduce(torch.ones(5), transport=transport)
+    session.comm.Barrier()
+    if session.world.rank == 0:
+        for transport in ("shared-memory", "mpi", "torch"):
+            future = mpiddp.all_reduce_async(torch.ones(5), transport=transport)
+            try:
+                future.wait()
+            except PeerLostError as error:
+                print(f"{transport}: {error}", flush=True)
+        session.comm.Barrier()
+        raise SystemExit(5)
+    session.comm.Barrier()
+    session.comm.Barrier()
+"""
+
+
+def test_the_error_of_a_call_that_was_begun_is_in_its_future():
+    result = launchers.run(launchers.table()["openmpi"], 2, ["-c", LONELY], timeout=60).expect(5)
+    lines = result.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["shared-memory", "mpi", "torch"]
+    for line in lines:
+        assert "waited for rank 1 on" in line
+
+
+def differ(parent: Path, variables: dict[str, str], code: int) -> dict[str, list[Any]]:
+    """For each transport the ranks' reports of calls in which rank 1 differs."""
+    folders = make_folders(parent, list(JOBS))
+    programs = [
+        (name, 3, [ranks.HERE / "differences.py", transport], {**more, **variables}, folder)
+        for (name, _, transport, more), folder in zip(JOBS.values(), folders, strict=True)
+    ]
+    found = {}
+    results = run_together(programs, 90)
+    for job, folder, (result, _) in zip(JOBS, folders, results, strict=True):
+        result.expect(code)
+        found[job] = ranks.read_reports(folder, 3)
+    return found
+
+
+def test_calls_that_differ_are_never_summed(tmp_path):
+    for job, reports in differ(tmp_path, SLEEP, differences.DONE).items():
+        for case in differences.make_cases(job):
+            outcomes = [report[case] for report in reports]
+            errors = [outcome for outcome in outcomes if outcome[0] == "error"]
+            # An error on any rank ends a job.
+            assert errors, (job, case, outcomes)
+            for _, kind, said in errors:
+                assert kind in ("ConfigurationError", "PeerLostError"), (job, case, said)
+                assert re.search(r"rank \d", said), (job, case, said)
+
+
+def test_calls_that_differ_are_compared_for_debugging(tmp_path):
+    variables = {**SLEEP, "MPIDDP_DEBUG": "1"}
+    for job, reports in differ(tmp_path, variables, 0).items():
+        for case in differences.make_cases(job):
+            for rank, report in enumerate(reports):
+                kind, *said = report[case]
+                assert kind == "error", (job, case, rank, said)
+                assert said[0] == "ConfigurationError"
+                assert re.search(r"differs from rank 0's on rank 1: rank 0 has .*rank 1", said[1])
+        assert [report["good"] for report in reports] == [[3.0] * 5] * 3

@@ -1,0 +1,272 @@
+"""Operators: which types they take, in which type they add, and what comes out."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import promises
+from mpiddp.collectives.operators import (
+    NARROW,
+    TYPES,
+    Arithmetic,
+    Operator,
+    choose_accumulation,
+    convert,
+    copy,
+    find_operator,
+    make_span,
+    map_memory,
+    name_type,
+)
+from mpiddp.errors import ConfigurationError
+
+FLOATS = tuple(dtype for dtype in TYPES if dtype.is_floating_point)
+INTEGERS = tuple(dtype for dtype in TYPES if not dtype.is_floating_point)
+MOVED = (*TYPES, torch.uint8)
+
+
+# ---- what is possible ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", list(Operator))
+def test_an_operator_is_found_by_its_name(operator):
+    assert find_operator(operator.value) is operator
+
+
+@pytest.mark.parametrize("name", ["SUM", "avg", "", "mean"])
+def test_an_unknown_operator_is_refused_with_those_that_exist(name):
+    with pytest.raises(ConfigurationError) as found:
+        find_operator(name)
+    assert str(found.value) == (
+        f"no operator is called {name!r}; there are sum, average, product, min, max"
+    )
+
+
+def test_there_are_six_types():
+    assert {name_type(dtype) for dtype in TYPES} == {
+        "float64", "float32", "float16", "bfloat16", "int32", "int64",
+    }  # fmt: skip
+    assert {name_type(dtype) for dtype in NARROW} == {"float16", "bfloat16"}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.complex64])
+def test_other_types_are_refused(dtype):
+    with pytest.raises(ConfigurationError) as found:
+        choose_accumulation(Operator.SUM, dtype, None)
+    assert str(found.value).startswith("expected a tensor of float64, float32, ")
+    assert str(found.value).endswith(f"found {name_type(dtype)}")
+
+
+@pytest.mark.parametrize("operator", list(Operator))
+@pytest.mark.parametrize("dtype", TYPES)
+def test_narrow_sums_are_made_in_float32_unless_nothing_is_rounded(operator, dtype):
+    if operator is Operator.AVERAGE and dtype in INTEGERS:
+        with pytest.raises(ConfigurationError, match=f"an average of {name_type(dtype)}"):
+            choose_accumulation(operator, dtype, None)
+        return
+    found = choose_accumulation(operator, dtype, None)
+    rounds = operator not in (Operator.MIN, Operator.MAX)
+    assert found is (torch.float32 if rounds and dtype in NARROW else dtype)
+
+
+@pytest.mark.parametrize(("dtype", "wish"), list(itertools.product(TYPES, TYPES)))
+def test_a_wish_must_be_the_own_type_or_a_wider_floating_one(dtype, wish):
+    wider = {
+        torch.float16: (torch.float32, torch.float64),
+        torch.bfloat16: (torch.float32, torch.float64),
+        torch.float32: (torch.float64,),
+    }
+    if wish is dtype or wish in wider.get(dtype, ()):
+        assert choose_accumulation(Operator.SUM, dtype, wish) is wish
+        return
+    with pytest.raises(ConfigurationError) as found:
+        choose_accumulation(Operator.SUM, dtype, wish)
+    assert str(found.value) == (
+        f"reduction_dtype must be {name_type(dtype)} or a wider floating-point type, "
+        f"found {name_type(wish)}"
+    )
+
+
+# ---- memory -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", MOVED)
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_span_is_the_memory_of_the_tensor(dtype, count):
+    tensor = torch.arange(count).to(dtype)
+    span = make_span(tensor)
+    assert len(span.memory) == count
+    copy(span.move(0, count // 2), span.move(count - count // 2, count))()
+    expected = torch.arange(count)
+    expected[: count // 2] = expected[count - count // 2 :].clone()
+    assert torch.equal(tensor, expected.to(dtype))
+
+
+def test_a_span_does_not_keep_the_tensor_alive():
+    memory = np.zeros(8)
+    owner = weakref.ref(memory)
+    span = make_span(torch.from_numpy(memory))
+    del memory
+    assert owner() is None and len(span.memory) == 8
+
+
+def test_a_span_of_two_dimensions_is_flat_and_one_of_a_view_begins_there():
+    tensor = torch.arange(12.0).view(3, 4)
+    assert make_span(tensor).memory.tolist() == list(range(12))
+    assert make_span(tensor[1:]).memory.tolist() == list(range(4, 12))
+
+
+def test_an_address_without_elements_need_not_exist():
+    assert len(map_memory(0, 0, torch.float32)) == 0
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_numbers_are_calculated_with_where_they_lie(dtype):
+    tensor = torch.tensor([1.5, 2.5, 3.5], dtype=dtype)
+    view = make_span(tensor).compute(1, 3)
+    assert isinstance(view, torch.Tensor) and view.dtype is dtype
+    view.mul_(2)
+    assert tensor.tolist() == [1.5, 5.0, 7.0]
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(FLOATS, FLOATS)))
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_elements_are_converted_as_torch_does(source, target, count):
+    numbers = torch.randn(count + 3, dtype=torch.float64).to(source)
+    result = torch.zeros(count + 3, dtype=target)
+    convert(make_span(result), make_span(numbers), count)()
+    assert torch.equal(result[:count], numbers[:count].to(target))
+    assert not result[count:].any()
+
+
+def test_a_copy_can_be_made_again_with_other_values():
+    source, target = np.arange(5), np.zeros(5, int)
+    action = copy(target, source)
+    for factor in (1, 3):
+        source[:] = factor * np.arange(5)
+        action()
+        assert target.tolist() == source.tolist()
+
+
+# ---- reducing -----------------------------------------------------------------------------
+
+
+def reduce_once(arithmetic, tensors, own, final, repeat=1):
+    """Reduces the tensors, from the left, into the one at place ``own`` or into another one.
+
+    Returns the result and the operands afterwards."""
+    count = len(tensors[0])
+    tensors = [tensor.clone() for tensor in tensors]
+    out = tensors[own] if own is not None else torch.full((count,), 55).to(arithmetic.dtype)
+    room = torch.full((count,), 77).to(arithmetic.accumulation)
+    needs = arithmetic.needs_workspace(own, len(tensors))
+    spans = [make_span(tensor) for tensor in tensors]
+    views = [span.compute(0, count) for span in spans]
+    out_span, room_span = make_span(out), make_span(room)
+    actions = arithmetic.reduce(
+        views[own] if own is not None else out_span.compute(0, count),
+        views,
+        own,
+        final,
+        room_span.compute(0, count) if needs else None,
+    )
+    first = [tensor.clone() for tensor in tensors]
+    for _ in range(repeat):
+        for tensor, value in zip(tensors, first, strict=True):
+            tensor.copy_(value)
+        for action in actions:
+            action()
+    return out, tensors
+
+
+def list_cases():
+    for operator, dtype in itertools.product(Operator, TYPES):
+        for accumulation in (dtype, torch.float32, torch.float64):
+            try:
+                choose_accumulation(operator, dtype, accumulation)
+            except ConfigurationError:
+                continue
+            yield operator, dtype, accumulation
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "accumulation"), sorted(set(list_cases()), key=str), ids=str
+)
+@settings(deadline=None, max_examples=15)
+@given(st.data())
+def test_operands_are_combined_from_the_left_in_the_wider_type(operator, dtype, accumulation, data):
+    operands = data.draw(st.integers(1, 5), "operands")
+    own = data.draw(st.none() | st.integers(0, operands - 1), "own")
+    count = data.draw(st.integers(0, 12), "count")
+    final = data.draw(st.booleans(), "final")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), "seed"))
+    if dtype.is_floating_point:
+        tensors = [
+            torch.randn(count, generator=generator).mul(3).to(dtype) for _ in range(operands)
+        ]
+    else:
+        tensors = [
+            torch.randint(-9, 10, (count,), generator=generator).to(dtype) for _ in range(operands)
+        ]
+    expected = tensors[0].to(accumulation)
+    for tensor in tensors[1:]:
+        expected = promises.FUNCTIONS[operator](expected, tensor.to(accumulation))
+    if final and operator is Operator.AVERAGE:
+        expected = expected / 6
+    arithmetic = Arithmetic(operator, dtype, accumulation, 6)
+    result, after = reduce_once(arithmetic, tensors, own, final, repeat=2)
+    assert torch.equal(result, expected.to(dtype))
+    for place, (tensor, before) in enumerate(zip(after, tensors, strict=True)):
+        assert place == own or torch.equal(tensor, before), "an operand of somebody else changed"
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_average_of_one_contribution_is_that_one(dtype):
+    arithmetic = Arithmetic(Operator.AVERAGE, dtype, torch.float64, 1)
+    value = torch.tensor([0.1, 3.0], dtype=dtype)
+    result, _ = reduce_once(arithmetic, [value], None, final=True)
+    assert torch.equal(result, value)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("accumulation", [torch.float32, torch.float64])
+def test_a_wide_sum_of_narrow_numbers_is_rounded_once(dtype, accumulation):
+    # 1 is half of what separates the large ones from their neighbours: added one at a time to a
+    # narrow sum, each of them is lost.
+    large = 2.0 ** (11 if dtype is torch.float16 else 8)
+    tensors = [torch.tensor([value], dtype=dtype) for value in (large, 1.0, 1.0, 1.0, 1.0)]
+    wide = Arithmetic(Operator.SUM, dtype, accumulation, 5)
+    narrow = Arithmetic(Operator.SUM, dtype, dtype, 5)
+    assert reduce_once(wide, tensors, 0, final=True)[0].item() == large + 4
+    assert reduce_once(narrow, tensors, 0, final=True)[0].item() == large
+
+
+def test_an_average_of_halves_divides_before_it_rounds():
+    # The sum is beyond the greatest float16, the average is not.
+    tensors = [torch.full((2,), 60000.0, dtype=torch.float16) for _ in range(3)]
+    wide = Arithmetic(Operator.AVERAGE, torch.float16, torch.float32, 3)
+    assert reduce_once(wide, tensors, 1, final=True)[0].tolist() == [60000.0, 60000.0]
+
+
+def test_integers_wrap_around_as_torch_does():
+    top = torch.iinfo(torch.int32).max
+    tensors = [torch.tensor([top], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)]
+    arithmetic = Arithmetic(Operator.SUM, torch.int32, torch.int32, 2)
+    assert torch.equal(reduce_once(arithmetic, tensors, 0, True)[0], tensors[0] + tensors[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("operator", [Operator.MIN, Operator.MAX, Operator.SUM])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_no_number_stays_none(dtype, operator, place):
+    tensors = [torch.tensor([1.0, float(rank)], dtype=dtype) for rank in range(3)]
+    tensors[place][0] = float("nan")
+    result, _ = reduce_once(Arithmetic(operator, dtype, dtype, 3), tensors, 1, True)
+    assert result[0].isnan() and not result[1].isnan()
