@@ -116,8 +116,11 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     """
     count = len(values)
     below, chosen = 0.0, None
+    # Integers, whose quotient is a number where each of them alone would be too great for one.
+    ways = 1
     for k in range(1, count // 2 + 1):
-        below += math.comb(count, k - 1) * 0.5**count
+        below += ways / (1 << count)
+        ways = ways * (count - k + 1) // k
         if 1 - 2 * below < confidence:
             break
         chosen = (k, 1 - 2 * below)

@@ -147,12 +147,12 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
     timer = threading.Timer(deadline, expire)
     timer.start()
     try:
-        machine_before = _count_machine_seconds()
+        machine_before = count_machine_seconds()
         began, begin = time.time(), time.monotonic()
         children = _start(program, scratch)
         cpu_seconds = sum(map(_reap, children))
         seconds = time.monotonic() - begin
-        machine_seconds = _count_machine_seconds() - machine_before
+        machine_seconds = count_machine_seconds() - machine_before
     finally:
         timer.cancel()
         timer.join()
@@ -160,7 +160,7 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
     return _Ended(begin, began, seconds, cpu_seconds, machine_seconds, codes, expired.is_set())
 
 
-def _count_machine_seconds() -> float:
+def count_machine_seconds() -> float:
     """CPU seconds that all programs took since the machine was started."""
     times = psutil.cpu_times()
     # The time of guests is part of the user time; a thief is busy on our cores, too.

@@ -87,7 +87,7 @@ def _list_others(ranks: int) -> list[Contender]:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
     # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
     # not, but has to be told a port.
-    static = ("--master-addr", "127.0.0.1", "--master-port", str(_choose_port()))
+    static = ("--master-addr", "127.0.0.1", "--master-port", str(choose_port()))
     quick = (*static, "--monitor-interval", "0.01")
     return [
         Contender(
@@ -118,7 +118,7 @@ def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
     alone = (*srun.command_without_mpi(ranks), sys.executable, IMPORT)
     each = ranks // srun.nodes
     per_node = (*srun.command_without_mpi(srun.nodes, cores=each), TORCHRUN_PER_NODE)
-    settings = (sys.executable, str(each), str(_choose_port()), SCRIPT, PRINT)
+    settings = (sys.executable, str(each), str(choose_port()), SCRIPT, PRINT)
 
     def make(name: str, kind: str, command: tuple[str, ...], about: str) -> Contender:
         return Contender(name, kind, Program(command, environment, reaches_out=True), about)
@@ -147,7 +147,7 @@ def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
     ]
 
 
-def _choose_port() -> int:
+def choose_port() -> int:
     """A port for torchrun, which has to be told one.
 
     Outside the range that the kernel hands out, and another one for every process that measures.

@@ -21,22 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launchers as launching
-from benchmarks import (
-    allreduce,
-    allreduce_inputs,
-    allreduce_jobs,
-    allreduce_lines,
-    allreduce_measure,
-    allreduce_plot,
-    allreduce_report,
-    allreduce_targets,
-    allreduce_worker,
-    launchers,
-    processes,
-    records,
-)
-from benchmarks.allreduce_calls import Order, Prepared
-from benchmarks.allreduce_contenders import (
+from benchmarks import launchers, processes, records
+from benchmarks.allreduce import command as allreduce
+from benchmarks.allreduce import inputs as allreduce_inputs
+from benchmarks.allreduce import jobs as allreduce_jobs
+from benchmarks.allreduce import lines as allreduce_lines
+from benchmarks.allreduce import plot as allreduce_plot
+from benchmarks.allreduce import report as allreduce_report
+from benchmarks.allreduce import targets as allreduce_targets
+from benchmarks.allreduce import visits as allreduce_measure
+from benchmarks.allreduce import worker as allreduce_worker
+from benchmarks.allreduce.calls import Order, Prepared
+from benchmarks.allreduce.contenders import (
     BOUND_BYTES,
     COPIES,
     GLOO,
@@ -53,8 +49,8 @@ from benchmarks.allreduce_contenders import (
     make_mpi_program,
     make_torch_program,
 )
-from benchmarks.allreduce_measure import Group, RefusedError, Visit, Visitor, find_slowest
-from benchmarks.measure import Series
+from benchmarks.allreduce.visits import Group, RefusedError, Visit, Visitor, find_slowest
+from benchmarks.measure import Series, median_interval
 from benchmarks.processes import MARK, Program, RunError
 from benchmarks.srun import Srun, find_srun
 from mpiddp.collectives.registry import names
@@ -339,7 +335,7 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     theirs = make_torch_program(4, srun, greeting).command
     assert ours[1] == theirs[1] == "--overlap"
     assert {"--jobid=7", "--nodelist=node[1-2]", "--mpi=none", "--ntasks=2"} <= set(theirs)
-    assert theirs[-2:] == ("benchmarks.allreduce_worker", TORCH_JOB)
+    assert theirs[-2:] == ("benchmarks.allreduce.worker", TORCH_JOB)
     assert ours[-1] == MPI_JOB and "--mpi=pmix" in ours
 
 
@@ -359,7 +355,7 @@ def test_the_link_is_probed_only_on_request():
 
 GREET = (
     "import os, sys\n"
-    "from benchmarks.allreduce_lines import connect\n"
+    "from benchmarks.allreduce.lines import connect\n"
     f"line = connect(sys.argv[-1].split(','), os.environ['{MARK}'], 'hello', 10)\n"
 )
 
@@ -474,7 +470,7 @@ GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)
 
 @pytest.mark.parametrize("count", [1001, 2500, 5000])
 def test_the_interval_of_a_large_sample_covers_the_median_in_95_of_100(count):
-    interval = allreduce_report.find_interval([float(value) for value in range(count)])
+    interval = median_interval([float(value) for value in range(count)])
     k = int(interval.low) + 1
     assert interval.high == count - k
     ways, all_ways = 1, 0
@@ -486,8 +482,8 @@ def test_the_interval_of_a_large_sample_covers_the_median_in_95_of_100(count):
 
 
 def test_a_small_samples_interval_is_exact():
-    assert allreduce_report.find_interval([1.0, 2.0]) is None
-    assert allreduce_report.find_interval([float(value) for value in range(6)]).low == 0
+    assert median_interval([1.0, 2.0]) is None
+    assert median_interval([float(value) for value in range(6)]).low == 0
 
 
 def test_rates_are_those_of_nccl_tests():

@@ -67,6 +67,8 @@ class Binding:
     actions: tuple[Action, ...]
     messages: Messages | None
     """Kept alive, and with them what they hold."""
+    peers: tuple[PeerMemory, ...]
+    """Likewise: views of mapped memory do not keep it mapped."""
     workspace: int
     """Bytes beside the buffer: scratch, and room for what is read or added."""
 
@@ -142,7 +144,7 @@ class _Binder:
         actions: list[Action] = []
         for instruction in self.program.instructions:
             actions += self._bind(instruction)
-        return Binding(tuple(actions), self.messages, self.bytes)
+        return Binding(tuple(actions), self.messages, tuple(self.peers.values()), self.bytes)
 
     def _bind(self, instruction: Instruction) -> list[Action]:
         match instruction:

@@ -97,7 +97,7 @@ class Parts:
     program: Program
     arithmetic: Arithmetic
     signature: int
-    """32 bits that tell this call from others."""
+    """24 bits that tell this call from others."""
     description: Description
     stage: Stage
     """Where it works if not in the buffers themselves."""

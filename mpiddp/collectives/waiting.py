@@ -101,7 +101,7 @@ class Waiter:
                 if test():
                     return True
                 give_way()
-        return False
+        return bool(test())
 
     def _sleep(self, test: Callable[[], object], end: float) -> bool:
         pause = FIRST_PAUSE
@@ -110,4 +110,5 @@ class Waiter:
                 return True
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return False
+        # This rank may have been stopped meanwhile, while all others came.
+        return bool(test())

@@ -27,8 +27,10 @@ processors fetch lines in pairs."""
 _HEADER, _VERSION, _KIND = 16, 17, 18
 """Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
 been another one than in the call before; where the buffer lies, in four words."""
-NEXT_CALL = 1 << 32
+NEXT_CALL = 1 << 24
 """A rank's progress is so many times the number of its call, plus its stage in that call."""
+MOST_STEPS = NEXT_CALL // 2 - 1
+"""Of a schedule, for its stages to fit in."""
 MAILBOX = 32 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
@@ -208,7 +210,7 @@ class Neighbourhood:
     def enter(self, signature: int, location: Location | None) -> None:
         """Begin a call: from now on the peers may work in this rank's buffer.
 
-        ``signature``: 32 bits that tell this call from others. ``location`` may be left out where
+        ``signature``: 24 bits that tell this call from others. ``location`` may be left out where
         nobody asks for it.
         """
         words, own = self.words, self._own

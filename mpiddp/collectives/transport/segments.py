@@ -11,11 +11,14 @@ import ctypes
 import itertools
 import mmap
 import os
+import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from mpiddp.collectives.operators import map_memory
@@ -44,15 +47,19 @@ class _Own(NamedTuple):
     descriptor: int
 
 
+_start_of = attrgetter("start")
+
+
 class Segments:
     """The segments of this process, and its mappings of the others'."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._numbers = itertools.count(1)
-        self._starts: list[int] = []
-        self._own: dict[int, _Own] = {}
-        """By address."""
+        self._own: tuple[_Own, ...] = ()
+        """By address; replaced as a whole, since other threads may be looking."""
+        # A tensor may be freed, by the garbage collector, while this thread allocates another one.
+        self._lock = threading.RLock()
         self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
 
     def allocate(self, size: int, *, is_common: bool = False) -> mmap.mmap:
@@ -62,33 +69,38 @@ class Segments:
 
         Raises ConfigurationError where there is no memory left.
         """
-        descriptor = os.memfd_create("mpiddp", os.MFD_CLOEXEC)
+        length = max(size, 1)
+        if length > psutil.virtual_memory().available:
+            raise ConfigurationError(f"{size} bytes of shared memory are more than is free")
+        descriptor = -1
         try:
+            descriptor = os.memfd_create("mpiddp", os.MFD_CLOEXEC)
             # Reserved now: a page that cannot be had later kills with SIGBUS.
-            os.posix_fallocate(descriptor, 0, max(size, 1))
-            memory = mmap.mmap(descriptor, max(size, 1))
+            os.posix_fallocate(descriptor, 0, length)
+            memory = mmap.mmap(descriptor, length)
         except OSError as error:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
             raise ConfigurationError(
                 f"{size} bytes of shared memory cannot be had: {error.strerror}"
             ) from None
         address = address_of(memory)
-        number = next(self._numbers)
-        self._own[address] = _Own(address, address + max(size, 1), number, descriptor)
-        self._starts = sorted(self._own)
-        weakref.finalize(memory, self._forget, address, descriptor, is_common)
+        with self._lock:
+            own = _Own(address, address + length, next(self._numbers), descriptor)
+            self._own = tuple(sorted((*self._own, own)))
+        weakref.finalize(memory, self._forget, own, is_common)
         return memory
 
-    def _forget(self, address: int, descriptor: int, is_common: bool) -> None:
+    def _forget(self, own: _Own, is_common: bool) -> None:
         if os.getpid() != self._process:
             # A forked child lets go of its copy; the memory is its parent's.
             return
         if not is_common:
             # Others may have it mapped still, but use it no more; its pages go now.
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
-        del self._own[address]
-        self._starts = sorted(self._own)
+            os.ftruncate(own.descriptor, 0)
+        os.close(own.descriptor)
+        with self._lock:
+            self._own = tuple(each for each in self._own if each is not own)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros in a segment of its own, which is freed with it."""
@@ -104,14 +116,12 @@ class Segments:
 
     def find(self, address: int, size: int) -> Place | None:
         """Where ``size`` bytes at ``address`` lie, if all of them lie in a segment."""
-        starts = self._starts
-        index = bisect_right(starts, address) - 1
-        if index < 0:
+        own = self._own
+        index = bisect_right(own, address, key=_start_of) - 1
+        if index < 0 or address + size > own[index].end:
             return None
-        own = self._own[starts[index]]
-        if address + size > own.end:
-            return None
-        return Place(own.number, own.descriptor, address - own.start)
+        found = own[index]
+        return Place(found.number, found.descriptor, address - found.start)
 
     def map_foreign(self, process: int, place: Place) -> mmap.mmap:
         """Map another process's segment. Raises OSError where that is forbidden."""

@@ -1,6 +1,6 @@
 """What runs in the ranks of ``python -m benchmarks allreduce``.
 
-    python -m benchmarks.allreduce_worker mpi|torch HOST:PORT,…
+    python -m benchmarks.allreduce.worker mpi|torch HOST:PORT,…
 
 Rank 0 reads what to measure from the command, passes it on to the other ranks of its job, and
 sends back what all of them found, in order of ranks. Between two measurements every rank sleeps
@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mpiddp
-from benchmarks import allreduce_inputs
-from benchmarks.allreduce_calls import Calls, Order, Prepared
-from benchmarks.allreduce_contenders import MPI_JOB
-from benchmarks.allreduce_lines import Line, accept, connect, get_port, listen
+from benchmarks.allreduce import inputs
+from benchmarks.allreduce.calls import Calls, Order, Prepared
+from benchmarks.allreduce.contenders import MPI_JOB
+from benchmarks.allreduce.lines import Line, accept, connect, get_port, listen
 from benchmarks.processes import MARK
 from mpiddp.errors import ConfigurationError
 
@@ -57,12 +57,12 @@ def check(prepared: Prepared, rank: int, size: int) -> int:
     tensor = prepared.tensor
     if tensor is None:
         return 0
-    allreduce_inputs.fill(tensor, rank, size)
+    inputs.fill(tensor, rank, size)
     prepared.call()
     members = prepared.members
     # Servers that only serve end with anything.
     serves = members is not None and rank not in members
-    wrong = 0 if serves else allreduce_inputs.count_wrong(tensor, size, members)
+    wrong = 0 if serves else inputs.count_wrong(tensor, size, members)
     # However often zeros are summed in place, they do not overflow.
     tensor.zero_()
     return wrong
@@ -162,11 +162,11 @@ def open_calls(job: str) -> Iterator[Calls]:
     """Join the job's ranks: a session over MPI, or a group whose processes never load MPI."""
     if job == MPI_JOB:
         with mpiddp.init(allow_shared_gpu=True) as session:
-            from benchmarks.allreduce_mpi import MpiCalls
+            from benchmarks.allreduce.mpi_calls import MpiCalls
 
             yield MpiCalls(session)
         return
-    from benchmarks.allreduce_torch import TorchCalls
+    from benchmarks.allreduce.torch_calls import TorchCalls
 
     with contextlib.closing(TorchCalls()) as calls:
         yield calls

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import allreduce_report, launchers, records, startup
-from benchmarks.allreduce_contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS
-from benchmarks.allreduce_measure import FEWEST, MOST, VISIT_SECONDS, Group, Plan, measure
-from benchmarks.allreduce_targets import Target, judge
+from benchmarks import launchers, records, startup
+from benchmarks.allreduce import report as tables
+from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS
+from benchmarks.allreduce.targets import Target, judge
+from benchmarks.allreduce.visits import FEWEST, MOST, VISIT_SECONDS, Group, Plan, measure
 from benchmarks.options import at_least, describe_algorithms, positive, size
 from benchmarks.srun import Srun, is_srun
 from mpiddp.collectives.registry import names
@@ -155,7 +156,7 @@ def _as_startup(options: Options) -> startup.Options:
 
 def report(groups: Sequence[Group], targets: Sequence[Target]) -> str:
     """All that is printed once everything is measured."""
-    parts = [allreduce_report.format_group(group) for group in groups]
+    parts = [tables.format_group(group) for group in groups]
     parts.append("\n".join(f"target: {target}" for target in targets))
     return "\n\n".join(filter(None, parts))
 
@@ -174,13 +175,13 @@ def main(arguments: Sequence[str]) -> None:
         content = {
             "environment": environment,
             "load_average_after": list(os.getloadavg()),
-            "groups": allreduce_report.describe_groups(groups),
+            "groups": tables.describe_groups(groups),
             "targets": [{**asdict(target), "met": target.met} for target in targets],
         }
         records.write_record(options.json, "allreduce", content)
     if options.plot is not None:
-        from benchmarks.allreduce_plot import draw
+        from benchmarks.allreduce.plot import draw
 
         draw(options.plot, groups, heading)
-    if wrong := allreduce_report.list_wrong(groups):
+    if wrong := tables.list_wrong(groups):
         raise WrongSumError(f"wrong sums: {'; '.join(wrong)}")

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks import allreduce_contenders as contenders
-from benchmarks import allreduce_jobs
-from benchmarks.allreduce_contenders import MPI_JOB, TORCH_JOB, Cell, Contender
-from benchmarks.allreduce_jobs import Job
+from benchmarks.allreduce import contenders
+from benchmarks.allreduce import jobs as live_jobs
+from benchmarks.allreduce.contenders import MPI_JOB, TORCH_JOB, Cell, Contender
+from benchmarks.allreduce.jobs import Job
 from benchmarks.launchers import Mpirun
 from benchmarks.measure import Series, interleave, quantile
 from benchmarks.srun import Srun
@@ -115,9 +115,9 @@ def choose_iterations(seconds: float) -> int:
 def start_jobs(ranks: int, launcher: Mpirun | Srun, deadline: float) -> Iterator[dict[str, Job]]:
     """Both jobs, side by side; while one measures, the other one sleeps."""
     mpi = contenders.make_mpi_program(ranks, launcher)
-    with allreduce_jobs.start(mpi, deadline) as first:
+    with live_jobs.start(mpi, deadline) as first:
         torch = contenders.make_torch_program(ranks, launcher, first.greeting)
-        with allreduce_jobs.start(torch, deadline) as second:
+        with live_jobs.start(torch, deadline) as second:
             yield {MPI_JOB: first, TORCH_JOB: second}
             second.end()
         first.end()
@@ -136,9 +136,9 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Group:
         # disable=None: a bar only on a terminal.
         with tqdm(total=total, disable=None, unit="visit", leave=False) as bar:
             visitor = Visitor(jobs, plan, ranks, bar)
-            begin, before = time.monotonic(), allreduce_jobs.count_others_seconds(jobs.values())
+            begin, before = time.monotonic(), live_jobs.count_others_seconds(jobs.values())
             series = visitor.visit_in_turns(visitor.admit(cells))
-            others = allreduce_jobs.count_others_seconds(jobs.values()) - before
+            others = live_jobs.count_others_seconds(jobs.values()) - before
             share = others / (time.monotonic() - begin) / len(os.sched_getaffinity(0))
         collectives = jobs[MPI_JOB].ask({"do": "describe"}, "describing")[0]
     return Group(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from benchmarks.allreduce_calls import Order, Prepared, describe_place
+from benchmarks.allreduce.calls import Order, Prepared, describe_place
 from benchmarks.baselines import gloo_all_reduce
 
 

@@ -11,8 +11,8 @@ import numpy
 import torch
 from mpi4py import MPI
 
-from benchmarks.allreduce_calls import Order, Prepared
-from benchmarks.allreduce_contenders import (
+from benchmarks.allreduce.calls import Order, Prepared
+from benchmarks.allreduce.contenders import (
     COPY_MEMMOVE,
     COPY_NUMPY,
     COPY_TORCH,

@@ -1,5 +1,5 @@
 """What a rank of ``python -m benchmarks allreduce`` can be told to measure; see the two jobs'
-modules, ``allreduce_mpi`` and ``allreduce_torch``."""
+modules, ``mpi_calls`` and ``torch_calls``."""
 
 from __future__ import annotations
 

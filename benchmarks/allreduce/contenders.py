@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.launchers import Mpirun, clean_environment
 from benchmarks.processes import Program
 from benchmarks.srun import Srun
-from benchmarks.startup_contenders import TORCHRUN_PER_NODE, _choose_port
+from benchmarks.startup_contenders import TORCHRUN_PER_NODE, choose_port
 
 MPI_JOB, TORCH_JOB = "mpi", "torch"
 
@@ -120,7 +120,7 @@ def list_probes(*, link: bool) -> list[Cell]:
     return cells + ([Cell(Contender(LINK), LINK_BYTES)] if link else [])
 
 
-WORKER = ("-m", "benchmarks.allreduce_worker")
+WORKER = ("-m", "benchmarks.allreduce.worker")
 
 
 def make_mpi_program(ranks: int, launcher: Mpirun | Srun) -> Program:
@@ -144,7 +144,7 @@ def make_torch_program(ranks: int, launcher: Mpirun | Srun, greeting: Mapping[st
     each_node = ranks // launcher.nodes
     there = (f"--jobid={greeting['slurm_job']}", f"--nodelist={greeting['slurm_nodes']}")
     command = _overlap(launcher.command_without_mpi(launcher.nodes, cores=each_node), *there)
-    settings = ("static", sys.executable, str(each_node), str(_choose_port()))
+    settings = ("static", sys.executable, str(each_node), str(choose_port()))
     return Program(
         (*command, TORCHRUN_PER_NODE, *settings, *words),
         launcher.environment(),

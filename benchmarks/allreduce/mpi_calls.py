@@ -13,9 +13,8 @@ import numpy
 import torch
 
 import mpiddp
-from benchmarks import allreduce_contenders as contenders
-from benchmarks import allreduce_probes
-from benchmarks.allreduce_calls import Order, Prepared, describe_place
+from benchmarks.allreduce import contenders, probes
+from benchmarks.allreduce.calls import Order, Prepared, describe_place
 from benchmarks.baselines import mpi_all_reduce, plain_ring
 from mpiddp.collectives.registry import parse
 from mpiddp.errors import ConfigurationError
@@ -38,7 +37,7 @@ class MpiCalls:
             contenders.RING: self._prepare_ring,
             contenders.PERSISTENT: self._prepare_persistent,
             contenders.OWN: self._prepare_own,
-            **allreduce_probes.list_makers(comm, session.world),
+            **probes.list_makers(comm, session.world),
         }
 
     def prepare(self, order: Order) -> Prepared:
@@ -87,7 +86,7 @@ class MpiCalls:
             mpiddp.all_reduce, tensor, algorithm=order.algorithm, transport=order.transport
         )
         if tensor.is_cuda:
-            from benchmarks.allreduce_torch import finish_with
+            from benchmarks.allreduce.torch_calls import finish_with
 
             call = finish_with(call)
         barrier = self._choose_barrier(order.transport)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.allreduce_contenders import OWN, Contender
-from benchmarks.allreduce_measure import Group
-from benchmarks.allreduce_report import Times, find_rates, summarize
+from benchmarks.allreduce.contenders import OWN, Contender
+from benchmarks.allreduce.report import Times, find_rates, summarize
+from benchmarks.allreduce.visits import Group
 from benchmarks.options import describe_seconds, describe_size
 from benchmarks.palette import COLOURS
 

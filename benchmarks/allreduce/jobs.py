@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.allreduce_lines import Line, accept, get_port, listen
+from benchmarks.allreduce.lines import Line, accept, get_port, listen
 from benchmarks.processes import (
     MARK,
     SHOWN_CHARACTERS,
     Program,
     RunError,
-    _count_machine_seconds,
+    count_machine_seconds,
     find_marked,
     kill_marked,
     request_end,
@@ -134,7 +134,7 @@ def count_others_seconds(jobs: Iterable[Job]) -> float:
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
             seconds += times.user + times.system
-    return _count_machine_seconds() - seconds
+    return count_machine_seconds() - seconds
 
 
 def list_addresses(server: socket.socket, reaches_out: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.allreduce_contenders import (
+from benchmarks.allreduce.contenders import (
     BOUND_BYTES,
     GLOO,
     MPI,
@@ -16,8 +16,8 @@ from benchmarks.allreduce_contenders import (
     SHARED,
     Contender,
 )
-from benchmarks.allreduce_measure import Group
-from benchmarks.allreduce_report import find, find_limits, find_speed, summarize
+from benchmarks.allreduce.report import find, find_limits, find_speed, summarize
+from benchmarks.allreduce.visits import Group
 from benchmarks.options import describe_size
 
 K, M = 1 << 10, 1 << 20

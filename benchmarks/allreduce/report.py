@@ -6,12 +6,11 @@ busbw is algbw * 2 (n - 1)/n, what each rank must send and receive at least.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.allreduce_contenders import (
+from benchmarks.allreduce.contenders import (
     BOUND_BYTES,
     COPIES,
     GLOO,
@@ -24,14 +23,10 @@ from benchmarks.allreduce_contenders import (
     Cell,
     Contender,
 )
-from benchmarks.allreduce_measure import Group
+from benchmarks.allreduce.visits import Group
 from benchmarks.measure import Interval, Summary, compare, median_interval, quantile
 from benchmarks.options import describe_seconds, describe_size
 from benchmarks.startup_report import format_rows
-
-EXACT_COUNT = 1000
-"""Up to so many values the binomial distribution is summed."""
-NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -52,20 +47,7 @@ class Times:
 def summarize(values: Sequence[float]) -> Times:
     """Describe a sample. Raises ValueError if it is empty."""
     five, median, ninety_five = (quantile(values, fraction) for fraction in (0.05, 0.5, 0.95))
-    return Times(len(values), five, median, ninety_five, find_interval(values))
-
-
-def find_interval(values: Sequence[float]) -> Interval | None:
-    """Confidence interval of the median, 95 %, between two order statistics.
-
-    In large samples by the normal approximation to the binomial distribution.
-    """
-    count = len(values)
-    if count <= EXACT_COUNT:
-        return median_interval(values)
-    k = math.floor(count / 2 - NORMAL_95 * math.sqrt(count) / 2)
-    ordered = sorted(values)
-    return Interval(ordered[k - 1], ordered[count - k], 0.95)
+    return Times(len(values), five, median, ninety_five, median_interval(values))
 
 
 def find(group: Group, maker: str) -> Contender:
