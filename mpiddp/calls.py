@@ -254,8 +254,8 @@ def broadcast(
 ) -> torch.Tensor:
     """Make ``tensor`` what it is on rank ``root``, in place, and return it.
 
-    Elements of any type of 1, 2, 4 or 8 bytes. A root that differs between ranks may leave tensors as
-    they were: no rank waits for somebody who only receives. MPIDDP_DEBUG=1 finds that.
+    Elements of any type of 1, 2, 4 or 8 bytes. A root that differs between ranks may leave tensors
+    as they were: no rank waits for one that only receives. MPIDDP_DEBUG=1 finds that.
     """
     request = _find_request(Collective.BROADCAST, algorithm, transport, root=root)
     return find_communicator().run(request, tensor)

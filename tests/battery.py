@@ -85,6 +85,21 @@ def list_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, .
     }
 
 
+def list_between(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """What is chosen between nodes, where each call takes longer: the algorithms that differ."""
+    what = [("all_reduce", name) for name in ("auto", "ring:segments=3", VARIANTS[-1], "direct")]
+    what += [("all_gather", "auto"), ("reduce_scatter", "auto"), ("broadcast", "auto")]
+    return {
+        **list_sums(size, transports),
+        "what": (*what, ("reduce", "auto")),
+        "type": ("float64", "float32", "bfloat16"),
+        "operator": ("sum", "average", "max"),
+    }
+
+
+LISTS = {"sums": list_sums, "moves": list_moves, "between": list_between}
+
+
 def is_possible(row: Row) -> bool:
     """Whether these values may stand in one call; what is not in ``row`` is not asked about."""
     kind, algorithm = row.get("what", (None, None))
@@ -94,6 +109,11 @@ def is_possible(row: Row) -> bool:
     if row.get("fixed order"):
         return algorithm is None or (kind == "all_reduce" and algorithm in IN_ORDER)
     return True
+
+
+def is_sum(row: Row) -> bool:
+    """Whether the call adds, and does not only move."""
+    return row["what"][0] not in ("all_gather", "broadcast")
 
 
 def find_members(row: Row, size: int) -> range:
@@ -140,7 +160,7 @@ def add(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
 
 def expect(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
     """The result of the whole call, in the type of its buffers."""
-    total = (add if "operator" in row else move)(row, parts)
+    total = (add if is_sum(row) else move)(row, parts)
     result = total.to(getattr(torch, row["type"]))
     back = result.real if result.is_complex() else result
     assert torch.equal(back.to(torch.int64), total), f"{row}: not exact"
@@ -159,7 +179,7 @@ def call(row: Row, tensor: torch.Tensor) -> torch.Tensor:
     """Make the call of a row."""
     kind, algorithm = row["what"]
     options: dict[str, Any] = {"algorithm": algorithm, "transport": row["transport"]}
-    if "operator" in row:
+    if is_sum(row):
         wide = {"default": None, "own": tensor.dtype, "wide": torch.float64}
         options |= {"op": row["operator"], "reduction_dtype": wide[row["reduction"]]}
         options["fixed_order"] = row["fixed order"]
@@ -224,11 +244,7 @@ def run(session: mpiddp.Session, parts: list[str]) -> dict[str, Any]:
     rank, size = session.world.rank, session.world.size
     described = mpiddp.describe_collectives()
     transports = ("auto", *(name for name in TRANSPORTS if name in described["transports"]))
-    rows = []
-    if "sums" in parts:
-        rows += cover(list_sums(size, transports), is_possible)
-    if "moves" in parts:
-        rows += cover(list_moves(size, transports), is_possible)
+    rows = [row for part in parts for row in cover(LISTS[part](size, transports), is_possible)]
     began, wrong, refused = time.monotonic(), [], []
     for row in rows:
         try:

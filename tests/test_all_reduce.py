@@ -60,8 +60,7 @@ ONE_NODE = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
 )  # fmt: skip
 def test_calls_on_one_node_are_exact(name, size, parts):
     reports = run(name, size, *parts)
-    lists = {"sums": battery.list_sums, "moves": battery.list_moves}
-    check(reports, [lists[part](size, ONE_NODE) for part in parts])
+    check(reports, [battery.LISTS[part](size, ONE_NODE) for part in parts])
     described = reports[0]["describe"]
     assert described["transports"] == list(ONE_NODE[1:2] + ONE_NODE[4:] + ONE_NODE[2:4])
     assert described["nodes"] == [size] and described["notes"] == []
@@ -86,8 +85,8 @@ def test_calls_on_uneven_nodes_in_cyclic_order_are_exact():
 
 
 def test_calls_on_nodes_of_one_rank_are_exact():
-    reports = run("mpich", 3, "moves", env=OWN_NODES)
-    check(reports, [battery.list_moves(3, ("auto", "mpi", "torch", "shared-memory+mpi"))])
+    reports = run("mpich", 3, "between", env=OWN_NODES)
+    check(reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))])
     described = reports[0]["describe"]
     assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
     assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"

@@ -23,16 +23,15 @@ PAIR = ("--nodelist=node[1-2]", "--nodes=2")
 @pytest.mark.parametrize(
     ("size", "placement", "library", "mpi", "parts", "nodes"),
     [
-        (4, "plane=3", "openmpi", "pmix", ("moves",), [3, 1]),
-        (5, "cyclic", "mpich", "pmi2", ("sums",), [3, 2]),
+        (4, "plane=3", "openmpi", "pmix", ("between",), [3, 1]),
+        (5, "cyclic", "mpich", "pmi2", ("between",), [3, 2]),
     ],
 )
 def test_calls_between_nodes_are_exact(size, placement, library, mpi, parts, nodes, slurm_cluster):
-    flags = (*PAIR, f"--distribution={placement}")
+    flags = (*PAIR, f"--distribution={placement}", "--exclusive")
     launcher = slurm_cluster.srun(*flags, mpi=mpi, library=library)
     reports, _ = ranks.collect(launcher, size, "battery.py", *parts, timeout=DEADLINE)
-    lists = {"sums": battery.list_sums, "moves": battery.list_moves}
-    check(reports, [lists[part](size, TRANSPORTS) for part in parts])
+    check(reports, [battery.LISTS[part](size, TRANSPORTS) for part in parts])
     described = reports[0]["describe"]
     assert described["transports"] == ["shared-memory+mpi", "mpi", "torch"]
     assert described["nodes"] == nodes and described["single_copy"] is True

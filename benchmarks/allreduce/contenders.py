@@ -14,7 +14,8 @@ from benchmarks.startup_contenders import TORCHRUN_PER_NODE, choose_port
 
 MPI_JOB, TORCH_JOB = "mpi", "torch"
 
-GLOO, NCCL, MPI, RING, PERSISTENT, OWN = "gloo", "nccl", "mpi", "ring", "persistent", "mpiddp"
+GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
+OWN, PREPARED = "mpiddp", "mpiddp, prepared"
 """The makers of calls, as the ranks know them."""
 
 PRIVATE, SHARED, GPU = "private", "shared", "gpu"
@@ -50,19 +51,20 @@ class Contender:
             RING: "plain ring",
             PERSISTENT: "plain ring, persistent",
             OWN: f"mpiddp {self.algorithm}",
+            PREPARED: f"mpiddp {self.algorithm}, prepared",
         }
         return names.get(self.maker, self.maker)
 
     @property
     def way(self) -> str:
         """The second column: over what."""
-        fixed = {GLOO: "Gloo", NCCL: "NCCL", OWN: self.transport}
+        fixed = {GLOO: "Gloo", NCCL: "NCCL", OWN: self.transport, PREPARED: self.transport}
         return fixed.get(self.maker, "MPI")
 
     @property
     def label(self) -> str:
         """All that tells it from the others."""
-        if self.maker != OWN:
+        if self.maker not in (OWN, PREPARED):
             return self.name
         return f"{self.name}, {self.transport}, {self.buffer}"
 
@@ -110,6 +112,9 @@ def list_contenders(
         for transport in transports
         for buffer in buffers
     ]
+    if "auto" in algorithms and "auto" in transports and PRIVATE in buffers:
+        # As MPI_Allreduce, whose arguments are put together beforehand as well.
+        own.append(Contender(PREPARED))
     return others + own
 
 

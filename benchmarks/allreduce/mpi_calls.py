@@ -37,6 +37,7 @@ class MpiCalls:
             contenders.RING: self._prepare_ring,
             contenders.PERSISTENT: self._prepare_persistent,
             contenders.OWN: self._prepare_own,
+            contenders.PREPARED: self._prepare_prepared,
             **probes.list_makers(comm, session.world),
         }
 
@@ -91,6 +92,11 @@ class MpiCalls:
             call = finish_with(call)
         barrier = self._choose_barrier(order.transport)
         return Prepared(call, barrier, tensor, self._find_members(order.algorithm))
+
+    def _prepare_prepared(self, order: Order) -> Prepared:
+        tensor = self._find_tensor(order)
+        call = mpiddp.prepare_all_reduce(tensor, order.algorithm, order.transport)
+        return Prepared(call, self._choose_barrier(order.transport), tensor)
 
     def _choose_barrier(self, transport: str) -> Callable[[], object]:
         """The barrier that goes with a transport.

@@ -11,6 +11,7 @@ from benchmarks.allreduce.contenders import (
     MPI,
     OWN,
     PERSISTENT,
+    PREPARED,
     PRIVATE,
     RING,
     SHARED,
@@ -82,7 +83,7 @@ def _judge_two_ranks(group: Group) -> Iterable[Target | None]:
     yield _judge_speed(group, shared, gloo, LARGE, 8)
     yield _judge_speed(group, shared, mpi, at_most, 4)
     yield _judge_bound(group, shared, 0.8)
-    for own in (private, shared):
+    for own in (private, shared, Contender(PREPARED)):
         yield _judge_latency(group, own, mpi, 1.2)
 
 

@@ -29,8 +29,6 @@ _HEADER, _VERSION, _KIND = 16, 17, 18
 been another one than in the call before; where the buffer lies, in four words."""
 NEXT_CALL = 1 << 24
 """A rank's progress is so many times the number of its call, plus its stage in that call."""
-MOST_STEPS = NEXT_CALL // 2 - 1
-"""Of a schedule, for its stages to fit in."""
 MAILBOX = 32 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
