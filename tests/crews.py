@@ -9,14 +9,35 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.planner import Planner
 from mpiddp.collectives.selection import BOTH, MPI, SHARED
 from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
-from mpiddp.collectives.transport.memory import Neighbourhood, NodeResolver, block_size
+from mpiddp.collectives.transport.memory import (
+    Location,
+    Neighbourhood,
+    NodeResolver,
+    PeerMemory,
+    block_size,
+)
 from mpiddp.collectives.transport.segments import Segments, address_of
 from mpiddp.collectives.waiting import Policy, Waiter
+
+
+class PeersResolver:
+    """Peers are ranks of this process, each with segments of its own numbering."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._resolvers = {rank: NodeResolver({rank: os.getpid()}, Segments()) for rank in ranks}
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        """As other processes would find it."""
+        return self._resolvers[rank].find_memory(rank, location, count, dtype)
 
 
 class Crew:
@@ -46,7 +67,7 @@ class Crew:
         for rank, node in enumerate(nodes):
             ranks = [each for each, other in enumerate(nodes) if other == node]
             block, segments = self.blocks[node], self.segments[rank]
-            resolver = NodeResolver(dict.fromkeys(ranks, os.getpid()), segments)
+            resolver = PeersResolver(ranks)
             neighbourhood = Neighbourhood(
                 rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
                 can_copy,

@@ -69,6 +69,24 @@ def part_and_gather(rank: int, size: int, transport: str) -> None:
         assert torch.equal(buffer, torch.arange(float(count)) * sum(range(size + 1)) + 1)
 
 
+def prepare_well(rank: int, size: int, transport: str) -> None:
+    """Calls that are prepared once, made often, between others and with new contents."""
+    buffers = [torch.empty(count) for count in (7, 5000, 100001)]
+    prepared = [mpiddp.prepare_all_reduce(buffer, transport=transport) for buffer in buffers]
+    for turn in range(4):
+        futures = []
+        for buffer, call in zip(buffers, prepared, strict=True):
+            other = torch.ones(30011)
+            if turn % 2:
+                futures.append(mpiddp.all_reduce_async(other, transport=transport))
+            buffer.fill_(rank + turn)
+            assert call() is buffer
+            assert bool((buffer == sum(range(size)) + size * turn).all()), (transport, turn)
+            # What is not asynchronous comes after what was begun before.
+            assert not turn % 2 or bool((other == size).all()), (transport, turn)
+        torch.futures.wait_all(futures)
+
+
 def keep_shapes(rank: int, size: int) -> None:
     """Tensors of any shape, and views that are contiguous."""
     for shape in ((), (1,), (2, 3, 5), (0, 4)):
@@ -158,6 +176,7 @@ def main() -> None:
             report["done"][transport] = start_many(rank, size, transport, session.comm)
             part_and_gather(rank, size, transport)
             add_widely(rank, size, transport)
+            prepare_well(rank, size, transport)
             fix_order(rank, transport)
             spread_nan(rank, transport)
         keep_shapes(rank, size)

@@ -31,6 +31,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "sparse": lambda: mpiddp.all_reduce(torch.eye(5).to_sparse()),
     "sparse, like one before": lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()),
     "meta": lambda: mpiddp.all_reduce(torch.ones(6, device="meta")),
+    "no tensor": lambda: mpiddp.all_reduce([1.0] * 6),  # type: ignore[arg-type]
+    "prepared": lambda: mpiddp.prepare_all_reduce(torch.ones(2, 3).t()),
     "algorithm": lambda: mpiddp.all_reduce(ones(), algorithm="rong"),
     "parameter": lambda: mpiddp.all_reduce(ones(), algorithm="ring:parts=3"),
     "segments": lambda: mpiddp.all_reduce(ones(), algorithm="ring:segments=0"),

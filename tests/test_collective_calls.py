@@ -82,15 +82,18 @@ def test_a_call_without_a_session_is_a_mistake(program, call):
 
 
 CONTIGUOUS = r"expected a contiguous tensor, found one of shape .*: call \.contiguous\(\) first"
+DENSE = r"expected a dense tensor, found one of layout torch.sparse_coo"
 SUMMED = r"expected a tensor of float64, float32, int64, int32, float16, bfloat16, found "
 SAID = {
     "transposed": CONTIGUOUS,
     "every other": CONTIGUOUS,
     "expanded": CONTIGUOUS,
     "transposed, later": CONTIGUOUS,
-    "sparse": CONTIGUOUS,
-    "sparse, like one before": CONTIGUOUS,
-    "meta": r"expected a CPU or CUDA tensor, found meta",
+    "sparse": DENSE,
+    "sparse, like one before": DENSE,
+    "meta": r"expected a CPU or CUDA tensor, found one on meta",
+    "no tensor": r"expected a torch tensor, found list",
+    "prepared": CONTIGUOUS,
     "algorithm": r"no algorithm is called 'rong'; there are .*\bring\b.*",
     "parameter": r"'parts=3' in 'ring:parts=3': ring takes segments=…",
     "segments": r"segments must be an integer >= 1, found '0'",

@@ -8,11 +8,11 @@ The rule of ``auto``, for buffers on the CPU:
   and recursive-doubling or ring between them, by the same bound;
 - where only messages are possible inside nodes: as one rank on each node.
 
-On GPUs, over NCCL: direct inside a node, two-level with direct and ring between nodes.
+On GPUs, over NCCL: direct inside a node; between nodes as above, with two levels.
 Broadcast and reduce: a binomial tree up to LATENCY_BYTES; beyond, in the memory of a node, straight
 from or to the root, and over messages a chain in parts. Reduce-scatter and all-gather: direct in
-the memory of a node, ring over messages. With ``fixed_order``, one-shot up to LATENCY_BYTES, direct
-beyond.
+the memory of a node, ring over messages. With ``fixed_order``: one-shot up to LATENCY_BYTES, direct
+beyond and for reduce-scatter.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _choose_name(call: Call, size: int, layout: Layout, transport: str, *, on_gp
             return "gather-broadcast"
         return f"naive-ring:segments={min(MOST_PARTS, -(-size // PART_BYTES))}"
     if call.kind is not Collective.ALL_REDUCE:
-        return "direct" if in_memory else "ring"
+        return "direct" if in_memory or call.fixed_order else "ring"
     if call.fixed_order:
         return "one-shot" if is_short else "direct"
     if transport == SHARED and size <= MAILBOX:
