@@ -21,6 +21,7 @@ QUIET = {
     "UCX_MEM_EVENTS": "n",
     # Nodes share this machine's cores: a rank that waits must let the others run.
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "MPIDDP_WAIT": "yield",
     # Slurm asks for the munge component of PMIx, which the wheel of Open MPI lacks.
     "PMIX_MCA_psec": "native",
 }

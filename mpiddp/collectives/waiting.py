@@ -17,8 +17,8 @@ from functools import partial
 
 from mpiddp.errors import ConfigurationError, PeerLostError
 
-SPINS = 30_000
-"""Tests before a spinning rank begins to yield: some 10 ms, longer than peers usually differ."""
+SPINS = 3000
+"""Tests before a spinning rank begins to yield: some 1 ms, longer than peers usually differ."""
 ROUNDS_PER_LOOK = 256
 """Tests between two looks at the clock."""
 FIRST_PAUSE = 2e-5
