@@ -207,7 +207,8 @@ def prepare_all_reduce(
     """What makes ``all_reduce`` on this tensor whenever it is called, as often as one likes.
 
     It saves the microsecond in which ``all_reduce`` finds out what to do, as MPI's
-    ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is. Not collective.
+    ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is. All ranks prepare the
+    same calls in the same order, since the first one over a transport makes it ready.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order

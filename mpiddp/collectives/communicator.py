@@ -197,7 +197,8 @@ _BARRIER = Request(Call(Collective.ALL_REDUCE))
 
 def _key(request: Request, tensor: torch.Tensor) -> Hashable:
     try:
-        return (request, tensor.numel(), tensor.dtype, tensor.get_device())
+        # The number of a device without one is the CPU's.
+        return (request, tensor.numel(), tensor.dtype, tensor.get_device(), tensor.is_cpu)
     except (AttributeError, RuntimeError):
         check_tensor(tensor)
         raise

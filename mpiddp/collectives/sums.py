@@ -31,17 +31,21 @@ def find_sums(schedule: Schedule) -> Sums:
     final, is_single = set(), True
     for number, step in enumerate(schedule.steps):
         after: dict[tuple[int, int], int] = {}
+        passed_on = set()
         for src, dst, lo, hi, reduce in step:
             for chunk in range(lo, hi):
                 value, place = held.get((src, chunk), 0), (dst, chunk)
                 if reduce:
                     is_single = is_single and value.bit_count() == 1
+                    if value == whole and len(schedule.members) > 1:
+                        passed_on.add(place)
                     value |= after.get(place, held.get(place, 0))
                 after[place] = value
-                if reduce and value == whole:
-                    final.add((number, dst, chunk))
         reduced = {(t.dst, chunk) for t in step if t.reduce for chunk in range(t.lo, t.hi)}
         is_single = is_single and all(after[place] == whole for place in reduced)
+        # A sum that was complete when it came is not completed once more.
+        complete = {place for place in reduced - passed_on if after[place] == whole}
+        final |= {(number, rank, chunk) for rank, chunk in complete}
         held |= after
     return Sums(frozenset(final), is_single)
 
