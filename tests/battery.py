@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mpiddp.collectives import registry
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call, select
 from mpiddp.errors import PeerLostError
-from pairs import Row, cover
+from pairs import Row, cover, find_all, find_pairs
 from ranks import write_report
 
 CORES = 2
@@ -262,6 +263,19 @@ def run(session: mpiddp.Session, parts: list[str]) -> dict[str, Any]:
         "describe": described,
         "chosen": {str(length): name_choice(length) for length in (64, 1 << 16, 1 << 22)},
     }
+
+
+def check_reports(
+    reports: Sequence[dict[str, Any]], lists: Sequence[dict[str, tuple[Any, ...]]]
+) -> None:
+    """For tests: nothing is wrong, and the calls that were made hold every pair."""
+    for rank, report in enumerate(reports):
+        assert report["wrong"] == [], f"rank {rank}"
+        assert report["refused"] == [], f"rank {rank}"
+    rows = [{**row, "what": tuple(row["what"])} for row in reports[0]["rows"]]
+    made = {pair for row in rows for pair in find_pairs(row)}
+    for dimensions in lists:
+        assert set(find_all(dimensions, is_possible)) <= made
 
 
 def main() -> None:

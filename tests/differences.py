@@ -21,7 +21,7 @@ from mpiddp.errors import MpiddpError
 from ranks import write_report
 
 ODD = 1
-DEADLINE = 1.0
+DEADLINE = 1.5
 """Seconds."""
 DONE = 7
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +45,34 @@ def collect(
             cwd=Path(folder),
         ).expect(expect)
         return read_reports(Path(folder), ranks), result
+
+
+def run_together(
+    programs: Sequence[tuple[str, int, Sequence[Any], dict[str, str], Path]], timeout: float
+) -> list[tuple[launchers.Result, float]]:
+    """Run jobs at the same time; for each its result, and when it ended."""
+    ended: dict[int, float] = {}
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(
+                launchers.start(
+                    launchers.table()[name], size, arguments, timeout=timeout, env=env, cwd=folder
+                )
+            )
+            for name, size, arguments, env, folder in programs
+        ]
+        end = time.monotonic() + timeout
+        while len(ended) < len(jobs) and time.monotonic() < end:
+            for number, job in enumerate(jobs):
+                if number not in ended and job.process.poll() is not None:
+                    ended[number] = time.time()
+            time.sleep(0.02)
+        return [(job.wait(), ended.get(number, time.time())) for number, job in enumerate(jobs)]
+
+
+def make_folders(parent: Path, names: Sequence[str]) -> list[Path]:
+    """A working directory for each job."""
+    folders = [parent / name.replace(" ", "-") for name in names]
+    for folder in folders:
+        folder.mkdir()
+    return folders

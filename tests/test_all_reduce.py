@@ -6,7 +6,6 @@ import pytest
 
 import battery
 import launchers
-import pairs
 import ranks
 from mpiddp.collectives import registry
 
@@ -16,17 +15,6 @@ TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 """MPICH takes the ranks in turn for ranks of two nodes."""
 OWN_NODES = {"MPIR_CVAR_NOLOCAL": "1"}
 """MPICH takes every rank for a node of its own."""
-
-
-def check(reports: list[dict], dimensions: list[dict]) -> None:
-    """Nothing is wrong, and the calls that were made hold every pair."""
-    for rank, report in enumerate(reports):
-        assert report["wrong"] == [], f"rank {rank}"
-        assert report["refused"] == [], f"rank {rank}"
-    rows = [{**row, "what": tuple(row["what"])} for row in reports[0]["rows"]]
-    made = {pair for row in rows for pair in pairs.find_pairs(row)}
-    for each in dimensions:
-        assert set(pairs.find_all(each, battery.is_possible)) <= made
 
 
 def run(name: str, size: int, *parts: str, env: dict[str, str] | None = None) -> list[dict]:
@@ -61,7 +49,7 @@ ONE_NODE = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
 )  # fmt: skip
 def test_calls_on_one_node_are_exact(name, size, parts, variables, wait):
     reports = run(name, size, *parts, env=variables)
-    check(reports, [battery.LISTS[part](size, ONE_NODE) for part in parts])
+    battery.check_reports(reports, [battery.LISTS[part](size, ONE_NODE) for part in parts])
     described = reports[0]["describe"]
     assert set(described["transports"]) == set(ONE_NODE[1:])
     assert described["transports"][0] == "shared-memory"
@@ -74,7 +62,7 @@ def test_calls_on_one_node_are_exact(name, size, parts, variables, wait):
 def test_calls_on_uneven_nodes_in_cyclic_order_are_exact():
     reports = run("mpich", 5, "sums", env=TWO_NODES)
     transports = ("auto", "mpi", "torch", "shared-memory+mpi")
-    check(reports, [battery.list_sums(5, transports)])
+    battery.check_reports(reports, [battery.list_sums(5, transports)])
     described = reports[0]["describe"]
     assert described["transports"][0] == "shared-memory+mpi"
     assert "shared-memory" not in described["transports"]
@@ -86,7 +74,9 @@ def test_calls_on_uneven_nodes_in_cyclic_order_are_exact():
 
 def test_calls_on_nodes_of_one_rank_are_exact():
     reports = run("mpich", 3, "between", env=OWN_NODES)
-    check(reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))])
+    battery.check_reports(
+        reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))]
+    )
     described = reports[0]["describe"]
     assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
     assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,40 +35,9 @@ JOBS: dict[str, tuple[str, int, str, dict[str, str]]] = {
 }
 
 
-def run_together(
-    programs: Sequence[tuple[str, int, Sequence[Any], dict[str, str], Path]], timeout: float
-) -> list[tuple[launchers.Result, float]]:
-    """Run jobs at the same time; for each its result, and when it ended."""
-    ended: dict[int, float] = {}
-    with contextlib.ExitStack() as stack:
-        jobs = [
-            stack.enter_context(
-                launchers.start(
-                    launchers.table()[name], size, arguments, timeout=timeout, env=env, cwd=folder
-                )
-            )
-            for name, size, arguments, env, folder in programs
-        ]
-        end = time.monotonic() + timeout
-        while len(ended) < len(jobs) and time.monotonic() < end:
-            for number, job in enumerate(jobs):
-                if number not in ended and job.process.poll() is not None:
-                    ended[number] = time.time()
-            time.sleep(0.02)
-        return [(job.wait(), ended.get(number, time.time())) for number, job in enumerate(jobs)]
-
-
-def make_folders(parent: Path, names: Sequence[str]) -> list[Path]:
-    """A working directory for each job."""
-    folders = [parent / name.replace(" ", "-") for name in names]
-    for folder in folders:
-        folder.mkdir()
-    return folders
-
-
 def break_jobs(how: str, who: int, parent: Path) -> dict[str, tuple[launchers.Result, float]]:
     """One job for each transport, in which a rank is lost; the result, and seconds from then on."""
-    folders = make_folders(parent, list(JOBS))
+    folders = ranks.make_folders(parent, list(JOBS))
     programs = [
         (
             name,
@@ -81,7 +48,7 @@ def break_jobs(how: str, who: int, parent: Path) -> dict[str, tuple[launchers.Re
         )
         for (name, size, transport, variables), folder in zip(JOBS.values(), folders, strict=True)
     ]
-    results = run_together(programs, 60)
+    results = ranks.run_together(programs, 60)
     return {
         job: (result, ended - float((folder / "failed").read_text()))
         for job, folder, (result, ended) in zip(JOBS, folders, results, strict=True)
@@ -129,7 +96,7 @@ LONELY = """
 import torch, mpiddp
 from mpiddp.errors import PeerLostError
 with mpiddp.init(timeout=60) as session:
-    session._timeout = 2.0
+    session._timeout = 1.0
     for transport in ("shared-memory", "mpi", "torch"):
         mpiddp.all_reduce(torch.ones(5), transport=transport)
     session.comm.Barrier()
@@ -155,23 +122,26 @@ def test_the_error_of_a_call_that_was_begun_is_in_its_future():
         assert "waited for rank 1 on" in line
 
 
-def differ(parent: Path, variables: dict[str, str], code: int) -> dict[str, list[Any]]:
+def differ(
+    jobs: Sequence[str], parent: Path, variables: dict[str, str], code: int
+) -> dict[str, list[Any]]:
     """For each transport the ranks' reports of calls in which rank 1 differs."""
-    folders = make_folders(parent, list(JOBS))
-    programs = [
-        (name, 3, [ranks.HERE / "differences.py", transport], {**more, **variables}, folder)
-        for (name, _, transport, more), folder in zip(JOBS.values(), folders, strict=True)
-    ]
+    folders = ranks.make_folders(parent, jobs)
+    programs = []
+    for job, folder in zip(jobs, folders, strict=True):
+        name, _, transport, more = JOBS[job]
+        arguments = [ranks.HERE / "differences.py", transport]
+        programs.append((name, 3, arguments, {**more, **variables}, folder))
     found = {}
-    results = run_together(programs, 90)
-    for job, folder, (result, _) in zip(JOBS, folders, results, strict=True):
+    results = ranks.run_together(programs, 90)
+    for job, folder, (result, _) in zip(jobs, folders, results, strict=True):
         result.expect(code)
         found[job] = ranks.read_reports(folder, 3)
     return found
 
 
 def test_calls_that_differ_are_never_summed(tmp_path):
-    for job, reports in differ(tmp_path, SLEEP, differences.DONE).items():
+    for job, reports in differ(list(JOBS), tmp_path, SLEEP, differences.DONE).items():
         for case in differences.make_cases(job):
             outcomes = [report[case] for report in reports]
             errors = [outcome for outcome in outcomes if outcome[0] == "error"]
@@ -184,7 +154,8 @@ def test_calls_that_differ_are_never_summed(tmp_path):
 
 def test_calls_that_differ_are_compared_for_debugging(tmp_path):
     variables = {**SLEEP, "MPIDDP_DEBUG": "1"}
-    for job, reports in differ(tmp_path, variables, 0).items():
+    jobs = ("shared-memory", "shared-memory+mpi")
+    for job, reports in differ(jobs, tmp_path, variables, 0).items():
         for case in differences.make_cases(job):
             for rank, report in enumerate(reports):
                 kind, *said = report[case]

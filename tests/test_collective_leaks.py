@@ -8,14 +8,13 @@ import pytest
 
 import launchers
 import ranks
-from test_collective_failures import make_folders, run_together
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
-CALLS = 2500
+CALLS = 2000
 MEGABYTE = 1 << 20
-# A tenth of what the buffers of all calls had together, per rank, is more than 40 of these.
 MOST_RESIDENT = 24 * MEGABYTE
+"""What bound programs and allocators may keep; the buffers of all calls had 90 together."""
 MOST_MAPPINGS = 80
 """Heaps and pools that an allocator has made meanwhile; one buffer in ten would be more."""
 
@@ -41,10 +40,10 @@ def test_buffers_come_and_go_and_leave_nothing(name):
 
 
 def test_two_jobs_at_once_do_not_meet(tmp_path):
-    folders = make_folders(tmp_path, ["one", "two"])
+    folders = ranks.make_folders(tmp_path, ["one", "two"])
     arguments = [ranks.HERE / "churn.py", "200"]
     programs = [("openmpi", 2, arguments, {}, folder) for folder in folders]
-    for folder, (result, _) in zip(folders, run_together(programs, 90), strict=True):
+    for folder, (result, _) in zip(folders, ranks.run_together(programs, 90), strict=True):
         result.expect(0)
         assert [report["wrong"] for report in ranks.read_reports(folder, 2)] == [[], []]
 

@@ -11,7 +11,6 @@ import battery
 import facts
 import launchers
 import ranks
-from test_all_reduce import check
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
 
@@ -31,7 +30,7 @@ def test_calls_between_nodes_are_exact(size, placement, library, mpi, parts, nod
     flags = (*PAIR, f"--distribution={placement}", "--exclusive")
     launcher = slurm_cluster.srun(*flags, mpi=mpi, library=library)
     reports, _ = ranks.collect(launcher, size, "battery.py", *parts, timeout=DEADLINE)
-    check(reports, [battery.LISTS[part](size, TRANSPORTS) for part in parts])
+    battery.check_reports(reports, [battery.LISTS[part](size, TRANSPORTS) for part in parts])
     described = reports[0]["describe"]
     assert described["transports"] == ["shared-memory+mpi", "mpi", "torch"]
     assert described["nodes"] == nodes and described["single_copy"] is True

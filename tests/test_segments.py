@@ -175,6 +175,25 @@ def test_a_tensor_in_a_cycle_is_freed_with_it():
     assert count_descriptors() == before
 
 
+def test_the_collector_may_run_at_any_time():
+    # With each threshold it comes at another moment, in the middle of the making of a segment too.
+    segments, addresses = Segments(), set()
+    thresholds = gc.get_threshold()
+    try:
+        for threshold in range(1, 80):
+            gc.set_threshold(threshold)
+            for _ in range(60):
+                tensor = segments.empty((10,), torch.float32)
+                addresses.add(tensor.data_ptr())
+                cycle = [tensor]
+                cycle.append(cycle)
+                del tensor, cycle
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert not any(segments.find(address, 40) for address in addresses)
+
+
 def test_no_number_is_used_twice_although_addresses_are():
     segments, numbers, addresses = Segments(), set(), []
     for _ in range(20):
