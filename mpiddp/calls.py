@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mpiddp.collectives import setup
-from mpiddp.collectives.communicator import Communicator, check_tensor
+from mpiddp.collectives.communicator import Communicator, check_tensor, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
@@ -109,6 +109,11 @@ def _find_request(
     fixed_order: bool = False,
     root: int = 0,
 ) -> Request:
+    for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{name}: expected a name, found {text!r}")
+    if not isinstance(root, int):
+        raise ConfigurationError(f"root: expected the number of a rank, found {root!r}")
     key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root)
     request = _requests.get(key)
     if request is None:
@@ -166,7 +171,12 @@ def all_reduce(
         (*where, algorithm, transport, op, reduction_dtype, fixed_order)
     )
     if letter is not None and tensor.is_contiguous():
-        letter()
+        try:
+            letter()
+        except BaseException as error:
+            communicator.give_up(error)
+            raise
+        tell_autograd(tensor)
         return tensor
     options = (algorithm, transport, op, reduction_dtype, fixed_order)
     request = _find_request(Collective.ALL_REDUCE, *options)
@@ -207,8 +217,9 @@ def prepare_all_reduce(
     """What makes ``all_reduce`` on this tensor whenever it is called, as often as one likes.
 
     It saves the microsecond in which ``all_reduce`` finds out what to do, as MPI's
-    ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is. All ranks prepare the
-    same calls in the same order, since the first one over a transport makes it ready.
+    ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is, and autograd is not told
+    that it changes. All ranks prepare the same calls in the same order, since the first one over a
+    transport makes it ready.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
@@ -297,6 +308,8 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     Raises ConfigurationError where there is no memory left, or no session.
     """
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not all(isinstance(length, int) for length in lengths):
+        raise ConfigurationError(f"shape: expected integers, found {shape!r}")
     return find_communicator().segments.empty(lengths, dtype)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
@@ -23,6 +25,17 @@ from mpiddp.errors import ConfigurationError
 
 MOST_PLANS = 256
 """Plans that are kept; then the oldest goes, to be made anew when it is needed again."""
+
+
+_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for communicator in list(_communicators):
+        communicator.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 class Communicator:
@@ -54,6 +67,10 @@ class Communicator:
         them from others: they are found in one look. Empty as long as calls are compared, or others
         are under way."""
         self._lock = threading.Lock()
+        self._worker_thread = 0
+        self._refusal = ""
+        """Why no calls can be made any more; empty as long as they can."""
+        _communicators.add(self)
         self._flag = torch.zeros(1, dtype=torch.int32)
 
     @property
@@ -77,34 +94,58 @@ class Communicator:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
         key = _key(request, tensor)
         plan = self._plans.get(key)
-        if plan is None or self._looks_twice() or not tensor.is_contiguous():
-            if self._pending:
+        if plan is None or self._looks_twice(tensor) or not tensor.is_contiguous():
+            if self._pending and not self._is_worker():
                 # Behind those that were begun before.
-                return self.start(request, tensor).wait()
+                if tensor.is_cpu:
+                    return self.start(request, tensor).wait()
+                self._drain()
             plan = self._prepare(key, request, tensor)
-        plan.run(tensor)
+        self._make(plan.run, tensor)
         return tensor
 
-    def _looks_twice(self) -> bool:
-        return self._agree is not None or self._pending > 0
+    def _make(self, call: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
+        self._check_open()
+        try:
+            call(tensor)
+        except BaseException as error:
+            self.give_up(error)
+            raise
+        tell_autograd(tensor)
+
+    def _looks_twice(self, tensor: torch.Tensor) -> bool:
+        """Whether more is to be looked at than the memory of a plain tensor."""
+        return self._agree is not None or self._pending > 0 or type(tensor) is not torch.Tensor
+
+    def _is_worker(self) -> bool:
+        return threading.get_ident() == self._worker_thread
+
+    def _drain(self) -> None:
+        assert self._worker is not None
+        self._worker.submit(_do_nothing).result()
 
     def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
         """Have a call that was just made found under ``key`` in ``letters``."""
         plan = self._plans.get(_key(request, tensor))
-        if plan is not None and plan.is_letter and not self._looks_twice():
+        if plan is not None and plan.is_letter and not self._looks_twice(tensor):
             if len(self.letters) >= MOST_PLANS:
                 self.letters.clear()
             self.letters[key] = plan.prepare(tensor)
 
     def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What makes a call on this tensor, as often as it is called."""
+        self._check_open()
         plan = self._prepare(_key(request, tensor), request, tensor)
         call = plan.prepare(tensor)
 
         def make_call() -> torch.Tensor:
-            if self._looks_twice():
+            if self._refusal or self._pending or self._agree is not None:
                 return self.run(request, tensor)
-            call()
+            try:
+                call()
+            except BaseException as error:
+                self.give_up(error)
+                raise
             return tensor
 
         return make_call
@@ -113,15 +154,18 @@ class Communicator:
         """Begin a call; its future has the tensor once it is done.
 
         On a GPU the call is queued on the current stream, as every other; on the CPU a thread
-        makes such calls in the order in which they were begun.
+        makes such calls in the order in which they were begun. Callbacks of a future run in that
+        thread, and calls that they make are made at once.
         """
-        if tensor.device.type != "cpu":
+        self._check_open()
+        key = _key(request, tensor)
+        if not tensor.is_cpu or self._is_worker():
             queued: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-                devices=[tensor.device]
+                devices=None if tensor.is_cpu else [tensor.device]
             )
             queued.set_result(self.run(request, tensor))
             return queued
-        plan = self._prepare(_key(request, tensor), request, tensor)
+        plan = self._prepare(key, request, tensor)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         with self._lock:
             if self._worker is None:
@@ -134,8 +178,9 @@ class Communicator:
     def _work(
         self, plan: Plan, tensor: torch.Tensor, future: torch.futures.Future[torch.Tensor]
     ) -> None:
+        self._worker_thread = threading.get_ident()
         try:
-            plan.run(tensor)
+            self._make(plan.run, tensor)
         except BaseException as error:
             self._count_down()
             future.set_exception(error)  # type: ignore[arg-type]
@@ -146,6 +191,27 @@ class Communicator:
     def _count_down(self) -> None:
         with self._lock:
             self._pending -= 1
+
+    def _check_open(self) -> None:
+        if self._refusal:
+            raise ConfigurationError(self._refusal)
+
+    def give_up(self, error: BaseException) -> None:
+        """After a call that failed: nobody knows how far it got, so there are no more of them.
+
+        Neighbours who wait for this rank are told at once; over messages their deadlines tell them.
+        """
+        if self._refusal:
+            return
+        self._refusal = f"an earlier collective call failed ({error}): start a new session"
+        self.letters = {}
+        if self.neighbourhood is not None:
+            self.neighbourhood.give_up()
+
+    def disown(self) -> None:
+        """In a forked child: the calls are its parent's."""
+        self._refusal = "a forked child takes no part in collective calls: its parent does"
+        self.letters = {}
 
     def barrier(self) -> None:
         """Return once every rank has come. Raises PeerLostError."""
@@ -163,26 +229,25 @@ class Communicator:
         """Wait for calls that were begun; give back requests and memory. Collective."""
         if self._worker is not None:
             self._worker.shutdown(wait=True)
-        self.letters.clear()
+        self.letters = {}
+        if self._refusal:
+            # Messages may still arrive in what a failed call has prepared: it is kept.
+            _kept.append(self._plans)
+            return
+        self._refusal = "the session of this call is closed"
         self._plans.clear()
         self._planner.close()
 
     # ---- preparation ----------------------------------------------------------------------
 
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
-        check_tensor(tensor)
+        problem = find_problem(tensor)
         if self._agree is not None:
             self._calls += 1
-            self._agree(
-                (
-                    self._calls,
-                    astuple(request),
-                    tensor.numel(),
-                    name_type(tensor.dtype),
-                    tensor.device.type,
-                ),
-                "the collective call",
-            )
+            buffer = (tensor.numel(), name_type(tensor.dtype), tensor.device.type, problem)
+            self._agree((self._calls, astuple(request), buffer), "the collective call")
+        if problem:
+            raise ConfigurationError(problem)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._planner.make(request, tensor)
@@ -192,7 +257,13 @@ class Communicator:
         return plan
 
 
+_kept: list[object] = []
+"""What must not be freed before the process ends."""
 _BARRIER = Request(Call(Collective.ALL_REDUCE))
+
+
+def _do_nothing() -> None:
+    """What there is to do."""
 
 
 def _key(request: Request, tensor: torch.Tensor) -> Hashable:
@@ -204,16 +275,39 @@ def _key(request: Request, tensor: torch.Tensor) -> Hashable:
         raise
 
 
-def check_tensor(tensor: torch.Tensor) -> None:
-    """Raise ConfigurationError for a tensor whose memory cannot be worked in."""
+def tell_autograd(tensor: torch.Tensor) -> None:
+    """A backward pass that needs what was in the tensor before must notice that it has changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
+def check_tensor(tensor: Any) -> None:
+    """Raise ConfigurationError for what is no tensor whose memory can be worked in."""
+    if problem := find_problem(tensor):
+        raise ConfigurationError(problem)
+
+
+def find_problem(tensor: Any) -> str:
+    """Why it is no tensor whose memory can be worked in; empty if it is one."""
     if not isinstance(tensor, torch.Tensor):
-        raise ConfigurationError(f"expected a torch tensor, found {type(tensor).__name__}")
+        return f"expected a torch tensor, found {type(tensor).__name__}"
     if tensor.layout is not torch.strided:
-        raise ConfigurationError(f"expected a dense tensor, found one of layout {tensor.layout}")
+        return f"expected a dense tensor, found one of layout {tensor.layout}"
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ConfigurationError(f"expected a CPU or CUDA tensor, found one on {tensor.device}")
+        return f"expected a CPU or CUDA tensor, found one on {tensor.device}"
     if not tensor.is_contiguous():
-        raise ConfigurationError(
+        return (
             f"expected a contiguous tensor, found one of shape {tuple(tensor.shape)} and strides "
             f"{tensor.stride()}: call .contiguous() first"
         )
+    if tensor.is_conj() or tensor.is_neg():
+        return "expected a tensor whose memory holds its values: call .resolve_conj().resolve_neg()"
+    if tensor.numel() > 0 and tensor.data_ptr() == 0:
+        name = type(tensor).__name__
+        return f"expected a tensor with memory of its own, found a {name}: pass its local tensor"
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        return (
+            "a leaf that requires grad cannot be changed in place: pass tensor.detach(), or call "
+            "under torch.no_grad()"
+        )
+    return ""

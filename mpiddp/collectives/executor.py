@@ -156,15 +156,17 @@ class _Binder:
                 return [self.messages.finish(number)]
             case Wait(step, rank, stage):
                 assert self.neighbourhood is not None
-                describe = partial(self.description.wait, step, rank)
+                describe = self._describe(step, rank)
                 return [self.neighbourhood.wait(rank, stage, describe, self.progress)]
             case Publish(stage):
                 assert self.neighbourhood is not None
                 return [self.neighbourhood.publish(stage)]
-            case Fetch(_, rank, start, count, slot):
-                return [self.peers[rank].read(start, self.scratch.move(slot, slot + count))]
-            case Push(_, rank, start, count):
-                return [self.peers[rank].write(start, self.own.move(start, start + count))]
+            case Fetch(step, rank, start, length, slot):
+                target = self.scratch.move(slot, slot + length)
+                return [self.peers[rank].read(start, target, self._describe(step, rank))]
+            case Push(step, rank, start, length):
+                source = self.own.move(start, start + length)
+                return [self.peers[rank].write(start, source, self._describe(step, rank))]
             case Reduce():
                 return self._bind_reduce(instruction)
 
@@ -175,15 +177,19 @@ class _Binder:
         for place, operand in enumerate(reduce.operands):
             if operand.source is Source.OWN:
                 own = place
-            views.append(self._find_operand(place, operand, reduce.length, actions))
+            views.append(self._find_operand(reduce, place, operand, actions))
         needs = self.arithmetic.needs_workspace(own, len(views))
         workspace = self._find_workspace(reduce.length) if needs else None
         out = self.own.compute(start, stop)
         return actions + self.arithmetic.reduce(out, views, own, reduce.final, workspace)
 
+    def _describe(self, step: int, rank: int) -> Callable[[], str]:
+        return partial(self.description.wait, step, rank)
+
     def _find_operand(
-        self, place: int, operand: Operand, count: int, actions: list[Action]
+        self, reduce: Reduce, place: int, operand: Operand, actions: list[Action]
     ) -> View:
+        count = reduce.length
         start, stop = operand.start, operand.start + count
         if operand.source is Source.OWN:
             return self.own.compute(start, stop)
@@ -193,7 +199,8 @@ class _Binder:
         view = peer.operand(start, count)
         if view is None:
             room = self._find_room(place)
-            actions.append(peer.read(start, room.move(0, count)))
+            describe = self._describe(reduce.step, operand.rank)
+            actions.append(peer.read(start, room.move(0, count), describe))
             view = room.compute(0, count)
         return view
 

@@ -90,7 +90,7 @@ class Planner:
             operator, dtype = Operator.SUM, _find_moved(dtype)
             accumulation = dtype
         on_gpu = tensor.device.type != "cpu"
-        size = tensor.numel() * accumulation.itemsize
+        size = tensor.numel() * tensor.element_size()
         selection = select(call, size, self.layout, on_gpu=on_gpu)
         if self.layout.size == 1:
             return NoPlan()

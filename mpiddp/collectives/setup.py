@@ -93,7 +93,10 @@ class _Facts:
     cores: tuple[int, ...]
     wish: str
     message_bytes: str
+    is_checked: bool
     has_order: bool
+    namespace: str
+    """In which its process number counts."""
     block: int
     """File descriptor of the node's block, at the first rank of each node."""
     token: bytes
@@ -116,12 +119,13 @@ def make_communicator(launch: Launch) -> Communicator:
     Raises ConfigurationError for environment variables that make no sense or differ.
     """
     segments = Segments()
+    token = mmap.mmap(-1, TOKEN_BYTES)
+    token[:] = secrets.token_bytes(TOKEN_BYTES)
     block = None
     if launch.local_rank == 0:
         # A quick rank leaves while others still read its last letter.
-        block = segments.allocate(block_size(launch.local_size), is_common=True)
-    token = mmap.mmap(-1, TOKEN_BYTES)
-    token[:] = secrets.token_bytes(TOKEN_BYTES)
+        block = segments.allocate(block_size(launch.local_size) + TOKEN_BYTES, is_common=True)
+        block[-TOKEN_BYTES:] = token[:]
     facts = launch.gather(_find_facts(launch, segments, block, token))
     ranks = [rank for rank, each in enumerate(facts) if each.node == launch.node]
     block, found = _reach(facts, ranks, launch.rank, block)
@@ -138,7 +142,9 @@ def make_communicator(launch: Launch) -> Communicator:
             launch.rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
             copies,
         )  # fmt: skip
-    is_checked = os.environ.get(environment.DEBUG) not in (None, "", "0")
+    if len({each.is_checked for each in facts}) > 1:
+        raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
+    is_checked = facts[0].is_checked
     messengers = _list_messengers(launch, waiter, facts)
     planner = Planner(layout, segments, neighbourhood, messengers)
     return Communicator(planner, waiter, notes, launch.agree if is_checked else None)
@@ -155,7 +161,9 @@ def _find_facts(
         tuple(sorted(os.sched_getaffinity(0))),
         os.environ.get(environment.WAIT, ""),
         os.environ.get(environment.MESSAGE_BYTES, ""),
+        os.environ.get(environment.DEBUG) not in (None, "", "0"),
         is_ordered(),
+        os.readlink("/proc/self/ns/pid"),
         place.descriptor if place is not None else -1,
         token[:],
         address_of(token),
@@ -178,10 +186,13 @@ def _reach(
         reason = "this processor does not keep stores in order, x86-64 does"
         return None, _Reach(memory=reason, copies=reason)
     if block is None:
+        size = block_size(len(ranks)) + TOKEN_BYTES
         try:
-            block = map_descriptor(first.process, first.block)
-        except OSError as error:
-            reason = f"rank {rank} cannot map rank {ranks[0]}'s memory ({error.strerror})"
+            if facts[rank].namespace != first.namespace:
+                raise ValueError("their process numbers are not the same")
+            block = map_descriptor(first.process, first.block, size, first.token)
+        except (OSError, ValueError) as error:
+            reason = f"rank {rank} cannot map rank {ranks[0]}'s memory ({error})"
             return None, _Reach(memory=reason, copies=reason)
     for other in ranks:
         each = facts[other]
@@ -257,8 +268,8 @@ def _find_longest(wishes: list[str], has_network: bool) -> int:
 
 def make_lonely() -> Communicator:
     """For one process that was started alone."""
-    layout = Layout(0, ("",), (0,), (SHARED, MPI, TORCH))
-    policy = choose_policy([""], [(1, 1)])
+    layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
+    policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
     return Communicator(Planner(layout, Segments(), None, {}), Waiter(policy, 0.0))
 
 

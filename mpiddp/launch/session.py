@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import hashlib
 import os
 import sys
@@ -225,8 +226,14 @@ class Session:
             return
         self._closed = True
         atexit.unregister(self.close)
-        for undo in self._on_close:
-            undo()
+        with contextlib.ExitStack() as stack:
+            # Whatever fails before, what the launch has opened is closed.
+            stack.callback(self._close_launch)
+            for work in reversed(self._on_close):
+                stack.callback(work)
+
+    def _close_launch(self) -> None:
+        self.collectives = None
         self._leave()
         self._close_group()
         if self._own is not None:

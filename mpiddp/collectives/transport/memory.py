@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
 from mpiddp.collectives.transport.segments import Place, Segments, view_of
 from mpiddp.collectives.transport.single_copy import bind_read, bind_write
 from mpiddp.collectives.waiting import Waiter
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, PeerLostError
 
 WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
@@ -29,6 +30,8 @@ _HEADER, _VERSION, _KIND = 16, 17, 18
 been another one than in the call before; where the buffer lies, in four words."""
 NEXT_CALL = 1 << 24
 """A rank's progress is so many times the number of its call, plus its stage in that call."""
+GIVEN_UP = -1
+"""The progress of a rank whose call failed."""
 MAILBOX = 32 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
@@ -52,10 +55,10 @@ class Location(NamedTuple):
 class PeerMemory(Protocol):
     """A peer's buffer."""
 
-    def read(self, start: int, target: View) -> Action:
-        """Fills ``target`` from element ``start`` on."""
+    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        """Fills ``target`` from element ``start`` on. Errors say ``describe()``: whose they are."""
 
-    def write(self, start: int, source: View) -> Action:
+    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
         """Puts ``source`` at element ``start``."""
 
     def operand(self, start: int, count: int) -> View | None:
@@ -70,10 +73,10 @@ class MappedMemory:
     owner: Any = None
     """Kept alive with it."""
 
-    def read(self, start: int, target: View) -> Action:
+    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
         return copy(target, self.span.move(start, start + len(target)))
 
-    def write(self, start: int, source: View) -> Action:
+    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
         return copy(self.span.move(start, start + len(source)), source)
 
     def operand(self, start: int, count: int) -> View | None:
@@ -88,11 +91,13 @@ class PrivateMemory:
     address: int
     dtype: torch.dtype
 
-    def read(self, start: int, target: View) -> Action:
-        return bind_read(self.process, target, self.address + start * self.dtype.itemsize)
+    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        address = self.address + start * self.dtype.itemsize
+        return bind_read(self.process, target, address, describe)
 
-    def write(self, start: int, source: View) -> Action:
-        return bind_write(self.process, source, self.address + start * self.dtype.itemsize)
+    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
+        address = self.address + start * self.dtype.itemsize
+        return bind_write(self.process, source, address, describe)
 
     def operand(self, start: int, count: int) -> View | None:
         return None
@@ -141,7 +146,7 @@ def is_ordered() -> bool:
 
 
 def block_size(ranks: int) -> int:
-    """Bytes of the block that so many ranks share."""
+    """Bytes of the block that so many ranks share; whatever follows is their owner's."""
     return ranks * (8 * WORDS + 2 * MAILBOX)
 
 
@@ -270,7 +275,7 @@ class Neighbourhood:
             def test() -> bool:
                 if progress is not None:
                     progress()
-                return words[place] >= target
+                return self.has_reached(place, target, describe)
 
             wait_slowly(test, describe)
 
@@ -282,9 +287,24 @@ class Neighbourhood:
         for rank in ranks:
             place = self.places[rank]
             if words[place] < base:
-                self.waiter.wait(lambda: words[place] >= base, lambda: describe(rank))  # noqa: B023
+                self._await(rank, base, describe)
             if words[place + _HEADER] != base | signature:
                 self.check(rank, signature)
+
+    def _await(self, rank: int, target: int, describe: Callable[[int], str]) -> None:
+        place, say = self.places[rank], partial(describe, rank)
+        self.waiter.wait(lambda: self.has_reached(place, target, say), say)
+
+    def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
+        """Whether the rank with these words has come so far. Raises PeerLostError if it gave up."""
+        found = self.words[place]
+        if found == GIVEN_UP:
+            raise PeerLostError(f"{describe()}, whose own call failed")
+        return found >= target
+
+    def give_up(self) -> None:
+        """Tell all others that this rank's call has failed."""
+        self.words[self._own] = GIVEN_UP
 
     def exchange(
         self,
@@ -322,7 +342,7 @@ class Neighbourhood:
         for rank in self.ranks:
             place = self.places[rank]
             if words[place] < base:
-                self.waiter.wait(lambda: words[place] >= base, lambda: describe(rank))  # noqa: B023
+                self._await(rank, base, describe)
             found = words[place]
             if found != base | signature and found - base < NEXT_CALL:
                 raise _differ(rank, self.rank)

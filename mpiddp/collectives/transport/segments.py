@@ -24,6 +24,8 @@ import torch
 from mpiddp.collectives.operators import map_memory
 from mpiddp.errors import ConfigurationError
 
+NAME = "mpiddp"
+"""What /proc calls them."""
 MOST_FOREIGN = 64
 """Mappings of other ranks' segments that are kept. A freed segment has no pages any more, so that
 what remains mapped of it costs address space alone."""
@@ -74,7 +76,7 @@ class Segments:
             raise ConfigurationError(f"{size} bytes of shared memory are more than is free")
         descriptor = -1
         try:
-            descriptor = os.memfd_create("mpiddp", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC)
             # Reserved now: a page that cannot be had later kills with SIGBUS.
             os.posix_fallocate(descriptor, 0, length)
             memory = mmap.mmap(descriptor, length)
@@ -137,13 +139,26 @@ class Segments:
         return memory
 
 
-def map_descriptor(process: int, descriptor: int) -> mmap.mmap:
-    """Map a file that another process has open, all of it, for reading and writing."""
-    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes = b"") -> mmap.mmap:
+    """Map a segment that another process has open, all of it, for reading and writing.
+
+    Raises OSError where that is forbidden, ValueError where it is no segment, not of ``size`` bytes
+    or does not end as it should: process numbers may mean other processes here than there.
+    """
+    path = f"/proc/{process}/fd/{descriptor}"
+    if not os.readlink(path).startswith(f"/memfd:{NAME}"):
+        raise ValueError(f"{path} is no segment")
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return mmap.mmap(opened, 0)
+        length = os.fstat(opened).st_size
+        if length == 0 or (size and length != size):
+            raise ValueError(f"{path} has {length} bytes")
+        memory = mmap.mmap(opened, 0)
     finally:
         os.close(opened)
+    if ending and memory[-len(ending) :] != ending:
+        raise ValueError(f"{path} is another job's")
+    return memory
 
 
 def address_of(memory: mmap.mmap) -> int:

@@ -7,12 +7,13 @@ third buffer is needed; it is allowed where one process may trace the other.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from mpiddp.collectives.operators import Action
-from mpiddp.errors import PeerLostError
+from mpiddp.errors import ConfigurationError, PeerLostError
 
 
 class _Vector(ctypes.Structure):
@@ -38,7 +39,7 @@ _read = _find("process_vm_readv")
 _write = _find("process_vm_writev")
 
 
-def _bind(call: _Call, process: int, own: Any, address: int) -> Action:
+def _bind(call: _Call, process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
     """Copies ``own.nbytes`` bytes between the array ``own`` and the other process."""
     size = own.nbytes
     here, there = _Vector(own.ctypes.data, size), _Vector(address, size)
@@ -59,26 +60,36 @@ def _bind(call: _Call, process: int, own: Any, address: int) -> Action:
             )  # fmt: skip
             done += max(moved, 0)
         if done < size:
-            reason = os.strerror(ctypes.get_errno())
-            raise PeerLostError(
-                f"copying {size} bytes from or to process {process} ended after {done}: {reason}"
-            )
+            _fail(ctypes.get_errno(), describe)
 
     # The vectors are known to the closure by reference only.
     copy.vectors = (here, there)  # type: ignore[attr-defined]
     return copy
 
 
-def bind_read(process: int, own: Any, address: int) -> Action:
-    """Fills the array ``own`` from ``address`` of the other process."""
+def _fail(number: int, describe: Callable[[], str]) -> NoReturn:
+    if number == errno.ESRCH:
+        raise PeerLostError(f"{describe()}, whose process is gone")
+    raise ConfigurationError(
+        f"{describe()}, whose buffer cannot be copied from this process "
+        f"({os.strerror(number)}): use mpiddp.shared_empty, or transport mpi"
+    )
+
+
+def bind_read(process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
+    """Fills the array ``own`` from ``address`` of the other process.
+
+    ``describe()`` says who that is and what this rank does, for errors: PeerLostError where the
+    process is gone, ConfigurationError where its memory cannot be copied.
+    """
     assert _read is not None
-    return _bind(_read, process, own, address)
+    return _bind(_read, process, own, address, describe)
 
 
-def bind_write(process: int, own: Any, address: int) -> Action:
-    """Writes the array ``own`` to ``address`` of the other process."""
+def bind_write(process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
+    """Writes the array ``own`` to ``address`` of the other process; see ``bind_read``."""
     assert _write is not None
-    return _bind(_write, process, own, address)
+    return _bind(_write, process, own, address, describe)
 
 
 def can_copy(process: int, address: int, expected: bytes) -> bool:
