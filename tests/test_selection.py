@@ -92,10 +92,12 @@ def test_messages_that_were_asked_for_are_messages_inside_nodes_too(layout):
         ([0, 0, 0], SHORT, "direct"),
         ([0, 0, 0], LONG, "direct"),
         ([0, 0, 1, 1], LONG, "two-level:inner=direct,outer=ring"),
-        ([0, 0, 1, 1], SHORT, "two-level:inner=direct,outer=ring"),
+        ([0, 0, 1, 1], SHORT, "two-level:inner=direct,outer=recursive-doubling"),
     ],
 )
-def test_on_gpus_nccl_carries_direct_inside_nodes_and_a_ring_between_them(nodes, size, expected):
+def test_on_gpus_nccl_carries_direct_inside_nodes_and_two_levels_between_them(
+    nodes, size, expected
+):
     assert choose(Call(ALL), size, make_layout(nodes), on_gpu=True) == (expected, TORCH)
 
 

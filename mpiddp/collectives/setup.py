@@ -192,7 +192,8 @@ def _reach(
                 raise ValueError("their process numbers are not the same")
             block = map_descriptor(first.process, first.block, size, first.token)
         except (OSError, ValueError) as error:
-            reason = f"rank {rank} cannot map rank {ranks[0]}'s memory ({error})"
+            why = error.strerror if isinstance(error, OSError) else error
+            reason = f"rank {rank} cannot map rank {ranks[0]}'s memory ({why})"
             return None, _Reach(memory=reason, copies=reason)
     for other in ranks:
         each = facts[other]

@@ -15,6 +15,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -60,7 +61,6 @@ class Segments:
         self._numbers = itertools.count(1)
         self._own: tuple[_Own, ...] = ()
         """By address; replaced as a whole, since other threads may be looking."""
-        # A tensor may be freed, by the garbage collector, while this thread allocates another one.
         self._lock = threading.RLock()
         self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
 
@@ -87,9 +87,8 @@ class Segments:
                 f"{size} bytes of shared memory cannot be had: {error.strerror}"
             ) from None
         address = address_of(memory)
-        with self._lock:
-            own = _Own(address, address + length, next(self._numbers), descriptor)
-            self._own = tuple(sorted((*self._own, own)))
+        own = _Own(address, address + length, next(self._numbers), descriptor)
+        self._change(lambda before: sorted((*before, own)))
         weakref.finalize(memory, self._forget, own, is_common)
         return memory
 
@@ -101,8 +100,17 @@ class Segments:
             # Others may have it mapped still, but use it no more; its pages go now.
             os.ftruncate(own.descriptor, 0)
         os.close(own.descriptor)
+        self._change(lambda before: [each for each in before if each is not own])
+
+    def _change(self, make: Callable[[tuple[_Own, ...]], list[_Own]]) -> None:
         with self._lock:
-            self._own = tuple(each for each in self._own if each is not own)
+            while True:
+                before = self._own
+                after = tuple(make(before))
+                # The garbage collector may have freed a segment meanwhile, in this very thread.
+                if self._own is before:
+                    self._own = after
+                    return
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros in a segment of its own, which is freed with it."""
