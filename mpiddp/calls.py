@@ -1,103 +1,29 @@
 """The collective calls on the current session: ``mpiddp.all_reduce`` and its kin.
 
 All ranks make the same calls in the same order, with buffers of the same length and type. Buffers
-are the caller's, contiguous, and changed in place; a result is on all ranks that are named when
-the call returns (on a GPU: once the current stream has come so far).
+are the caller's, contiguous, and changed in place. When a call returns its result is there; on a
+GPU, once the current stream has come so far, and calls on different streams must not overlap. The
+first call of a session, and the first over each transport, make ready what later ones use, and wait
+for all ranks.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 
 from mpiddp.collectives import setup
-from mpiddp.collectives.communicator import Communicator, check_tensor, tell_autograd
+from mpiddp.collectives.communicator import check_tensor, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.session import Session, current_session
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-T = TypeVar("T")
+from mpiddp.sync.joint import find_communicator
 
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: constants, since the same call has to be the same object."""
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """A session, as `collectives.setup` wants it."""
-
-    session: Session
-    rank: int
-    node: int
-    local_rank: int
-    local_size: int
-    hostname: str
-    timeout: float
-    communicators: list[MPI.Intracomm] = field(default_factory=list)
-
-    def gather(self, value: T) -> list[T]:
-        return self.session.gather(value)
-
-    def agree(self, value: Any, what: str) -> Any:
-        return self.session.agree(value, what)
-
-    def make_mpi(self) -> MPI.Intracomm:
-        communicator = self.session.duplicate()
-        assert communicator is not None
-        self.communicators.append(communicator)
-        return communicator
-
-    def make_group(self, on_gpu: bool) -> Any:
-        backend = self.session.backend if on_gpu else "gloo"
-        if on_gpu and backend != "nccl":
-            raise ConfigurationError(
-                f"tensors on GPUs travel over NCCL, but this session has {backend}: NCCL needs a "
-                "GPU for each rank; or make the call on a CPU tensor"
-            )
-        wait = datetime.timedelta(seconds=self.timeout)
-        return torch.distributed.new_group(backend=backend, timeout=wait)
-
-    def close(self) -> None:
-        """Free the communicators, once nothing uses them any more."""
-        while self.communicators:
-            self.communicators.pop().Free()
-
-
-def find_communicator() -> Communicator:
-    """The current session's; made by the first call of all. Raises ConfigurationError."""
-    session = current_session()
-    if session.collectives is None:
-        session.collectives = _make_communicator(session)
-    found: Communicator = session.collectives
-    return found
-
-
-def _make_communicator(session: Session) -> Communicator:
-    world = session.world
-    if world.size == 1:
-        return setup.make_lonely()
-    launch = _Launch(
-        session,
-        world.rank,
-        world.node_rank,
-        world.local_rank,
-        world.local_size,
-        world.hostname,
-        session.timeout,
-    )
-    communicator = setup.make_communicator(launch)
-    session.at_close(communicator.close)
-    session.at_close(launch.close)
-    return communicator
 
 
 def _find_request(
@@ -161,15 +87,14 @@ def all_reduce(
         PeerLostError: a rank did not come, or left, within the session's timeout; says which one
             and in which step.
     """
+    options = (algorithm, transport, op, reduction_dtype, fixed_order)
     communicator = find_communicator()
     try:
-        where = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+        key = (tensor.data_ptr(), tensor.numel(), tensor.dtype, *options)
     except (AttributeError, RuntimeError):
         check_tensor(tensor)
         raise
-    letter = communicator.letters.get(
-        (*where, algorithm, transport, op, reduction_dtype, fixed_order)
-    )
+    letter = communicator.letters.get(key)
     if letter is not None and tensor.is_contiguous():
         try:
             letter()
@@ -178,10 +103,9 @@ def all_reduce(
             raise
         tell_autograd(tensor)
         return tensor
-    options = (algorithm, transport, op, reduction_dtype, fixed_order)
     request = _find_request(Collective.ALL_REDUCE, *options)
     communicator.run(request, tensor)
-    communicator.remember(request, tensor, (*where, *options))
+    communicator.remember(request, tensor, key)
     return tensor
 
 
@@ -303,7 +227,8 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     """A CPU tensor in memory that the other ranks of this node can work in.
 
     Collective calls on it make no copy inside a node. It is zeros at first, belongs to the caller,
-    and is freed as any tensor is. Not collective.
+    and is freed as any tensor is. Not collective, unless it is the first of these functions that is
+    called in a session.
 
     Raises ConfigurationError where there is no memory left, or no session.
     """

@@ -133,6 +133,12 @@ class Span:
     """A numpy array (``map_memory``) on the CPU, a flat tensor on a GPU."""
     dtype: torch.dtype
 
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        memory = self.memory
+        return memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
+
     def move(self, lo: int, hi: int) -> View:
         """Elements ``lo`` to ``hi``, to be copied or sent."""
         return self.memory[lo:hi]

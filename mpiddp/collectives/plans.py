@@ -7,10 +7,11 @@ plan works in a stage beside it, which all plans share.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -64,29 +65,28 @@ class Stage:
 
     def __init__(self, segments: Segments | None) -> None:
         """In a segment that peers can map, or in private memory."""
-        self._segments = segments
-        self._memory: Any = None
+        self._segments = segments or Segments()
+        self._memory: mmap.mmap | None = None
         self._size = 0
-        self.generation = 0
-        """Changes whenever the memory does."""
+        self._on_gpus: dict[tuple[int, int], torch.Tensor] = {}
+        """By device and stream: calls on two streams work at the same time."""
 
     def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
         """Room for ``count`` elements; what was there before may be lost."""
         size = count * dtype.itemsize
         if isinstance(like.memory, torch.Tensor):
             return self._find_on_gpu(size, dtype, like.memory)
-        if self._memory is None or size > self._size or isinstance(self._memory, torch.Tensor):
-            self._memory = (self._segments or Segments()).allocate(size)
+        if self._memory is None or size > self._size:
+            self._memory = self._segments.allocate(size)
             self._size = size
-            self.generation += 1
         return Span(view_of(self._memory, 0, count, dtype), dtype)
 
     def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
-        memory = self._memory
-        if not isinstance(memory, torch.Tensor) or size > self._size:
-            memory = self._memory = torch.empty(size, dtype=torch.uint8, device=like.device)
-            self._size = size
-            self.generation += 1
+        key = (like.get_device(), torch.cuda.current_stream(like.device).cuda_stream)
+        memory = self._on_gpus.get(key)
+        if memory is None or size > memory.numel():
+            memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+            self._on_gpus[key] = memory
         return Span(memory[:size].view(dtype), dtype)
 
 
@@ -144,8 +144,7 @@ class MessagePlan:
         count = self.parts.program.count
         stage = self.parts.find_stage(buffer)
         convert(stage, buffer, count)()
-        key = ("stage", self.parts.stage.generation)
-        binding = self.bindings.find(key, lambda: self.parts.bind(stage, {}))
+        binding = self.bindings.find(stage.address, lambda: self.parts.bind(stage, {}))
         binding.run()
         convert(buffer, stage, count)()
 
@@ -195,7 +194,7 @@ class MemoryPlan:
         stage = parts.find_stage(buffer)
         convert(stage, buffer, count)()
         size = count * stage.dtype.itemsize
-        place = self._neighbourhood.segments.find(stage.memory.ctypes.data, size)
+        place = self._neighbourhood.segments.find(stage.address, size)
         self._run_at(Location(PRIVATE, 0) if place is None else Location(SHARED, *place), stage)
         convert(buffer, stage, count)()
 

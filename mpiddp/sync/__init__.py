@@ -1,0 +1,1 @@
+"""How gradients become one: the session and the collectives, joined."""
