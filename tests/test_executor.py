@@ -150,7 +150,7 @@ def test_a_team_of_one_takes_nothing():
 
 
 def make_binding() -> Binding:
-    return Binding(actions=(), messages=None, peers=(), workspace=0)
+    return Binding(actions=(), messages=None, kept=(), workspace=0)
 
 
 def test_bindings_are_made_once_for_each_key():

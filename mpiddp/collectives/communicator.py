@@ -127,7 +127,9 @@ class Communicator:
     def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
         """Have a call that was just made found under ``key`` in ``letters``."""
         plan = self._plans.get(_key(request, tensor))
-        if plan is not None and plan.is_letter and not self._looks_twice(tensor):
+        if plan is None or self._looks_twice(tensor):
+            return
+        if plan.is_letter and tensor.is_cpu:
             if len(self.letters) >= MOST_PLANS:
                 self.letters.clear()
             self.letters[key] = plan.prepare(tensor)

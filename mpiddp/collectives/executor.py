@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -67,7 +67,7 @@ class Binding:
     actions: tuple[Action, ...]
     messages: Messages | None
     """Kept alive, and with them what they hold."""
-    peers: tuple[PeerMemory, ...]
+    kept: tuple[object, ...]
     """Likewise: views of mapped memory do not keep it mapped."""
     workspace: int
     """Bytes beside the buffer: scratch, and room for what is read or added."""
@@ -76,6 +76,10 @@ class Binding:
         """Do it once."""
         for action in self.actions:
             action()
+
+    def between(self, before: Action, after: Action) -> Binding:
+        """The same with something done before it and something after it."""
+        return replace(self, actions=(before, *self.actions, after))
 
 
 @dataclass
@@ -144,7 +148,7 @@ class _Binder:
         actions: list[Action] = []
         for instruction in self.program.instructions:
             actions += self._bind(instruction)
-        return Binding(tuple(actions), self.messages, tuple(self.peers.values()), self.bytes)
+        return Binding(tuple(actions), self.messages, (*self.peers.values(), self.own), self.bytes)
 
     def _bind(self, instruction: Instruction) -> list[Action]:
         match instruction:

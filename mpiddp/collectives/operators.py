@@ -132,6 +132,8 @@ class Span:
     memory: View
     """A numpy array (``map_memory``) on the CPU, a flat tensor on a GPU."""
     dtype: torch.dtype
+    owner: object = None
+    """What the memory goes with, where that is not for the caller to keep."""
 
     @property
     def address(self) -> int:

@@ -15,7 +15,14 @@ from typing import Protocol
 
 import torch
 
-from mpiddp.collectives.executor import Binding, Bindings, Description, allocate, bind
+from mpiddp.collectives.executor import (
+    MOST_BINDINGS,
+    Binding,
+    Bindings,
+    Description,
+    allocate,
+    bind,
+)
 from mpiddp.collectives.instructions import Program
 from mpiddp.collectives.operators import Action, Arithmetic, Span, convert, copy, make_span
 from mpiddp.collectives.transport import Messenger
@@ -37,8 +44,8 @@ class Plan(Protocol):
 
     @property
     def is_letter(self) -> bool:
-        """Whether what ``prepare`` returns keeps no tensor alive, and asks for no other rank's
-        buffer."""
+        """Whether what ``prepare`` returns for a CPU tensor keeps no tensor alive, and asks for no
+        other rank's buffer."""
 
     def run(self, tensor: torch.Tensor) -> None:
         """Make the call on a contiguous tensor of the plan's length and type, in place."""
@@ -79,7 +86,7 @@ class Stage:
         if self._memory is None or size > self._size:
             self._memory = self._segments.allocate(size)
             self._size = size
-        return Span(view_of(self._memory, 0, count, dtype), dtype)
+        return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
 
     def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
         key = (like.get_device(), torch.cuda.current_stream(like.device).cuda_stream)
@@ -130,33 +137,39 @@ class MessagePlan:
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
 
-    @property
-    def is_letter(self) -> bool:
-        """See ``Plan``."""
-        return not self.parts.is_wide
+    is_letter = True
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
-        if not self.parts.is_wide:
-            self._find(tensor).run()
-            return
-        buffer = make_span(tensor, self.parts.dtype)
-        count = self.parts.program.count
-        stage = self.parts.find_stage(buffer)
-        convert(stage, buffer, count)()
-        binding = self.bindings.find(stage.address, lambda: self.parts.bind(stage, {}))
-        binding.run()
-        convert(buffer, stage, count)()
+        self._find(tensor).run()
 
     def prepare(self, tensor: torch.Tensor) -> Action:
         """See ``Plan``."""
-        return partial(self.run, tensor) if self.parts.is_wide else self._find(tensor).run
+        return self._find(tensor).run
 
     def _find(self, tensor: torch.Tensor) -> Binding:
-        return self.bindings.find(tensor.data_ptr(), lambda: self._bind(tensor))
+        # Calls on two streams of a GPU may not share their scratch space.
+        stream = None if tensor.is_cpu else torch.cuda.current_stream(tensor.device).cuda_stream
+        return self.bindings.find((tensor.data_ptr(), stream), lambda: self._bind(tensor))
 
     def _bind(self, tensor: torch.Tensor) -> Binding:
-        return self.parts.bind(make_span(tensor, self.parts.dtype), {})
+        parts = self.parts
+        buffer = make_span(tensor, parts.dtype)
+        if not parts.is_wide:
+            return parts.bind(buffer, {})
+        stage, count = parts.find_stage(buffer), parts.program.count
+        put, get = convert(stage, buffer, count), convert(buffer, stage, count)
+        return parts.bind(stage, {}).between(put, get)
+
+
+@dataclass(frozen=True)
+class _Staging:
+    """A buffer's copy in the stage."""
+
+    stage: Span
+    location: Location
+    put: Action
+    get: Action
 
 
 @dataclass
@@ -165,6 +178,9 @@ class MemoryPlan:
 
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
+
+    _stagings: dict[int, _Staging] = field(default_factory=dict)
+    """By address of the buffer."""
 
     is_letter = False
 
@@ -189,14 +205,24 @@ class MemoryPlan:
         return partial(self.run, tensor)
 
     def _run_staged(self, tensor: torch.Tensor) -> None:
+        staging = self._stagings.get(tensor.data_ptr())
+        if staging is None:
+            if len(self._stagings) >= MOST_BINDINGS:
+                self._stagings.clear()
+            staging = self._stagings[tensor.data_ptr()] = self._make_staging(tensor)
+        staging.put()
+        self._run_at(staging.location, staging.stage)
+        staging.get()
+
+    def _make_staging(self, tensor: torch.Tensor) -> _Staging:
         parts = self.parts
         count, buffer = parts.program.count, make_span(tensor, parts.dtype)
         stage = parts.find_stage(buffer)
-        convert(stage, buffer, count)()
         size = count * stage.dtype.itemsize
         place = self._neighbourhood.segments.find(stage.address, size)
-        self._run_at(Location(PRIVATE, 0) if place is None else Location(SHARED, *place), stage)
-        convert(buffer, stage, count)()
+        location = Location(PRIVATE, 0) if place is None else Location(SHARED, *place)
+        put, get = convert(stage, buffer, count), convert(buffer, stage, count)
+        return _Staging(stage, location, put, get)
 
     def _run_at(self, location: Location, memory: torch.Tensor | Span) -> None:
         self._neighbourhood.enter(self.parts.signature, location)
