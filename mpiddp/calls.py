@@ -94,10 +94,10 @@ def all_reduce(
     except (AttributeError, RuntimeError):
         check_tensor(tensor)
         raise
-    letter = communicator.letters.get(key)
-    if letter is not None and tensor.is_contiguous():
+    shortcut = communicator.shortcuts.get(key)
+    if shortcut is not None and tensor.is_contiguous():
         try:
-            letter()
+            shortcut()
         except BaseException as error:
             communicator.give_up(error)
             raise

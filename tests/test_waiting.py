@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 
 import pytest
 
-from mpiddp.collectives.layout import count_cores
+from mpiddp.collectives.layout import count_cores, find_quota
 from mpiddp.collectives.waiting import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -164,3 +165,19 @@ def test_a_rank_that_was_stopped_itself_looks_once_more_before_it_gives_up(polic
 @POLICIES
 def test_a_wait_of_no_time_looks_at_least_once(policy):
     Waiter(policy, 0.0).wait(lambda: True, complain)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000", math.inf), ("200000 100000", 2.0), ("50000 100000", 0.5), ("", math.inf)],
+)
+def test_a_containers_share_of_the_cores_is_read(text, cores, tmp_path):
+    (tmp_path / "cpu.max").write_text(text + "\n")
+    assert find_quota(tmp_path / "cpu.max") == cores
+    assert find_quota(tmp_path / "nowhere") == math.inf
+
+
+def test_cores_are_the_ranks_together_and_no_more_than_their_container_has():
+    assert count_cores([[0, 1], [1, 2]]) == 3
+    assert count_cores([[0, 1], [1, 2]], [2.0, 2.0]) == 2
+    assert count_cores([[0], [1]], [math.inf, math.inf]) == 2

@@ -62,7 +62,7 @@ class Communicator:
         self._plans: dict[Hashable, Plan] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
-        self.letters: dict[Hashable, Callable[[], object]] = {}
+        self.shortcuts: dict[Hashable, Callable[[], object]] = {}
         """Calls that were made before and depend on nothing but the own buffer, by all that tells
         them from others: they are found in one look. Empty as long as calls are compared, or others
         are under way."""
@@ -125,14 +125,14 @@ class Communicator:
         self._worker.submit(_do_nothing).result()
 
     def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
-        """Have a call that was just made found under ``key`` in ``letters``."""
+        """Have a call that was just made found under ``key`` in ``shortcuts``."""
         plan = self._plans.get(_key(request, tensor))
         if plan is None or self._looks_twice(tensor):
             return
-        if plan.is_letter and tensor.is_cpu:
-            if len(self.letters) >= MOST_PLANS:
-                self.letters.clear()
-            self.letters[key] = plan.prepare(tensor)
+        if plan.has_shortcut and tensor.is_cpu:
+            if len(self.shortcuts) >= MOST_PLANS:
+                self.shortcuts.clear()
+            self.shortcuts[key] = plan.prepare(tensor)
 
     def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What makes a call on this tensor, as often as it is called."""
@@ -173,7 +173,7 @@ class Communicator:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "mpiddp-collectives")
             self._pending += 1
-            self.letters = {}
+            self.shortcuts = {}
         self._worker.submit(self._work, plan, tensor, future)
         return future
 
@@ -206,14 +206,14 @@ class Communicator:
         if self._refusal:
             return
         self._refusal = f"an earlier collective call failed ({error}): start a new session"
-        self.letters = {}
+        self.shortcuts = {}
         if self.neighbourhood is not None:
             self.neighbourhood.give_up()
 
     def disown(self) -> None:
         """In a forked child: the calls are its parent's."""
         self._refusal = "a forked child takes no part in collective calls: its parent does"
-        self.letters = {}
+        self.shortcuts = {}
 
     def barrier(self) -> None:
         """Return once every rank has come. Raises PeerLostError."""
@@ -231,7 +231,7 @@ class Communicator:
         """Wait for calls that were begun; give back requests and memory. Collective."""
         if self._worker is not None:
             self._worker.shutdown(wait=True)
-        self.letters = {}
+        self.shortcuts = {}
         if self._refusal:
             # Messages may still arrive in what a failed call has prepared: it is kept.
             _kept.append(self._plans)

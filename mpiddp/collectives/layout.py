@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Layout:
         return tuple(map(self.nodes.count, sorted(set(self.nodes))))
 
 
-def count_cores(affinities: Sequence[Sequence[int]]) -> int:
-    """The cores that ranks of one node may use between them."""
-    return len(set().union(*affinities))
+def count_cores(affinities: Sequence[Sequence[int]], quotas: Sequence[float] = ()) -> float:
+    """The cores that ranks of one node may use between them: at most their container's share."""
+    return min(len(set().union(*affinities)), max(quotas, default=math.inf))
+
+
+def find_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
+    """The cores' worth of time that this process's container has (cgroup v2); no limit is inf."""
+    try:
+        share, period = file.read_text().split()
+        return float(share) / float(period)
+    except (OSError, ValueError):
+        # There is no such file, or it says "max".
+        return math.inf

@@ -43,7 +43,7 @@ class Plan(Protocol):
     """A prepared call."""
 
     @property
-    def is_letter(self) -> bool:
+    def has_shortcut(self) -> bool:
         """Whether what ``prepare`` returns for a CPU tensor keeps no tensor alive, and asks for no
         other rank's buffer."""
 
@@ -57,7 +57,7 @@ class Plan(Protocol):
 class NoPlan:
     """One rank alone: its buffer is the result."""
 
-    is_letter = False
+    has_shortcut = False
 
     def run(self, tensor: torch.Tensor) -> None:
         """Nothing to do."""
@@ -137,7 +137,7 @@ class MessagePlan:
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
 
-    is_letter = True
+    has_shortcut = True
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
@@ -182,7 +182,7 @@ class MemoryPlan:
     _stagings: dict[int, _Staging] = field(default_factory=dict)
     """By address of the buffer."""
 
-    is_letter = False
+    has_shortcut = False
 
     @property
     def _neighbourhood(self) -> Neighbourhood:
@@ -259,7 +259,7 @@ class MailboxPlan:
     begin the call before, so nobody still reads from it: no rank waits at the end of a call.
     """
 
-    is_letter = True
+    has_shortcut = True
 
     def __init__(
         self,

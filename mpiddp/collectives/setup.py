@@ -14,7 +14,7 @@ import torch
 
 from mpiddp import environment
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.layout import Layout, count_cores
+from mpiddp.collectives.layout import Layout, count_cores, find_quota
 from mpiddp.collectives.planner import NCCL, Planner
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH
 from mpiddp.collectives.transport import Messenger
@@ -91,6 +91,7 @@ class _Facts:
     hostname: str
     process: int
     cores: tuple[int, ...]
+    quota: float
     wish: str
     message_bytes: str
     is_checked: bool
@@ -130,7 +131,7 @@ def make_communicator(launch: Launch) -> Communicator:
     ranks = [rank for rank, each in enumerate(facts) if each.node == launch.node]
     block, found = _reach(facts, ranks, launch.rank, block)
     reaches = launch.gather(found)
-    nodes = [(len(group), count_cores([each.cores for each in group])) for group in _by_node(facts)]
+    nodes = [(len(group), _count_cores(group)) for group in _by_node(facts)]
     policy = choose_policy([each.wish for each in facts], nodes)
     waiter = Waiter(policy, launch.timeout)
     layout, notes = _lay_out(launch.rank, facts, reaches)
@@ -159,6 +160,7 @@ def _find_facts(
         launch.hostname,
         os.getpid(),
         tuple(sorted(os.sched_getaffinity(0))),
+        find_quota(),
         os.environ.get(environment.WAIT, ""),
         os.environ.get(environment.MESSAGE_BYTES, ""),
         os.environ.get(environment.DEBUG) not in (None, "", "0"),
@@ -168,6 +170,10 @@ def _find_facts(
         token[:],
         address_of(token),
     )
+
+
+def _count_cores(group: list[_Facts]) -> float:
+    return count_cores([each.cores for each in group], [each.quota for each in group])
 
 
 def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:
@@ -267,7 +273,7 @@ def _find_longest(wishes: list[str], has_network: bool) -> int:
     return int(wishes[0])
 
 
-def make_lonely() -> Communicator:
+def make_alone() -> Communicator:
     """For one process that was started alone."""
     layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])

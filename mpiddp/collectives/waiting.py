@@ -36,7 +36,7 @@ class Policy(enum.Enum):
     """Sleep, longer each time up to a millisecond."""
 
 
-def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, int]]) -> Policy:
+def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, float]]) -> Policy:
     """The policy of all ranks.
 
     Args:

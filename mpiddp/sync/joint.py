@@ -80,7 +80,7 @@ def find_communicator() -> Communicator:
 def _make_communicator(session: Session) -> Communicator:
     world = session.world
     if world.size == 1:
-        return setup.make_lonely()
+        return setup.make_alone()
     launch = _Launch(
         session,
         world.rank,
