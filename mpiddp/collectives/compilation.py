@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from mpiddp.collectives.dependencies import (
     ENTERED,
@@ -38,31 +39,53 @@ from mpiddp.collectives.instructions import (
     Wait,
 )
 from mpiddp.collectives.pieces import Cut, Grid, Incoming, Outgoing, Pieces, Scratch
+from mpiddp.collectives.schedule import Program as RankProgram
 from mpiddp.collectives.schedule import Round, Schedule, Transfer, project
-from mpiddp.collectives.sums import find_sums
+from mpiddp.collectives.sums import Sums, find_sums
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One rank's part of a schedule, for buffers of any length."""
+
+    schedule: Schedule
+    rank: int
+    group: frozenset[int]
+    """The other ranks that share their memory with this one."""
+    rounds: RankProgram
+    needs: Dependencies
+    ends: Mapping[int, frozenset[int]]
+    """For each chunk the steps in which this rank completes it."""
+    sums: Sums
+
+
+def find_part(schedule: Schedule, rank: int, group: Collection[int]) -> Part:
+    """The part of ``rank``; ``group`` shares its memory with it."""
+    others = frozenset(group) - {rank}
+    needs = Dependencies({}, {}, frozenset(), {}, frozenset())
+    if others:
+        needs = find_dependencies(schedule, rank, group)
+    sums = find_sums(schedule)
+    ends: dict[int, set[int]] = defaultdict(set)
+    for step, dst, chunk in sums.final:
+        if dst == rank:
+            ends[chunk].add(step)
+    frozen = {chunk: frozenset(steps) for chunk, steps in ends.items()}
+    return Part(schedule, rank, others, project(schedule)[rank], needs, frozen, sums)
 
 
 class _Compiler:
-    def __init__(
-        self, schedule: Schedule, rank: int, count: int, group: Collection[int], cut: Cut
-    ) -> None:
+    def __init__(self, part: Part, count: int, cut: Cut) -> None:
+        schedule = part.schedule
         self.schedule = schedule
-        self.rank = rank
-        self.group = frozenset(group) - {rank}
+        self.rank = part.rank
+        self.group = part.group
         self.cut = cut
         self.grid = Grid(schedule.bounds(count), cut.cell)
         self.count = count
-        self.rounds = project(schedule)[rank]
-        self.needs = (
-            find_dependencies(schedule, rank, group)
-            if self.group
-            else Dependencies({}, {}, frozenset(), {}, frozenset())
-        )
-        self.ends: dict[int, set[int]] = defaultdict(set)
-        """For each chunk the steps in which this rank completes it."""
-        for step, dst, chunk in find_sums(schedule).final:
-            if dst == rank:
-                self.ends[chunk].add(step)
+        self.rounds = part.rounds
+        self.needs = part.needs
+        self.ends = part.ends
         self.pieces = Pieces(self.rounds, self.grid, cut, self.group, self.needs)
         self.scratch = Scratch(self.pieces, self.grid, [each.step for each in self.rounds])
         self.instructions: list[Instruction] = []
@@ -72,7 +95,7 @@ class _Compiler:
         """By cell, the messages that were started and not yet finished."""
         self.unsettled: set[int] = set()
         """Cells that are still to be added, or taken in, in the present step."""
-        self.holds = [rank in schedule.contributors(chunk) for chunk in range(schedule.chunks)]
+        self.holds = [part.rank in schedule.contributors(chunk) for chunk in range(schedule.chunks)]
 
     # ---- instructions -------------------------------------------------------------------
 
@@ -222,7 +245,7 @@ class _Compiler:
             cell == last + 1
             and arrivals[cell] == arrivals[first]
             and self.holds[other] == self.holds[chunk]
-            and self.ends[other] == self.ends[chunk]
+            and self.ends.get(other) == self.ends.get(chunk)
             and self.grid.length(range(first, cell + 1)) <= self.cut.cell
         )
 
@@ -247,7 +270,7 @@ class _Compiler:
                 start,
                 self.grid.length(run),
                 tuple(operands),
-                step in self.ends[chunk],
+                step in self.ends.get(chunk, ()),
             )
         )
 
@@ -336,11 +359,16 @@ def _is_added(arrival: Incoming | Transfer) -> bool:
     return arrival.reduce if isinstance(arrival, Transfer) else arrival.is_added
 
 
+def compile_part(part: Part, count: int, cut: Cut) -> Program:
+    """The instructions of a part for ``count`` elements.
+
+    With all ranks in its group there are no messages, with nobody in it there is nothing else.
+    """
+    return _Compiler(part, count, cut).compile()
+
+
 def compile_program(
     schedule: Schedule, rank: int, count: int, group: Collection[int], cut: Cut
 ) -> Program:
-    """The instructions of ``rank`` for ``count`` elements; ``group`` shares its memory with it.
-
-    With all in ``group`` there are no messages, with nobody else in it there is nothing else.
-    """
-    return _Compiler(schedule, rank, count, group, cut).compile()
+    """The instructions of ``rank`` for ``count`` elements; ``group`` shares its memory with it."""
+    return compile_part(find_part(schedule, rank, group), count, cut)

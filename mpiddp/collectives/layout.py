@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """The ranks of a communicator."""
 

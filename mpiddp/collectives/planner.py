@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from mpiddp.collectives.compilation import compile_program
+from mpiddp.collectives.compilation import Part, compile_part, find_part
 from mpiddp.collectives.executor import Description
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import (
@@ -30,7 +30,6 @@ from mpiddp.collectives.plans import (
 )
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Call, Selection, select
-from mpiddp.collectives.sums import find_sums
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.memory import BLOCK, MAILBOX, NEXT_CALL, Neighbourhood
 from mpiddp.collectives.transport.segments import Segments
@@ -41,6 +40,8 @@ _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 """As what elements of so many bytes are moved where nothing is added."""
 
 
+MOST_PARTS = 64
+"""Schedules whose analysis is kept."""
 NCCL = "torch, on GPUs"
 """The messenger of transport torch for tensors on GPUs."""
 
@@ -72,6 +73,7 @@ class Planner:
         self._makers = messengers
         self._messengers: dict[str, Messenger] = {}
         self._stages: dict[str, Stage] = {}
+        self._parts: dict[tuple[int, bool], Part] = {}
 
     def close(self) -> None:
         """Give back what messengers and neighbourhood hold."""
@@ -95,9 +97,9 @@ class Planner:
         if self.layout.size == 1:
             return NoPlan()
         signature = _sign(request, selection, tensor)
-        sums = find_sums(selection.schedule)
+        part = self._find_part(selection)
         # A sum that is made at once is as exact from narrow operands; any other travels wide.
-        is_wide = accumulation != dtype and not sums.is_single
+        is_wide = accumulation != dtype and not part.sums.is_single
         arithmetic = Arithmetic(
             operator,
             accumulation if is_wide else dtype,
@@ -115,8 +117,20 @@ class Planner:
                 arithmetic, tensor.numel(), signature, description, self.neighbourhood
             )
         return self._make_parts(
-            selection, tensor.numel(), arithmetic, signature, description, dtype, on_gpu
+            selection, part, tensor.numel(), arithmetic, signature, description, dtype, on_gpu
         )
+
+    def _find_part(self, selection: Selection) -> Part:
+        """This rank's part of a schedule, which is looked at once for buffers of all lengths."""
+        in_memory = selection.transport in (SHARED, BOTH)
+        # The schedule is kept with its part, so that no other one can have its identity.
+        key = (id(selection.schedule), in_memory)
+        if key not in self._parts:
+            if len(self._parts) >= MOST_PARTS:
+                self._parts.clear()
+            group = self.layout.neighbours if in_memory else (self.layout.rank,)
+            self._parts[key] = find_part(selection.schedule, self.layout.rank, group)
+        return self._parts[key]
 
     def _fits_mailbox(
         self, selection: Selection, tensor: torch.Tensor, arithmetic: Arithmetic
@@ -131,6 +145,7 @@ class Planner:
     def _make_parts(
         self,
         selection: Selection,
+        part: Part,
         count: int,
         arithmetic: Arithmetic,
         signature: int,
@@ -143,19 +158,13 @@ class Planner:
         if selection.transport != SHARED:
             name = NCCL if on_gpu else MPI if in_memory else selection.transport
             messenger = self._find_messenger(name)
-        group = self.layout.neighbours if in_memory else (self.layout.rank,)
-        program = compile_program(
-            selection.schedule,
-            self.layout.rank,
-            count,
-            group,
-            _find_cut(messenger, arithmetic.dtype.itemsize, in_memory),
-        )
+        cut = _find_cut(messenger, arithmetic.dtype.itemsize, in_memory)
+        program = compile_part(part, count, cut)
         parts = Parts(
             program, arithmetic, signature, description, self._find_stage(selection.transport),
             dtype, messenger, self.neighbourhood if in_memory else None,
         )  # fmt: skip
-        if in_memory and len(group) > 1:
+        if part.group:
             return MemoryPlan(parts)
         return MessagePlan(parts)
 

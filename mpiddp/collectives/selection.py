@@ -17,6 +17,7 @@ beyond and for reduce-scatter.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from mpiddp.collectives import algorithms
@@ -73,7 +74,7 @@ def select(call: Call, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
         choice = parse(_choose_name(call, size, layout, transport, on_gpu=on_gpu))
     else:
         choice = parse(call.algorithm)
-    schedule = _build(call, choice, layout)
+    schedule = _build(call, str(choice), layout)
     if call.fixed_order and not is_order_fixed(schedule):
         raise ConfigurationError(
             f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
@@ -127,7 +128,9 @@ def _choose_name(call: Call, size: int, layout: Layout, transport: str, *, on_gp
     return between
 
 
-def _build(call: Call, choice: Choice, layout: Layout) -> Schedule:
+@functools.lru_cache(maxsize=64)
+def _build(call: Call, name: str, layout: Layout) -> Schedule:
+    choice = parse(name)
     knows_nodes = choice.algorithm.knows_nodes
     nodes = layout.sizes if knows_nodes and len(layout.sizes) > 1 else None
     whole = replace(choice, segments=1).build(layout.size, nodes)
@@ -165,7 +168,7 @@ def _list_fixed(call: Call, layout: Layout) -> str:
     fitting = []
     for name in names():
         try:
-            schedule = _build(call, parse(name), layout)
+            schedule = _build(call, name, layout)
         except ConfigurationError:
             continue
         if is_order_fixed(schedule):
