@@ -110,6 +110,27 @@ def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
     return Span(tensor, dtype)
 
 
+class Workspace:
+    """Memory beside the buffers that all bound programs of a rank use in turns."""
+
+    def __init__(self) -> None:
+        self._spaces: dict[Hashable, Span] = {}
+
+    def find(self, purpose: Hashable, count: int, dtype: torch.dtype, like: Span) -> Span:
+        """Room for ``count`` elements, for this purpose alone, on the device of ``like``.
+
+        Where it has to grow, bound programs keep what they have.
+        """
+        stream = None
+        if isinstance(like.memory, torch.Tensor):
+            stream = torch.cuda.current_stream(like.memory.device)
+        key = (purpose, dtype, stream)
+        space = self._spaces.get(key)
+        if space is None or len(space.memory) < count:
+            space = self._spaces[key] = allocate(count, dtype, like)
+        return Span(space.memory[:count], dtype)
+
+
 class _Binder:
     """Turns instructions into callables on given memory."""
 
@@ -123,7 +144,9 @@ class _Binder:
         neighbourhood: Neighbourhood | None,
         signature: int,
         description: Description,
+        workspace: Workspace,
     ) -> None:
+        self.workspace = workspace
         self.program = program
         self.arithmetic = arithmetic
         self.own = own
@@ -131,7 +154,7 @@ class _Binder:
         self.neighbourhood = neighbourhood
         self.description = description
         self.progress = messenger.progress if messenger is not None and program.messages else None
-        self.scratch = allocate(program.scratch, arithmetic.dtype, own)
+        self.scratch = workspace.find("scratch", program.scratch, arithmetic.dtype, own)
         self.bytes = program.scratch * arithmetic.dtype.itemsize
         self.rooms: dict[int, Span] = {}
         """Where operands are read to, by their place in a sum."""
@@ -213,13 +236,17 @@ class _Binder:
 
     def _find_room(self, place: int) -> Span:
         if place not in self.rooms:
-            self.rooms[place] = allocate(self._most(), self.arithmetic.dtype, self.own)
+            self.rooms[place] = self.workspace.find(
+                place, self._most(), self.arithmetic.dtype, self.own
+            )
             self.bytes += self._most() * self.arithmetic.dtype.itemsize
         return self.rooms[place]
 
     def _find_workspace(self, count: int) -> View:
         if self.wide is None:
-            self.wide = allocate(self._most(), self.arithmetic.accumulation, self.own)
+            self.wide = self.workspace.find(
+                "sum", self._most(), self.arithmetic.accumulation, self.own
+            )
             self.bytes += self._most() * self.arithmetic.accumulation.itemsize
         return self.wide.compute(0, count)
 
@@ -233,6 +260,7 @@ def bind(
     neighbourhood: Neighbourhood | None,
     signature: int,
     description: Description,
+    workspace: Workspace | None = None,
 ) -> Binding:
     """Bind a program to memory.
 
@@ -242,7 +270,9 @@ def bind(
         messenger: needed where the program has messages.
         neighbourhood: needed where it has partners.
         signature: tells messages of this plan from those of others.
+        workspace: shared with programs that are never run at the same time; a new one if left out.
     """
     return _Binder(
-        program, arithmetic, own, peers, messenger, neighbourhood, signature, description
-    ).bind()
+        program, arithmetic, own, peers, messenger, neighbourhood, signature, description,
+        workspace or Workspace(),
+    ).bind()  # fmt: skip

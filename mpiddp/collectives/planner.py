@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from mpiddp.collectives.compilation import Part, compile_part, find_part
-from mpiddp.collectives.executor import Description
+from mpiddp.collectives.executor import Description, Workspace
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import (
     Arithmetic,
@@ -73,6 +73,7 @@ class Planner:
         self._makers = messengers
         self._messengers: dict[str, Messenger] = {}
         self._stages: dict[str, Stage] = {}
+        self._workspace = Workspace()
         self._parts: dict[tuple[int, bool], Part] = {}
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class Planner:
         program = compile_part(part, count, cut)
         parts = Parts(
             program, arithmetic, signature, description, self._find_stage(selection.transport),
-            dtype, messenger, self.neighbourhood if in_memory else None,
+            dtype, messenger, self.neighbourhood if in_memory else None, self._workspace,
         )  # fmt: skip
         if part.group:
             return MemoryPlan(parts)

@@ -20,6 +20,7 @@ from mpiddp.collectives.executor import (
     Binding,
     Bindings,
     Description,
+    Workspace,
     allocate,
     bind,
 )
@@ -112,6 +113,8 @@ class Parts:
     """As what the elements of the buffers are seen."""
     messenger: Messenger | None
     neighbourhood: Neighbourhood | None
+    workspace: Workspace
+    """Of all plans."""
 
     @property
     def is_wide(self) -> bool:
@@ -122,7 +125,7 @@ class Parts:
         """Bind the program to memory."""
         return bind(
             self.program, self.arithmetic, own, peers, self.messenger, self.neighbourhood,
-            self.signature, self.description,
+            self.signature, self.description, self.workspace,
         )  # fmt: skip
 
     def find_stage(self, buffer: Span) -> Span:
