@@ -35,17 +35,27 @@ def _find_request(
     fixed_order: bool = False,
     root: int = 0,
 ) -> Request:
-    for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
-        if not isinstance(text, str):
-            raise ConfigurationError(f"{name}: expected a name, found {text!r}")
-    if not isinstance(root, int):
-        raise ConfigurationError(f"root: expected the number of a rank, found {root!r}")
+    _check_options(algorithm, transport, op, reduction_dtype, root)
     key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root)
     request = _requests.get(key)
     if request is None:
         call = Call(kind, algorithm, transport, root, fixed_order)
         request = _requests[key] = Request(call, op, reduction_dtype)
     return request
+
+
+def _check_options(
+    algorithm: object, transport: object, op: object, reduction_dtype: object, root: object
+) -> None:
+    for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{name}: expected a name, found {text!r}")
+    if not isinstance(reduction_dtype, torch.dtype | None):
+        raise ConfigurationError(
+            f"reduction_dtype: expected a torch type, found {reduction_dtype!r}"
+        )
+    if not isinstance(root, int):
+        raise ConfigurationError(f"root: expected the number of a rank, found {root!r}")
 
 
 def all_reduce(
@@ -91,10 +101,11 @@ def all_reduce(
     communicator = find_communicator()
     try:
         key = (tensor.data_ptr(), tensor.numel(), tensor.dtype, *options)
-    except (AttributeError, RuntimeError):
+        shortcut = communicator.shortcuts.get(key)
+    except (AttributeError, RuntimeError, TypeError):
         check_tensor(tensor)
+        _find_request(Collective.ALL_REDUCE, *options)
         raise
-    shortcut = communicator.shortcuts.get(key)
     if shortcut is not None and tensor.is_contiguous():
         try:
             shortcut()

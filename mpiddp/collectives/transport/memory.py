@@ -127,7 +127,10 @@ class NodeResolver:
         if location.kind == PRIVATE:
             return PrivateMemory(process, location.first, dtype)
         place = Place(location.first, location.second, location.third)
-        memory = self.segments.map_foreign(process, place)
+        try:
+            memory = self.segments.map_foreign(process, place)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
         return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
 
 
