@@ -9,7 +9,7 @@ for all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -243,7 +243,7 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
 
     Raises ConfigurationError where there is no memory left, or no session.
     """
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     if not all(isinstance(length, int) for length in lengths):
         raise ConfigurationError(f"shape: expected integers, found {shape!r}")
     return find_communicator().segments.empty(lengths, dtype)

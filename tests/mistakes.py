@@ -32,6 +32,14 @@ CALLS: dict[str, Callable[[], Any]] = {
     "sparse, like one before": lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()),
     "meta": lambda: mpiddp.all_reduce(torch.ones(6, device="meta")),
     "no tensor": lambda: mpiddp.all_reduce([1.0] * 6),  # type: ignore[arg-type]
+    "no tensor, later": lambda: mpiddp.all_reduce_async([1.0] * 6),  # type: ignore[arg-type]
+    "leaf": lambda: mpiddp.all_reduce(ones().requires_grad_()),
+    "conjugate": lambda: mpiddp.broadcast(torch.ones(3, dtype=torch.complex64).conj()),
+    "list of names": lambda: mpiddp.all_reduce(ones(), ["ring"]),  # type: ignore[arg-type]
+    "number for a name": lambda: mpiddp.all_reduce(ones(), transport=3),  # type: ignore[arg-type]
+    "name for a rank": lambda: mpiddp.broadcast(ones(), "0"),  # type: ignore[arg-type]
+    "name for a type": lambda: mpiddp.all_reduce(ones(), reduction_dtype="float64"),
+    "shape of halves": lambda: mpiddp.shared_empty(2.5),  # type: ignore[arg-type]
     "prepared": lambda: mpiddp.prepare_all_reduce(torch.ones(2, 3).t()),
     "algorithm": lambda: mpiddp.all_reduce(ones(), algorithm="rong"),
     "parameter": lambda: mpiddp.all_reduce(ones(), algorithm="ring:parts=3"),
