@@ -106,7 +106,7 @@ def all_reduce(
         check_tensor(tensor)
         _find_request(Collective.ALL_REDUCE, *options)
         raise
-    if shortcut is not None and tensor.is_contiguous():
+    if shortcut is not None and tensor.is_contiguous() and not tensor.requires_grad:
         try:
             shortcut()
         except BaseException as error:

@@ -115,7 +115,12 @@ class Communicator:
 
     def _looks_twice(self, tensor: torch.Tensor) -> bool:
         """Whether more is to be looked at than the memory of a plain tensor."""
-        return self._agree is not None or self._pending > 0 or type(tensor) is not torch.Tensor
+        return (
+            self._agree is not None
+            or self._pending > 0
+            or tensor.requires_grad
+            or type(tensor) is not torch.Tensor
+        )
 
     def _is_worker(self) -> bool:
         return threading.get_ident() == self._worker_thread
