@@ -777,7 +777,7 @@ def test_a_rank_that_dies_ends_both_jobs_and_the_command():
             order = Contender(MPI).order(64, "float32", 10)
             jobs[MPI_JOB].ask({"do": "measure", "order": order}, "measuring")
 
-    with pytest.raises(RunError, match=r"allreduce_worker mpi .*\(measuring\)"):
+    with pytest.raises(RunError, match=r"allreduce\.worker mpi .*\(measuring\)"):
         lose_a_rank()
     assert [processes.find_marked(mark) for mark in marks] == [[], []]
 
@@ -794,8 +794,9 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert (content["benchmark"], content["schema"]) == ("allreduce", records.SCHEMA)
     (group,) = content["groups"]
     cells = {(each["name"], each["over"], each["buffer"], each["bytes"]) for each in group["cells"]}
-    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers.
-    assert len(cells) == len(group["cells"]) == 2 * (4 + 2 * 2 * 2)
+    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers; one that
+    # is prepared.
+    assert len(cells) == len(group["cells"]) == 2 * (4 + 2 * 2 * 2 + 1)
     for cell in group["cells"]:
         assert [len(visit) for visit in cell["nanoseconds"]] == [5, 5]
         assert cell["wrong"] == 0 < cell["seconds"]["low"] <= cell["seconds"]["median"]
