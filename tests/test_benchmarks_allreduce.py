@@ -794,8 +794,8 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert (content["benchmark"], content["schema"]) == ("allreduce", records.SCHEMA)
     (group,) = content["groups"]
     cells = {(each["name"], each["over"], each["buffer"], each["bytes"]) for each in group["cells"]}
-    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers; one that
-    # is prepared.
+    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers; and one
+    # that is prepared.
     assert len(cells) == len(group["cells"]) == 2 * (4 + 2 * 2 * 2 + 1)
     for cell in group["cells"]:
         assert [len(visit) for visit in cell["nanoseconds"]] == [5, 5]
