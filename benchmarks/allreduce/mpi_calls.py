@@ -101,13 +101,15 @@ class MpiCalls:
     def _choose_barrier(self, transport: str) -> Callable[[], object]:
         """The barrier that goes with a transport.
 
-        MPI's, which ranks leave at almost the same time, where the plain ring must be compared
-        with; but it spins, which keeps Gloo's threads, and ranks that sleep, from their cores.
+        MPI's, which its own contenders stand behind, too, and which ranks leave at almost the same
+        time; but it spins, which keeps Gloo's threads, and ranks that yield or sleep, from their
+        cores.
         """
         if transport == "torch":
             return torch.distributed.barrier
-        sleeps = mpiddp.describe_collectives()["wait"] == "sleep"
-        return self._comm.Barrier if transport == "mpi" and not sleeps else mpiddp.barrier
+        policy = mpiddp.describe_collectives()["wait"]
+        like_mpi = policy == "spin" or (transport == "mpi" and policy != "sleep")
+        return self._comm.Barrier if like_mpi else mpiddp.barrier
 
     def _find_members(self, algorithm: str) -> tuple[int, ...] | None:
         """Whose buffers are summed: not a dedicated server's."""
