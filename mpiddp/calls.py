@@ -151,7 +151,7 @@ def prepare_all_reduce(
 ) -> Callable[[], torch.Tensor]:
     """What makes ``all_reduce`` on this tensor whenever it is called, as often as one likes.
 
-    It saves the microsecond in which ``all_reduce`` finds out what to do, as MPI's
+    It saves the microseconds in which ``all_reduce`` finds out what to do, as MPI's
     ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is, and autograd is not told
     that it changes. All ranks prepare the same calls in the same order, since the first one over a
     transport makes it ready.

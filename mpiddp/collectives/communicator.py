@@ -190,6 +190,7 @@ class Communicator:
             self._make(plan.run, tensor)
         except BaseException as error:
             self._count_down()
+            # torch's stub asks for a result here; its code and its documentation, for an exception.
             future.set_exception(error)  # type: ignore[arg-type]
         else:
             self._count_down()

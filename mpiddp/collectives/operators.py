@@ -118,6 +118,7 @@ def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, 
     """
     kind = _KINDS[dtype]
     memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
+    # NumPy's stub does not know that arrays of ctypes are buffers.
     mapped: np.ndarray[Any, Any] = np.frombuffer(memory, kind)  # type: ignore[call-overload]
     return mapped
 

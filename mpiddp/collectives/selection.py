@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from mpiddp.collectives import algorithms
+import mpiddp.collectives.algorithms  # noqa: F401 - importing it registers them
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.registry import Choice, names, parse
 from mpiddp.collectives.schedule import Collective, Schedule, halve, relabel, rotate, segment
@@ -37,8 +37,6 @@ LATENCY_BYTES = 32 << 10
 PART_BYTES = 256 << 10
 """Of a buffer that is passed along a chain."""
 MOST_PARTS = 64
-
-__all__ = ["AUTO", "Call", "Selection", "algorithms", "select"]
 
 
 @dataclass(frozen=True)

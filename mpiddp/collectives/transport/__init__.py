@@ -33,8 +33,6 @@ class Messages(Protocol):
 class Messenger(Protocol):
     """Carries messages between any two ranks."""
 
-    name: str
-
     def cut(self, itemsize: int) -> Cut:
         """How long messages may be, for elements of ``itemsize`` bytes."""
 

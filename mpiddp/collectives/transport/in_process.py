@@ -88,8 +88,6 @@ class InProcessMessages:
 class InProcessMessenger:
     """One rank's way into the office."""
 
-    name = "in-process"
-
     def __init__(
         self, office: Office, rank: int, waiter: Waiter, longest: int, flows: bool
     ) -> None:

@@ -66,8 +66,6 @@ def _free(requests: Sequence[MPI.Prequest]) -> None:
 class MpiMessenger:
     """Messages over a communicator that is used for nothing else, and stays its owner's."""
 
-    name = "mpi"
-
     def __init__(
         self, communicator: MPI.Intracomm, waiter: Waiter, longest: int = LONGEST_MESSAGE
     ) -> None:

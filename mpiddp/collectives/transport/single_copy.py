@@ -42,8 +42,9 @@ _write = _find("process_vm_writev")
 def _bind(call: _Call, process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
     """Copies ``own.nbytes`` bytes between the array ``own`` and the other process."""
     size = own.nbytes
-    here, there = _Vector(own.ctypes.data, size), _Vector(address, size)
-    local, remote = ctypes.byref(here), ctypes.byref(there)
+    # A reference of ctypes keeps alive what it refers to.
+    local = ctypes.byref(_Vector(own.ctypes.data, size))
+    remote = ctypes.byref(_Vector(address, size))
 
     def copy() -> None:
         moved = call(process, local, 1, remote, 1, 0)
@@ -62,8 +63,6 @@ def _bind(call: _Call, process: int, own: Any, address: int, describe: Callable[
         if done < size:
             _fail(ctypes.get_errno(), describe)
 
-    # The vectors are known to the closure by reference only.
-    copy.vectors = (here, there)  # type: ignore[attr-defined]
     return copy
 
 

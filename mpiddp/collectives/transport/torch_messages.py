@@ -66,8 +66,6 @@ class TorchMessages:
 class TorchMessenger:
     """Messages over a process group that is used for nothing else, and stays its owner's."""
 
-    name = "torch"
-
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group
 
