@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.allreduce.contenders import OWN, Contender
+from benchmarks.allreduce.contenders import OWN, PREPARED, Contender
 from benchmarks.allreduce.report import Times, find_rates, summarize
 from benchmarks.allreduce.visits import Group
 from benchmarks.options import describe_seconds, describe_size
@@ -45,7 +45,7 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
 
 
 def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
-    own = [row for row in group.contenders if row.maker == OWN]
+    own = [row for row in group.contenders if row.maker in (OWN, PREPARED)]
     for row in group.contenders:
         points = _list_points(group, row)
         if points:
@@ -63,7 +63,7 @@ def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
 
 def _choose_style(group: Group, row: Contender, own: Sequence[Contender]) -> tuple[str, str]:
     """Colour and dash: mpiddp's lines are whole, as long as the colours last."""
-    if row.maker != OWN:
+    if row.maker not in (OWN, PREPARED):
         return COLOURS[group.contenders.index(row) % len(COLOURS)], OTHERS_DASH
     turn, place = divmod(own.index(row), len(COLOURS))
     return COLOURS[place], OWN_DASHES[turn % len(OWN_DASHES)]
