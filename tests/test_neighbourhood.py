@@ -67,6 +67,22 @@ def test_another_call_is_an_error_at_the_rank_that_looks():
         other.meet([0], 6, describe)
 
 
+def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
+    one, other = make_pair(seconds=30.0)
+    one.enter(5, None)
+    other.enter(5, None)
+    other.give_up()
+    begin = time.monotonic()
+    for wait in (
+        lambda: one.meet([1], 5, describe),
+        one.wait(1, 2, lambda: describe(1), None),
+        one.exchange(5, (do_nothing,) * 2, ([do_nothing],) * 2, describe),
+    ):
+        with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
+            wait()
+    assert time.monotonic() - begin < 10
+
+
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
     one, other = make_pair()

@@ -344,3 +344,35 @@ def test_elements_of_16_bytes_are_refused():
     tensor = torch.zeros(4, dtype=torch.complex128)
     for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
         assert str(error) == "expected elements of 1, 2, 4 or 8 bytes, found complex128"
+
+
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_a_backward_pass_notices_that_what_it_needs_has_changed(count):
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        values = torch.ones(count, requires_grad=True) * 3
+        total = (values * values).sum()
+        communicator.run(request, values.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            total.backward()
+
+    crew.run(part)
+
+
+def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
+    crew = Crew([0, 0], seconds=1.0)
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        if rank == 0:
+            with pytest.raises(PeerLostError):
+                communicator.run(request, torch.ones(4))
+            with pytest.raises(ConfigurationError, match="an earlier collective call failed"):
+                communicator.run(request, torch.ones(4))
+
+    crew.run(part)
+    # The one that comes late finds that the other has given up.
+    with pytest.raises(PeerLostError, match="whose own call failed"):
+        crew.communicators[1].run(request, torch.ones(4))
