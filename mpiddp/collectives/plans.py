@@ -34,6 +34,7 @@ from mpiddp.collectives.transport.memory import (
     Neighbourhood,
     PeerMemory,
 )
+from mpiddp.collectives.transport.pages import LargePages
 from mpiddp.collectives.transport.segments import Segments, view_of
 
 MOST_LETTERS = 64
@@ -182,6 +183,8 @@ class MemoryPlan:
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
 
+    pages: LargePages = field(default_factory=LargePages)
+
     _stagings: dict[int, _Staging] = field(default_factory=dict)
     """By address of the buffer."""
 
@@ -195,13 +198,15 @@ class MemoryPlan:
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
         parts, neighbourhood = self.parts, self._neighbourhood
-        address = tensor.data_ptr()
-        place = neighbourhood.segments.find(address, tensor.numel() * tensor.element_size())
+        address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        place = neighbourhood.segments.find(address, size)
         if parts.is_wide or (place is None and not neighbourhood.can_copy):
             self._run_staged(tensor)
-            return
-        location = Location(PRIVATE, address) if place is None else Location(SHARED, *place)
-        self._run_at(location, tensor)
+        elif place is None:
+            self.pages.visit(tensor)
+            self._run_at(Location(PRIVATE, address), tensor)
+        else:
+            self._run_at(Location(SHARED, *place), tensor)
 
     def prepare(self, tensor: torch.Tensor) -> Action:
         """See ``Plan``."""
