@@ -97,14 +97,16 @@ def all_reduce(
         PeerLostError: a rank did not come, or left, within the session's timeout; says which one
             and in which step.
     """
-    options = (algorithm, transport, op, reduction_dtype, fixed_order)
     communicator = find_communicator()
     try:
-        key = (tensor.data_ptr(), tensor.numel(), tensor.dtype, *options)
+        key = (
+            tensor.data_ptr(), tensor.numel(), tensor.dtype,
+            algorithm, transport, op, reduction_dtype, fixed_order,
+        )  # fmt: skip
         shortcut = communicator.shortcuts.get(key)
     except (AttributeError, RuntimeError, TypeError):
         check_tensor(tensor)
-        _find_request(Collective.ALL_REDUCE, *options)
+        _check_options(algorithm, transport, op, reduction_dtype, 0)
         raise
     if shortcut is not None and tensor.is_contiguous() and not tensor.requires_grad:
         try:
@@ -114,7 +116,9 @@ def all_reduce(
             raise
         tell_autograd(tensor)
         return tensor
-    request = _find_request(Collective.ALL_REDUCE, *options)
+    request = _find_request(
+        Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
+    )
     communicator.run(request, tensor)
     communicator.remember(request, tensor, key)
     return tensor

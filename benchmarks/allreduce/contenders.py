@@ -112,9 +112,12 @@ def list_contenders(
         for transport in transports
         for buffer in buffers
     ]
-    if "auto" in algorithms and "auto" in transports and PRIVATE in buffers:
-        # As MPI_Allreduce, whose arguments are put together beforehand as well.
-        own.append(Contender(PREPARED))
+    # As MPI_Allreduce and the plain rings, whose arguments are put together beforehand as well.
+    own += [
+        Contender(PREPARED, MPI_JOB, algorithm, transport)
+        for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
+        if algorithm in algorithms and transport in transports and PRIVATE in buffers
+    ]
     return others + own
 
 

@@ -139,7 +139,7 @@ def _judge_bound(group: Group, own: Contender, least: float) -> Target | None:
 
 
 def _judge_executor(group: Group) -> Iterable[Target | None]:
-    own = Contender(OWN, algorithm="ring", transport="mpi", buffer=PRIVATE)
+    own = Contender(PREPARED, algorithm="ring", transport="mpi")
 
     def find_plain(size: int) -> Contender | None:
         """The quicker of the plain rings."""
