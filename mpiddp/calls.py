@@ -35,10 +35,14 @@ def _find_request(
     fixed_order: bool = False,
     root: int = 0,
 ) -> Request:
-    _check_options(algorithm, transport, op, reduction_dtype, root)
-    key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root)
-    request = _requests.get(key)
+    try:
+        key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root)
+        request = _requests.get(key)
+    except TypeError:
+        _check_options(algorithm, transport, op, reduction_dtype, root)
+        raise
     if request is None:
+        _check_options(algorithm, transport, op, reduction_dtype, root)
         call = Call(kind, algorithm, transport, root, fixed_order)
         request = _requests[key] = Request(call, op, reduction_dtype)
     return request
@@ -110,7 +114,7 @@ def all_reduce(
         raise
     if shortcut is not None and tensor.is_contiguous() and not tensor.requires_grad:
         try:
-            shortcut()
+            shortcut(tensor)
         except BaseException as error:
             communicator.give_up(error)
             raise

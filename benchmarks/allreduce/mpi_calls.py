@@ -5,6 +5,7 @@ Importing this starts MPI, unless a session has done so.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,9 @@ from benchmarks.allreduce.calls import Order, Prepared, describe_place
 from benchmarks.baselines import mpi_all_reduce, plain_ring
 from mpiddp.collectives.registry import parse
 from mpiddp.errors import ConfigurationError
+
+YIELDS = "OMPI_MCA_mpi_yield_when_idle"
+"""1 where Open MPI's ranks yield while they wait."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -102,13 +106,14 @@ class MpiCalls:
         """The barrier that goes with a transport.
 
         MPI's, which its own contenders stand behind, too, and which ranks leave at almost the same
-        time; but it spins, which keeps Gloo's threads, and ranks that yield or sleep, from their
-        cores.
+        time; but not where it spins and keeps Gloo's threads, or ranks that yield or sleep, from
+        their cores.
         """
         if transport == "torch":
             return torch.distributed.barrier
         policy = mpiddp.describe_collectives()["wait"]
-        like_mpi = policy == "spin" or (transport == "mpi" and policy != "sleep")
+        yields = os.environ.get(YIELDS) == "1" or transport == "mpi"
+        like_mpi = policy == "spin" or (policy == "yield" and yields)
         return self._comm.Barrier if like_mpi else mpiddp.barrier
 
     def _find_members(self, algorithm: str) -> tuple[int, ...] | None:

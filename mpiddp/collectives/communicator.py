@@ -15,7 +15,7 @@ import torch
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import name_type
 from mpiddp.collectives.planner import Planner, Request
-from mpiddp.collectives.plans import Plan
+from mpiddp.collectives.plans import Plan, Shortcut
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
 from mpiddp.collectives.transport.memory import Neighbourhood
@@ -62,16 +62,16 @@ class Communicator:
         self._plans: dict[Hashable, Plan] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
-        self.shortcuts: dict[Hashable, Callable[[], object]] = {}
-        """Calls that were made before and depend on nothing but the own buffer, by all that tells
-        them from others: they are found in one look. Empty as long as calls are compared, or others
+        self.shortcuts: dict[Hashable, Shortcut] = {}
+        """Calls that were made before, by all that tells them from others, the address of the
+        buffer included: they are found in one look. Empty as long as calls are compared, or others
         are under way."""
         self._lock = threading.Lock()
         self._worker_thread = 0
         self._refusal = ""
         """Why no calls can be made any more; empty as long as they can."""
         _communicators.add(self)
-        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._make_barrier: Callable[[], object] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -134,10 +134,10 @@ class Communicator:
         plan = self._plans.get(_key(request, tensor))
         if plan is None or self._looks_twice(tensor):
             return
-        if plan.has_shortcut and tensor.is_cpu:
+        if tensor.is_cpu:
             if len(self.shortcuts) >= MOST_PLANS:
                 self.shortcuts.clear()
-            self.shortcuts[key] = plan.prepare(tensor)
+            self.shortcuts[key] = plan.find_shortcut(tensor)
 
     def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What makes a call on this tensor, as often as it is called."""
@@ -223,7 +223,9 @@ class Communicator:
 
     def barrier(self) -> None:
         """Return once every rank has come. Raises PeerLostError."""
-        self.run(_BARRIER, self._flag)
+        if self._make_barrier is None:
+            self._make_barrier = self.prepare(_BARRIER, torch.zeros(1, dtype=torch.int32))
+        self._make_barrier()
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """What this rank owns in a reduce-scatter or an all-gather: a view of the flat tensor.

@@ -8,10 +8,10 @@ plan works in a stage beside it, which all plans share.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -44,22 +44,21 @@ MOST_LETTERS = 64
 class Plan(Protocol):
     """A prepared call."""
 
-    @property
-    def has_shortcut(self) -> bool:
-        """Whether what ``prepare`` returns for a CPU tensor keeps no tensor alive, and asks for no
-        other rank's buffer."""
-
     def run(self, tensor: torch.Tensor) -> None:
         """Make the call on a contiguous tensor of the plan's length and type, in place."""
 
     def prepare(self, tensor: torch.Tensor) -> Action:
         """What makes the call on such a tensor, as long as the tensor lives."""
 
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """What makes the call on any tensor that lies where this one does; keeps none alive."""
+
+
+Shortcut = Callable[[torch.Tensor], object]
+
 
 class NoPlan:
     """One rank alone: its buffer is the result."""
-
-    has_shortcut = False
 
     def run(self, tensor: torch.Tensor) -> None:
         """Nothing to do."""
@@ -67,6 +66,10 @@ class NoPlan:
     def prepare(self, tensor: torch.Tensor) -> Action:
         """Nothing to do, later."""
         return partial(self.run, tensor)
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """Nothing to do, quickly."""
+        return self.run
 
 
 class Stage:
@@ -141,13 +144,15 @@ class MessagePlan:
     parts: Parts
     bindings: Bindings = field(default_factory=Bindings)
 
-    has_shortcut = True
-
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
         self._find(tensor).run()
 
     def prepare(self, tensor: torch.Tensor) -> Action:
+        """See ``Plan``."""
+        return self._find(tensor).run
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
         """See ``Plan``."""
         return self._find(tensor).run
 
@@ -176,6 +181,22 @@ class _Staging:
     get: Action
 
 
+NOWHERE = -1
+"""No buffer's address."""
+
+
+class _Last(NamedTuple):
+    """The last call, so that the next one on the same buffers finds its binding at once."""
+
+    address: int
+    segments: object
+    """All segments of this process: another object where one of them has come or gone."""
+    location: Location
+    versions: tuple[int, ...]
+    """Of the partners' locations."""
+    binding: Binding
+
+
 @dataclass
 class MemoryPlan:
     """Work in the memory of the peers on this node; messages to the others, if there are any."""
@@ -187,8 +208,7 @@ class MemoryPlan:
 
     _stagings: dict[int, _Staging] = field(default_factory=dict)
     """By address of the buffer."""
-
-    has_shortcut = False
+    _last: _Last | None = None
 
     @property
     def _neighbourhood(self) -> Neighbourhood:
@@ -197,20 +217,32 @@ class MemoryPlan:
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
-        parts, neighbourhood = self.parts, self._neighbourhood
-        address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-        place = neighbourhood.segments.find(address, size)
-        if parts.is_wide or (place is None and not neighbourhood.can_copy):
+        address, last, neighbourhood = tensor.data_ptr(), self._last, self._neighbourhood
+        if (
+            last is not None
+            and last.address == address
+            and last.segments is neighbourhood.segments.own
+        ):
+            if last.location.kind == PRIVATE:
+                self.pages.visit(tensor)
+            self._run_at(last.location, tensor, address)
+            return
+        place = neighbourhood.segments.find(address, tensor.numel() * tensor.element_size())
+        if self.parts.is_wide or (place is None and not neighbourhood.can_copy):
             self._run_staged(tensor)
         elif place is None:
             self.pages.visit(tensor)
-            self._run_at(Location(PRIVATE, address), tensor)
+            self._run_at(Location(PRIVATE, address), tensor, address)
         else:
-            self._run_at(Location(SHARED, *place), tensor)
+            self._run_at(Location(SHARED, *place), tensor, address)
 
     def prepare(self, tensor: torch.Tensor) -> Action:
         """See ``Plan``."""
         return partial(self.run, tensor)
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """See ``Plan``."""
+        return self.run
 
     def _run_staged(self, tensor: torch.Tensor) -> None:
         staging = self._stagings.get(tensor.data_ptr())
@@ -219,7 +251,7 @@ class MemoryPlan:
                 self._stagings.clear()
             staging = self._stagings[tensor.data_ptr()] = self._make_staging(tensor)
         staging.put()
-        self._run_at(staging.location, staging.stage)
+        self._run_at(staging.location, staging.stage, NOWHERE)
         staging.get()
 
     def _make_staging(self, tensor: torch.Tensor) -> _Staging:
@@ -232,18 +264,20 @@ class MemoryPlan:
         put, get = convert(stage, buffer, count), convert(buffer, stage, count)
         return _Staging(stage, location, put, get)
 
-    def _run_at(self, location: Location, memory: torch.Tensor | Span) -> None:
-        self._neighbourhood.enter(self.parts.signature, location)
-        key = (location, self._meet())
-        binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
-        binding.run()
-
-    def _meet(self) -> tuple[Location, ...]:
-        """The partners' buffers in this call."""
+    def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
+        """``address``: of the caller's buffer, if that is what is worked in, or NOWHERE."""
         parts, neighbourhood = self.parts, self._neighbourhood
         partners = parts.program.partners
+        neighbourhood.enter(parts.signature, location)
         neighbourhood.meet(partners, parts.signature, self._describe)
-        return tuple(map(neighbourhood.location, partners))
+        versions = neighbourhood.versions(partners)
+        last = self._last
+        if last is None or last.location is not location or last.versions != versions:
+            key = (location, tuple(map(neighbourhood.location, partners)))
+            binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
+            last = _Last(address, neighbourhood.segments.own, location, versions, binding)
+            self._last = last
+        last.binding.run()
 
     def _describe(self, rank: int) -> str:
         return self.parts.description.wait(0, rank)
@@ -267,8 +301,6 @@ class MailboxPlan:
     begin the call before, so nobody still reads from it: no rank waits at the end of a call.
     """
 
-    has_shortcut = True
-
     def __init__(
         self,
         arithmetic: Arithmetic,
@@ -282,14 +314,18 @@ class MailboxPlan:
         self._signature = signature
         self._description = description
         self._neighbourhood = neighbourhood
-        self._bindings: dict[int, Action] = {}
+        self._bindings: dict[int, Callable[..., None]] = {}
         """For each buffer, by its address, the call on it."""
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
         self.prepare(tensor)()
 
-    def prepare(self, tensor: torch.Tensor) -> Action:
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """See ``Plan``."""
+        return self.prepare(tensor)
+
+    def prepare(self, tensor: torch.Tensor) -> Callable[..., None]:
         """The call on this tensor's memory."""
         call = self._bindings.get(tensor.data_ptr())
         if call is None:
@@ -301,7 +337,7 @@ class MailboxPlan:
     def _describe(self, rank: int) -> str:
         return self._description.wait(0, rank)
 
-    def _bind(self, own: Span) -> Action:
+    def _bind(self, own: Span) -> Callable[..., None]:
         (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
         return self._neighbourhood.exchange(
             self._signature, (put, put_too), (add, add_too), self._describe

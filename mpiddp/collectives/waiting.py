@@ -19,6 +19,8 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 
 SPINS = 3000
 """Tests before a spinning rank begins to yield: some 1 ms, longer than peers usually differ."""
+FIRST_SPINS, FIRST_YIELDS = 50, 20
+"""Pauses before a wait is begun in earnest, which takes about as long as twenty tests."""
 ROUNDS_PER_LOOK = 256
 """Tests between two looks at the clock."""
 FIRST_PAUSE = 2e-5
@@ -64,6 +66,10 @@ def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, float]]) -> 
     return Policy.YIELD if crowded else Policy.SPIN
 
 
+def _do_nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Waiter:
     """Waits as the policy says, and not for ever."""
@@ -71,6 +77,18 @@ class Waiter:
     policy: Policy
     seconds: float
     """Of one wait, before the peer is taken to be lost."""
+
+    @property
+    def first_pauses(self) -> tuple[Callable[[], object], ...]:
+        """What to do between the first tests of a word in memory, before ``wait`` is called.
+
+        In a small call all ranks mostly come while these last.
+        """
+        pauses: dict[Policy, tuple[Callable[[], object], ...]] = {
+            Policy.SPIN: FIRST_SPINS * (_do_nothing,),
+            Policy.YIELD: FIRST_YIELDS * (os.sched_yield,),
+        }
+        return pauses.get(self.policy, ())
 
     def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
         """Return once ``test()`` is true.

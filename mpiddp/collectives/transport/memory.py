@@ -32,14 +32,10 @@ NEXT_CALL = 1 << 24
 """A rank's progress is so many times the number of its call, plus its stage in that call."""
 GIVEN_UP = -1
 """The progress of a rank whose call failed."""
-MAILBOX = 32 << 10
+MAILBOX = 64 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
 """Bytes that are added and passed on while they are in cache."""
-
-QUICK_TESTS = range(50)
-"""Of a word that a neighbour is about to change, before a wait is begun in earnest: 3 µs, in which
-the ranks of a small call mostly meet. To begin waiting takes a third of that."""
 
 PRIVATE, SHARED = 0, 1
 
@@ -200,6 +196,7 @@ class Neighbourhood:
         self.rank = rank
         self.ranks = tuple(ranks)
         self.waiter = waiter
+        self._pauses = waiter.first_pauses
         self.resolver = resolver
         self.segments = segments
         self.can_copy = can_copy
@@ -240,6 +237,11 @@ class Neighbourhood:
         if header != self.base | signature and header - self.base < NEXT_CALL:
             raise _differ(rank, self.rank)
 
+    def versions(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """What tells whether buffers of ranks that have entered lie where they lay before."""
+        words, places = self.words, self.places
+        return tuple([words[places[rank] + _VERSION] for rank in ranks])
+
     def location(self, rank: int) -> Location:
         """Where the buffer of a rank lies that has entered."""
         words, place = self.words, self.places[rank]
@@ -272,11 +274,15 @@ class Neighbourhood:
         progress: Callable[[], None] | None,
     ) -> Action:
         """Waits for a stage of another rank, and lets messages go on meanwhile."""
-        words, place, wait_slowly = self.words, self.places[rank], self.waiter.wait
+        words, place, pauses = self.words, self.places[rank], self._pauses
+        wait_slowly = self.waiter.wait
 
         def wait() -> None:
             target = self.base + stage
-            for _ in QUICK_TESTS:
+            if words[place] >= target:
+                return
+            for pause in pauses:
+                pause()
                 if words[place] >= target:
                     return
 
@@ -294,16 +300,18 @@ class Neighbourhood:
         words, base = self.words, self.base
         for rank in ranks:
             place = self.places[rank]
-            for _ in QUICK_TESTS:
-                if words[place] >= base:
-                    break
-            else:
+            if words[place] < base:
                 self._await(rank, base, describe)
             if words[place + _HEADER] != base | signature:
                 self.check(rank, signature)
 
     def _await(self, rank: int, target: int, describe: Callable[[int], str]) -> None:
-        place, say = self.places[rank], partial(describe, rank)
+        place, words = self.places[rank], self.words
+        for pause in self._pauses:
+            pause()
+            if words[place] >= target:
+                return
+        say = partial(describe, rank)
         self.waiter.wait(lambda: self.has_reached(place, target, say), say)
 
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
@@ -323,27 +331,30 @@ class Neighbourhood:
         put: tuple[Action, Action],
         add: tuple[Sequence[Action], Sequence[Action]],
         describe: Callable[[int], str],
-    ) -> Action:
+    ) -> Callable[..., None]:
         """A whole call: put a letter into one of two mailboxes, enter, meet all, add what they put.
 
         It is ``enter`` and ``meet`` once more, in one piece: on buffers of some bytes, calls of
         Python's functions would be half of the time. The signature stands in the progress itself,
-        as the stage of a call that has no stages.
+        as the stage of a call that has no stages. The result takes a tensor, and does not look.
         """
-        words, own = self.words, self._own
+        words, own, pauses = self.words, self._own, self._pauses
         others = tuple(place for place in self.places.values() if place != own)
         sums = tuple(_join(actions) for actions in add)
 
-        def exchange() -> None:
+        def exchange(_: object = None) -> None:
             parity = self.parity = 1 - self.parity
             put[parity]()
             self.base = base = self.base + NEXT_CALL
             words[own] = here = base | signature
             for place in others:
-                for _ in QUICK_TESTS:
-                    if words[place] == here:
+                if words[place] == here:
+                    continue
+                for pause in pauses:
+                    pause()
+                    if words[place] >= base:
                         break
-                else:
+                if words[place] != here:
                     self.meet_letters(signature, describe)
                     break
             sums[parity]()

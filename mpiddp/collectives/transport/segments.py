@@ -43,7 +43,9 @@ class Place(NamedTuple):
     """Bytes."""
 
 
-class _Own(NamedTuple):
+class Own(NamedTuple):
+    """A segment of this process."""
+
     start: int
     end: int
     number: int
@@ -59,7 +61,7 @@ class Segments:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._numbers = itertools.count(1)
-        self._own: tuple[_Own, ...] = ()
+        self.own: tuple[Own, ...] = ()
         """By address; replaced as a whole, since other threads may be looking."""
         self._lock = threading.RLock()
         self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
@@ -87,12 +89,12 @@ class Segments:
                 f"{size} bytes of shared memory cannot be had: {error.strerror}"
             ) from None
         address = address_of(memory)
-        own = _Own(address, address + length, next(self._numbers), descriptor)
+        own = Own(address, address + length, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
         weakref.finalize(memory, self._forget, own, is_common)
         return memory
 
-    def _forget(self, own: _Own, is_common: bool) -> None:
+    def _forget(self, own: Own, is_common: bool) -> None:
         if os.getpid() != self._process:
             # A forked child lets go of its copy; the memory is its parent's.
             return
@@ -102,14 +104,14 @@ class Segments:
         os.close(own.descriptor)
         self._change(lambda before: [each for each in before if each is not own])
 
-    def _change(self, make: Callable[[tuple[_Own, ...]], list[_Own]]) -> None:
+    def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
         with self._lock:
             while True:
-                before = self._own
+                before = self.own
                 after = tuple(make(before))
                 # The garbage collector may have freed a segment meanwhile, in this very thread.
-                if self._own is before:
-                    self._own = after
+                if self.own is before:
+                    self.own = after
                     return
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -126,7 +128,7 @@ class Segments:
 
     def find(self, address: int, size: int) -> Place | None:
         """Where ``size`` bytes at ``address`` lie, if all of them lie in a segment."""
-        own = self._own
+        own = self.own
         index = bisect_right(own, address, key=_start_of) - 1
         if index < 0 or address + size > own[index].end:
             return None
