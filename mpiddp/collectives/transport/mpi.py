@@ -50,10 +50,16 @@ class MpiMessages:
         """Waits for this one."""
         test, wait = self._requests[number].Test, self._waiter.wait
         describe = partial(self._describe, self._messages[number])
+        pauses = self._waiter.first_pauses
 
         def finish() -> None:
-            if not test():
-                wait(test, describe)
+            if test():
+                return
+            for pause in pauses:
+                pause()
+                if test():
+                    return
+            wait(test, describe)
 
         return finish
 
