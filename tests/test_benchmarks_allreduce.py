@@ -40,6 +40,7 @@ from benchmarks.allreduce.contenders import (
     MPI_JOB,
     OWN,
     PERSISTENT,
+    PREPARED,
     RING,
     TORCH_JOB,
     Cell,
@@ -58,7 +59,7 @@ from mpiddp.errors import ConfigurationError
 
 K, M = 1 << 10, 1 << 20
 PRIVATE_OWN, SHARED_OWN = Contender(OWN, buffer="private"), Contender(OWN, buffer="shared")
-OWN_RING = Contender(OWN, algorithm="ring", transport="mpi")
+OWN_RING = Contender(PREPARED, algorithm="ring", transport="mpi")
 
 # Inputs
 
@@ -794,9 +795,9 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert (content["benchmark"], content["schema"]) == ("allreduce", records.SCHEMA)
     (group,) = content["groups"]
     cells = {(each["name"], each["over"], each["buffer"], each["bytes"]) for each in group["cells"]}
-    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers; and one
-    # that is prepared.
-    assert len(cells) == len(group["cells"]) == 2 * (4 + 2 * 2 * 2 + 1)
+    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers; and two
+    # that are prepared.
+    assert len(cells) == len(group["cells"]) == 2 * (4 + 2 * 2 * 2 + 2)
     for cell in group["cells"]:
         assert [len(visit) for visit in cell["nanoseconds"]] == [5, 5]
         assert cell["wrong"] == 0 < cell["seconds"]["low"] <= cell["seconds"]["median"]

@@ -12,6 +12,8 @@ import pytest
 from mpiddp.collectives.layout import count_cores, find_quota
 from mpiddp.collectives.waiting import (
     FIRST_PAUSE,
+    FIRST_SPINS,
+    FIRST_YIELDS,
     LONGEST_PAUSE,
     ROUNDS_PER_LOOK,
     SPINS,
@@ -115,6 +117,13 @@ def test_who_spins_keeps_its_core_at_first_and_who_yields_gives_it_away_at_once(
     assert next(yields) == 1 + 5
     Waiter(Policy.SPIN, 30.0).wait(Counter(SPINS + 4), complain)
     assert next(yields) == 1 + 5 + 1 + 3
+
+
+def test_the_first_pauses_are_short_and_those_of_the_policy():
+    spins, yields, sleeps = (Waiter(policy, 30.0).first_pauses for policy in Policy)
+    assert (len(spins), len(yields), sleeps) == (FIRST_SPINS, FIRST_YIELDS, ())
+    assert set(yields) == {os.sched_yield} and os.sched_yield not in spins
+    assert {pause() for pause in (*spins, *yields)} == {None}
 
 
 def test_who_sleeps_sleeps_longer_each_time_up_to_a_millisecond(monkeypatch):

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from mpiddp.collectives.compilation import compile_program
-from mpiddp.collectives.executor import Binding, Description, bind
+from mpiddp.collectives.executor import Binding, Description, Execution, bind
 from mpiddp.collectives.operators import Arithmetic, Operator, make_span
 from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.schedule import Schedule
@@ -89,8 +89,14 @@ class Team:
             }
             messenger = InProcessMessenger(office, rank, waiter, message, flows)
             self.bindings.append(
-                bind(program, arithmetic, self.spans[rank], peers, messenger,
-                     self.neighbourhoods[rank], 7, self.description)
+                bind(
+                    Execution(
+                        program, arithmetic, 7, self.description, messenger,
+                        self.neighbourhoods[rank],
+                    ),
+                    self.spans[rank],
+                    peers,
+                )
             )  # fmt: skip
 
     def play(self, absent: Collection[int] = ()) -> None:

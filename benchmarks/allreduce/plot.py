@@ -23,7 +23,10 @@ TICK_SHARE = 0.09
 
 
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:
-    """For each number of ranks its times and its rates; all axes are logarithmic."""
+    """For each number of ranks its times, where small buffers show, and its rates, where large do.
+
+    The rates stand on a linear axis, all others are logarithmic.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -50,10 +53,11 @@ def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
         points = _list_points(group, row)
         if points:
             _draw_line(left, right, group.ranks, row.label, points, *_choose_style(group, row, own))
+    left.set_yscale("log")
+    right.set_ylim(bottom=0)
     ticks = choose_ticks(group.plan.sizes)
     for axis in (left, right):
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.set_xticks(ticks, [describe_size(size) for size in ticks], fontsize=8)
         axis.minorticks_off()
         axis.tick_params(axis="y", labelsize=8)

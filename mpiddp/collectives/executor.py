@@ -131,41 +131,50 @@ class Workspace:
         return Span(space.memory[:count], dtype)
 
 
+@dataclass(frozen=True)
+class Execution:
+    """All that a program is run with, but for the memory that it works in."""
+
+    program: Program
+    arithmetic: Arithmetic
+    signature: int
+    """24 bits that tell this call from others."""
+    description: Description
+    messenger: Messenger | None = None
+    """Needed where the program has messages."""
+    neighbourhood: Neighbourhood | None = None
+    """Needed where it has partners."""
+    workspace: Workspace = field(default_factory=Workspace)
+    """Shared with programs that are never run at the same time."""
+
+
 class _Binder:
     """Turns instructions into callables on given memory."""
 
-    def __init__(
-        self,
-        program: Program,
-        arithmetic: Arithmetic,
-        own: Span,
-        peers: Mapping[int, PeerMemory],
-        messenger: Messenger | None,
-        neighbourhood: Neighbourhood | None,
-        signature: int,
-        description: Description,
-        workspace: Workspace,
-    ) -> None:
-        self.workspace = workspace
-        self.program = program
-        self.arithmetic = arithmetic
+    def __init__(self, execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> None:
+        self.workspace = execution.workspace
+        self.program = program = execution.program
+        self.arithmetic = arithmetic = execution.arithmetic
         self.own = own
         self.peers = peers
-        self.neighbourhood = neighbourhood
-        self.description = description
-        self.progress = messenger.progress if messenger is not None and program.messages else None
-        self.scratch = workspace.find("scratch", program.scratch, arithmetic.dtype, own)
+        self.neighbourhood = execution.neighbourhood
+        self.description = description = execution.description
+        messenger = execution.messenger if program.messages else None
+        self.progress = messenger.progress if messenger is not None else None
+        self.scratch = self.workspace.find("scratch", program.scratch, arithmetic.dtype, own)
         self.bytes = program.scratch * arithmetic.dtype.itemsize
         self.rooms: dict[int, Span] = {}
         """Where operands are read to, by their place in a sum."""
         self.wide: Span | None = None
         self.messages: Messages | None = None
-        if messenger is not None and program.messages:
+        if messenger is not None:
             views = [
                 (self.scratch if each.scratch else own).move(each.start, each.start + each.length)
                 for each in program.messages
             ]
-            self.messages = messenger.bind(program.messages, views, signature, description.message)
+            self.messages = messenger.bind(
+                program.messages, views, execution.signature, description.message
+            )
 
     def bind(self) -> Binding:
         actions: list[Action] = []
@@ -251,28 +260,11 @@ class _Binder:
         return self.wide.compute(0, count)
 
 
-def bind(
-    program: Program,
-    arithmetic: Arithmetic,
-    own: Span,
-    peers: Mapping[int, PeerMemory],
-    messenger: Messenger | None,
-    neighbourhood: Neighbourhood | None,
-    signature: int,
-    description: Description,
-    workspace: Workspace | None = None,
-) -> Binding:
+def bind(execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> Binding:
     """Bind a program to memory.
 
     Args:
         own: the rank's buffer; its memory must live as long as the binding is run.
         peers: the buffers of the program's partners.
-        messenger: needed where the program has messages.
-        neighbourhood: needed where it has partners.
-        signature: tells messages of this plan from those of others.
-        workspace: shared with programs that are never run at the same time; a new one if left out.
     """
-    return _Binder(
-        program, arithmetic, own, peers, messenger, neighbourhood, signature, description,
-        workspace or Workspace(),
-    ).bind()  # fmt: skip
+    return _Binder(execution, own, peers).bind()

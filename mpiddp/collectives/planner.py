@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from mpiddp.collectives.compilation import Part, compile_part, find_part
-from mpiddp.collectives.executor import Description, Workspace
+from mpiddp.collectives.executor import Description, Execution, Workspace
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import (
     Arithmetic,
@@ -161,10 +161,11 @@ class Planner:
             messenger = self._find_messenger(name)
         cut = _find_cut(messenger, arithmetic.dtype.itemsize, in_memory)
         program = compile_part(part, count, cut)
-        parts = Parts(
-            program, arithmetic, signature, description, self._find_stage(selection.transport),
-            dtype, messenger, self.neighbourhood if in_memory else None, self._workspace,
-        )  # fmt: skip
+        neighbourhood = self.neighbourhood if in_memory else None
+        execution = Execution(
+            program, arithmetic, signature, description, messenger, neighbourhood, self._workspace
+        )
+        parts = Parts(execution, self._find_stage(selection.transport), dtype)
         if part.group:
             return MemoryPlan(parts)
         return MessagePlan(parts)

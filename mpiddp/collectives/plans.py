@@ -8,7 +8,7 @@ plan works in a stage beside it, which all plans share.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -20,19 +20,16 @@ from mpiddp.collectives.executor import (
     Binding,
     Bindings,
     Description,
-    Workspace,
+    Execution,
     allocate,
     bind,
 )
-from mpiddp.collectives.instructions import Program
 from mpiddp.collectives.operators import Action, Arithmetic, Span, convert, copy, make_span
-from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.memory import (
     PRIVATE,
     SHARED,
     Location,
     Neighbourhood,
-    PeerMemory,
 )
 from mpiddp.collectives.transport.pages import LargePages
 from mpiddp.collectives.transport.segments import Segments, view_of
@@ -106,35 +103,30 @@ class Stage:
 class Parts:
     """What plans that run a program are made of."""
 
-    program: Program
-    arithmetic: Arithmetic
-    signature: int
-    """24 bits that tell this call from others."""
-    description: Description
+    execution: Execution
     stage: Stage
     """Where it works if not in the buffers themselves."""
     dtype: torch.dtype
     """As what the elements of the buffers are seen."""
-    messenger: Messenger | None
-    neighbourhood: Neighbourhood | None
-    workspace: Workspace
-    """Of all plans."""
+
+    @property
+    def work_type(self) -> torch.dtype:
+        """Of what is added and sent."""
+        return self.execution.arithmetic.dtype
 
     @property
     def is_wide(self) -> bool:
         """Whether it works in a wider type than the buffers have."""
-        return self.arithmetic.dtype != self.dtype
+        return self.work_type != self.dtype
 
-    def bind(self, own: Span, peers: Mapping[int, PeerMemory]) -> Binding:
-        """Bind the program to memory."""
-        return bind(
-            self.program, self.arithmetic, own, peers, self.messenger, self.neighbourhood,
-            self.signature, self.description, self.workspace,
-        )  # fmt: skip
+    @property
+    def count(self) -> int:
+        """Elements of a buffer."""
+        return self.execution.program.count
 
     def find_stage(self, buffer: Span) -> Span:
         """The stage, as long as the program needs it."""
-        return self.stage.find(self.program.count, self.arithmetic.dtype, buffer)
+        return self.stage.find(self.count, self.work_type, buffer)
 
 
 @dataclass
@@ -165,10 +157,10 @@ class MessagePlan:
         parts = self.parts
         buffer = make_span(tensor, parts.dtype)
         if not parts.is_wide:
-            return parts.bind(buffer, {})
-        stage, count = parts.find_stage(buffer), parts.program.count
+            return bind(parts.execution, buffer, {})
+        stage, count = parts.find_stage(buffer), parts.count
         put, get = convert(stage, buffer, count), convert(buffer, stage, count)
-        return parts.bind(stage, {}).between(put, get)
+        return bind(parts.execution, stage, {}).between(put, get)
 
 
 @dataclass(frozen=True)
@@ -212,8 +204,9 @@ class MemoryPlan:
 
     @property
     def _neighbourhood(self) -> Neighbourhood:
-        assert self.parts.neighbourhood is not None
-        return self.parts.neighbourhood
+        neighbourhood = self.parts.execution.neighbourhood
+        assert neighbourhood is not None
+        return neighbourhood
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
@@ -256,7 +249,7 @@ class MemoryPlan:
 
     def _make_staging(self, tensor: torch.Tensor) -> _Staging:
         parts = self.parts
-        count, buffer = parts.program.count, make_span(tensor, parts.dtype)
+        count, buffer = parts.count, make_span(tensor, parts.dtype)
         stage = parts.find_stage(buffer)
         size = count * stage.dtype.itemsize
         place = self._neighbourhood.segments.find(stage.address, size)
@@ -266,10 +259,10 @@ class MemoryPlan:
 
     def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
         """``address``: of the caller's buffer, if that is what is worked in, or NOWHERE."""
-        parts, neighbourhood = self.parts, self._neighbourhood
-        partners = parts.program.partners
-        neighbourhood.enter(parts.signature, location)
-        neighbourhood.meet(partners, parts.signature, self._describe)
+        execution, neighbourhood = self.parts.execution, self._neighbourhood
+        partners = execution.program.partners
+        neighbourhood.enter(execution.signature, location)
+        neighbourhood.meet(partners, execution.signature, self._describe)
         versions = neighbourhood.versions(partners)
         last = self._last
         if last is None or last.location is not location or last.versions != versions:
@@ -280,18 +273,16 @@ class MemoryPlan:
         last.binding.run()
 
     def _describe(self, rank: int) -> str:
-        return self.parts.description.wait(0, rank)
+        return self.parts.execution.description.wait(0, rank)
 
     def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
         parts, neighbourhood = self.parts, self._neighbourhood
         own = memory if isinstance(memory, Span) else make_span(memory, parts.dtype)
         peers = {
-            rank: neighbourhood.resolver.find_memory(
-                rank, location, parts.program.count, parts.arithmetic.dtype
-            )
-            for rank, location in zip(parts.program.partners, locations, strict=True)
+            rank: neighbourhood.resolver.find_memory(rank, location, parts.count, parts.work_type)
+            for rank, location in zip(parts.execution.program.partners, locations, strict=True)
         }
-        return parts.bind(own, peers)
+        return bind(parts.execution, own, peers)
 
 
 class MailboxPlan:

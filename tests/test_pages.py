@@ -1,0 +1,97 @@
+"""Large pages under private buffers: which get them, when, and that nothing else changes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpiddp.collectives.transport import pages
+from mpiddp.collectives.transport.pages import COMES_BACK, LEAST, PAGE, LargePages, collapse
+
+WELCOME = "always [madvise] never\n"
+
+
+def make_buffer(size: int) -> torch.Tensor:
+    return torch.arange(size // 8, dtype=torch.int64)
+
+
+def count_large_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of large pages in the mappings that the tensor lies in."""
+    begin = tensor.data_ptr()
+    end = begin + tensor.numel() * tensor.element_size()
+    total, is_inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_inside = int(found[1], 16) < end and int(found[2], 16) > begin
+        elif is_inside and line.startswith("AnonHugePages:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.fixture
+def collapsed(monkeypatch, tmp_path):
+    """The sizes of the buffers whose pages would be changed, on a system that welcomes that."""
+    setting = tmp_path / "enabled"
+    setting.write_text(WELCOME)
+    monkeypatch.setattr(pages.is_welcome, "__defaults__", (setting,))
+    found: list[int] = []
+    monkeypatch.setattr(pages, "collapse", lambda address, size: found.append(size))
+    return found
+
+
+def test_a_large_buffer_is_changed_once_when_it_comes_back(collapsed):
+    visitor, buffer = LargePages(), make_buffer(LEAST)
+    for visit in range(1, 3 * COMES_BACK):
+        visitor.visit(buffer)
+        assert collapsed == ([LEAST] if visit >= COMES_BACK else [])
+
+
+def test_a_view_is_the_same_memory_and_a_small_buffer_is_left_alone(collapsed):
+    visitor, buffer, small = LargePages(), make_buffer(LEAST), make_buffer(LEAST - 8)
+    for _ in range(COMES_BACK - 1):
+        visitor.visit(buffer.view(-1, 8))
+        visitor.visit(small)
+    visitor.visit(small)
+    assert collapsed == []
+    visitor.visit(buffer)
+    assert collapsed == [LEAST]
+
+
+def test_other_memory_at_the_same_address_is_not_the_same_buffer(collapsed):
+    visitor, addresses = LargePages(), set()
+    for _ in range(4 * COMES_BACK):
+        buffer = make_buffer(LEAST)
+        addresses.add(buffer.data_ptr())
+        visitor.visit(buffer)
+        del buffer
+    assert len(addresses) < 4 * COMES_BACK, "no address was used again"
+    assert collapsed == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [(WELCOME, True), ("[always] madvise never\n", True), ("always madvise [never]\n", False)],
+)
+def test_an_administrator_who_wants_none_gets_none(setting, expected, tmp_path):
+    file = tmp_path / "enabled"
+    assert not pages.is_welcome(file)
+    file.write_text(setting)
+    assert pages.is_welcome(file) is expected
+
+
+def test_the_contents_stay_and_the_pages_become_large():
+    buffer = make_buffer(4 * PAGE)
+    before = buffer.clone()
+    if not collapse(buffer.data_ptr(), 4 * PAGE):
+        pytest.skip("this kernel collapses no pages on demand")
+    # Wherever it begins, three of its four lie in it as a whole.
+    assert count_large_bytes(buffer) >= 3 * PAGE
+    assert torch.equal(buffer, before)
+
+
+def test_what_holds_no_large_page_is_left_alone():
+    buffer = make_buffer(PAGE - 8)
+    assert not collapse(buffer.data_ptr(), PAGE - 8)
