@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.allreduce.contenders import (
     BOUND_BYTES,
     GLOO,
+    LINK_BYTES,
     MPI,
     OWN,
     PERSISTENT,
@@ -64,6 +65,7 @@ def judge(groups: Sequence[Group], cores: int | None) -> list[Target]:
     found: list[Target | None] = []
     for group in groups:
         if (group.nodes or 1) > 1:
+            found += _judge_nodes(group)
             continue
         if group.ranks == 2:
             found += _judge_two_ranks(group)
@@ -85,6 +87,32 @@ def _judge_two_ranks(group: Group) -> Iterable[Target | None]:
     yield _judge_bound(group, shared, 0.8)
     for own in (private, shared, Contender(PREPARED)):
         yield _judge_latency(group, own, mpi, 1.2)
+
+
+def _judge_nodes(group: Group) -> Iterable[Target | None]:
+    """One rank on each node: latency, or, where a link was timed, the use that is made of it."""
+    if group.ranks != group.nodes:
+        return
+    own, gloo, mpi = Contender(OWN, buffer=PRIVATE), find(group, GLOO), find(group, MPI)
+    link = find_limits(group).link
+    if link is None:
+        for each in (own, Contender(PREPARED)):
+            yield _judge_latency(group, each, mpi, 1)
+        return
+    yield _judge_speed(group, own, gloo, range(M, 4 * M + 1), 1.03)
+    yield _judge_speed(group, own, gloo, range(16 * M, 16 * M + 1), 0.98)
+    bytes_of_all = 2 * (group.ranks - 1) / group.ranks
+
+    def ask(size: int) -> tuple[float, bool] | None:
+        seconds = group.seconds(own, size)
+        if not seconds:
+            return None
+        least = bytes_of_all * size * link.median / LINK_BYTES
+        share = least / summarize(seconds).median
+        return share, share >= 0.98
+
+    sizes = (size for size in group.plan.sizes if M <= size <= 16 * M)
+    yield _make(f"{own.label}: at least 0.98 of what the link carries", sizes, ask)
 
 
 def _judge_many_ranks(group: Group, cores: int) -> Iterable[Target | None]:
