@@ -36,7 +36,8 @@ def _find_request(
     root: int = 0,
 ) -> Request:
     try:
-        key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root)
+        # Numbers of other types may equal a rank's.
+        key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root, type(root))
         request = _requests.get(key)
     except TypeError:
         _check_options(algorithm, transport, op, reduction_dtype, root)
@@ -112,11 +113,16 @@ def all_reduce(
         check_tensor(tensor)
         _check_options(algorithm, transport, op, reduction_dtype, 0)
         raise
-    if shortcut is not None and tensor.is_contiguous() and not tensor.requires_grad:
+    if (
+        shortcut is not None
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_neg()
+    ):
         try:
             shortcut(tensor)
         except BaseException as error:
-            communicator.give_up(error)
+            communicator.give_up(error, tensor)
             raise
         tell_autograd(tensor)
         return tensor
@@ -254,6 +260,8 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     if not all(isinstance(length, int) for length in lengths):
         raise ConfigurationError(f"shape: expected integers, found {shape!r}")
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigurationError(f"dtype: expected a torch type, found {dtype!r}")
     return find_communicator().segments.empty(lengths, dtype)
 
 

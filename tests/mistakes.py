@@ -58,11 +58,13 @@ CALLS: dict[str, Callable[[], Any]] = {
     ),
     "root too high": lambda: mpiddp.broadcast(ones(), root=9),
     "root too low": lambda: mpiddp.reduce(ones(), root=-1),
+    "root that equals one": lambda: [mpiddp.broadcast(ones(), root=r) for r in (0, 0.0)],
     "order of a ring": lambda: mpiddp.all_reduce(ones(), "ring", fixed_order=True),
     "no halves": lambda: mpiddp.reduce_scatter(ones(), "recursive-doubling"),
     "no root": lambda: mpiddp.reduce(ones(), 0, "ring"),
     "many roots": lambda: mpiddp.all_gather(ones(), "binomial-tree"),
     "negative shape": lambda: mpiddp.shared_empty((3, -1)),
+    "name for a type, shared": lambda: mpiddp.shared_empty(3, "float32"),  # type: ignore[arg-type]
     "shared memory": lambda: mpiddp.all_reduce(ones(), transport="shared-memory"),
 }
 VARIABLES = {

@@ -123,6 +123,8 @@ SAID = {
     "no halves": r"recursive-doubling has no halves, so it makes no reduce-scatter",
     "no root": r"ring has no single root, so it makes no reduce: binomial-tree, .* do",
     "many roots": r"binomial-tree on 3 ranks does not give each rank one part .*: .* do",
+    "root that equals one": r"root: expected the number of a rank, found 0\.0",
+    "name for a type, shared": r"dtype: expected a torch type, found 'float32'",
     "negative shape": r"expected lengths >= 0, found \(3, -1\)",
     "wait": r"MPIDDP_WAIT on rank 0: expected spin, yield, sleep, found 'doze'",
     "wait differs": r"MPIDDP_WAIT must be the same .*rank 0 has 'spin', rank 1 has 'sleep'",

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from crews import Crew
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.schedule import Collective
+from mpiddp.collectives.selection import Call
 from mpiddp.collectives.transport import pages
 from mpiddp.collectives.transport.pages import COMES_BACK, LEAST, PAGE, LargePages, collapse
 
@@ -58,6 +62,30 @@ def test_a_view_is_the_same_memory_and_a_small_buffer_is_left_alone(collapsed):
     assert collapsed == []
     visitor.visit(buffer)
     assert collapsed == [LEAST]
+
+
+def test_each_part_of_a_piece_of_memory_is_a_buffer(collapsed):
+    visitor, halves = LargePages(), make_buffer(2 * LEAST).chunk(2)
+    for _ in range(COMES_BACK):
+        for half in halves:
+            visitor.visit(half)
+    assert collapsed == [LEAST, LEAST]
+
+
+@pytest.mark.parametrize("kind", ["private", "shared"])
+def test_calls_visit_private_buffers_alone(kind, collapsed):
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        tensor = torch.ones(LEAST // 4)
+        if kind == "shared":
+            tensor = communicator.segments.empty((LEAST // 4,), torch.float32).fill_(1)
+        for _ in range(COMES_BACK):
+            communicator.run(request, tensor)
+
+    crew.run(part)
+    assert collapsed == (2 * [LEAST] if kind == "private" else [])
 
 
 def test_other_memory_at_the_same_address_is_not_the_same_buffer(collapsed):

@@ -3,8 +3,10 @@ lie in, and made many times with buffers that come and go."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 
 import pytest
 import torch
@@ -272,6 +274,23 @@ def test_a_call_that_fails_later_says_so_through_its_future():
     crew.run(part)
 
 
+def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+
+    def part(rank, communicator):
+        def chain(_):
+            return communicator.run(request, torch.full((20_000,), rank + 1.0))
+
+        for _ in range(60):
+            future = communicator.start(request, torch.full((20_000,), 1.0)).then(chain)
+            own = communicator.run(request, torch.full((20_000,), 10.0 * (rank + 1)))
+            assert own.eq(30).all()
+            assert future.wait().eq(3).all()
+
+    crew.run(part)
+
+
 def test_nobody_leaves_a_barrier_before_all_have_come():
     crew = Crew([0, 1, 0, 0])
     came: list[int] = []
@@ -369,10 +388,52 @@ def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
         if rank == 0:
             with pytest.raises(PeerLostError):
                 communicator.run(request, torch.ones(4))
-            with pytest.raises(ConfigurationError, match="an earlier collective call failed"):
-                communicator.run(request, torch.ones(4))
+            # Whether it was prepared or not: to prepare one may take all ranks.
+            for count in (4, 5):
+                with pytest.raises(ConfigurationError, match="an earlier collective call failed"):
+                    communicator.run(request, torch.ones(count))
 
     crew.run(part)
     # The one that comes late finds that the other has given up.
     with pytest.raises(PeerLostError, match="whose own call failed"):
         crew.communicators[1].run(request, torch.ones(4))
+
+
+@pytest.mark.parametrize("way", ["run", "prepare", "start"])
+@pytest.mark.parametrize("transport", [SHARED, MPI])
+def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, transport):
+    crew = Crew([0, 0], seconds=0.3)
+    request = Request(Call(Collective.ALL_REDUCE, "direct", transport))
+
+    def call(communicator, tensor):
+        if way == "prepare":
+            communicator.prepare(request, tensor)()
+        elif way == "start":
+            communicator.start(request, tensor).wait()
+        else:
+            communicator.run(request, tensor)
+
+    def part(rank, communicator):
+        if rank == 0:
+            tensor = torch.ones(50)
+            kept = weakref.ref(tensor.untyped_storage())
+            with pytest.raises(PeerLostError):
+                call(communicator, tensor)
+            del tensor
+            gc.collect()
+            assert kept() is not None
+
+    crew.run(part)
+
+
+def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE), "max")
+
+    def part(rank, communicator):
+        communicator.run(request, torch.zeros(1))
+        negated = torch.tensor([1j * (rank + 1)]).conj().imag
+        with pytest.raises(ConfigurationError, match="resolve_neg"):
+            communicator.run(request, negated)
+
+    crew.run(part)

@@ -20,6 +20,7 @@ from benchmarks.allreduce.contenders import (
     OWN,
     PEER_BYTES,
     PEER_READ,
+    PREPARED,
     Cell,
     Contender,
 )
@@ -260,7 +261,7 @@ def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
     return {
         "name": row.name,
         "over": row.way,
-        "algorithm": row.algorithm if row.maker == OWN else None,
+        "algorithm": row.algorithm if row.maker in (OWN, PREPARED) else None,
         "buffer": row.buffer,
         "bytes": size,
         "seconds": asdict(times),

@@ -109,7 +109,7 @@ class Communicator:
         try:
             call(tensor)
         except BaseException as error:
-            self.give_up(error)
+            self.give_up(error, tensor)
             raise
         tell_autograd(tensor)
 
@@ -120,6 +120,8 @@ class Communicator:
             or self._pending > 0
             or tensor.requires_grad
             or type(tensor) is not torch.Tensor
+            or tensor.is_neg()
+            or tensor.is_conj()
         )
 
     def _is_worker(self) -> bool:
@@ -151,7 +153,7 @@ class Communicator:
             try:
                 call()
             except BaseException as error:
-                self.give_up(error)
+                self.give_up(error, tensor)
                 raise
             return tensor
 
@@ -189,12 +191,14 @@ class Communicator:
         try:
             self._make(plan.run, tensor)
         except BaseException as error:
-            self._count_down()
             # torch's stub asks for a result here; its code and its documentation, for an exception.
             future.set_exception(error)  # type: ignore[arg-type]
         else:
-            self._count_down()
             future.set_result(tensor)
+        finally:
+            # Not before the future's callbacks have ended, whose calls are made in this thread:
+            # another one's would be made beside them.
+            self._count_down()
 
     def _count_down(self) -> None:
         with self._lock:
@@ -204,11 +208,13 @@ class Communicator:
         if self._refusal:
             raise ConfigurationError(self._refusal)
 
-    def give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException, tensor: torch.Tensor) -> None:
         """After a call that failed: nobody knows how far it got, so there are no more of them.
 
         Neighbours who wait for this rank are told at once; over messages their deadlines tell them.
+        The tensor is kept, since a peer that is late may still work in it.
         """
+        _kept.append(tensor)
         if self._refusal:
             return
         self._refusal = f"an earlier collective call failed ({error}): start a new session"
@@ -251,6 +257,7 @@ class Communicator:
     # ---- preparation ----------------------------------------------------------------------
 
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
+        self._check_open()
         problem = find_problem(tensor)
         if self._agree is not None:
             self._calls += 1

@@ -40,7 +40,7 @@ _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 """As what elements of so many bytes are moved where nothing is added."""
 
 
-MOST_PARTS = 64
+MOST_ANALYSES = 64
 """Schedules whose analysis is kept."""
 NCCL = "torch, on GPUs"
 """The messenger of transport torch for tensors on GPUs."""
@@ -127,7 +127,7 @@ class Planner:
         # The schedule is kept with its part, so that no other one can have its identity.
         key = (id(selection.schedule), in_memory)
         if key not in self._parts:
-            if len(self._parts) >= MOST_PARTS:
+            if len(self._parts) >= MOST_ANALYSES:
                 self._parts.clear()
             group = self.layout.neighbours if in_memory else (self.layout.rank,)
             self._parts[key] = find_part(selection.schedule, self.layout.rank, group)

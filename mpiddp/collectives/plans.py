@@ -253,7 +253,8 @@ class MemoryPlan:
         stage = parts.find_stage(buffer)
         size = count * stage.dtype.itemsize
         place = self._neighbourhood.segments.find(stage.address, size)
-        location = Location(PRIVATE, 0) if place is None else Location(SHARED, *place)
+        assert place is not None, "the stage of shared memory lies in a segment"
+        location = Location(SHARED, *place)
         put, get = convert(stage, buffer, count), convert(buffer, stage, count)
         return _Staging(stage, location, put, get)
 

@@ -129,6 +129,10 @@ class NodeResolver:
         place = Place(location.first, location.second, location.third)
         try:
             memory = self.segments.map_foreign(process, place)
+        except (FileNotFoundError, ProcessLookupError):
+            raise PeerLostError(
+                f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
+            ) from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
         return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
@@ -145,7 +149,7 @@ class ThreadResolver:
 
 def is_ordered() -> bool:
     """Whether this processor makes stores visible in their order."""
-    return platform.machine().lower() in ("x86_64", "amd64", "i686")
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def block_size(ranks: int) -> int:

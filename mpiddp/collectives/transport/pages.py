@@ -60,18 +60,17 @@ class LargePages:
 
     def __init__(self) -> None:
         self._is_welcome = is_welcome()
-        self._visits: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
-        """Of the memory, not of its address, at which there may be other memory the next time."""
+        self._visits: WeakKeyDictionary[torch.UntypedStorage, dict[int, int]] = WeakKeyDictionary()
+        """Of each buffer in a piece of memory, by its address; at which there may be another piece
+        the next time."""
 
     def visit(self, tensor: torch.Tensor) -> None:
         """This contiguous CPU tensor is about to be worked in."""
         size = tensor.numel() * tensor.element_size()
         if size < LEAST or not self._is_welcome:
             return
-        storage = tensor.untyped_storage()
-        visits = self._visits.get(storage, 0) + 1
-        if visits > COMES_BACK:
-            return
-        self._visits[storage] = visits
-        if visits == COMES_BACK:
-            collapse(tensor.data_ptr(), size)
+        address = tensor.data_ptr()
+        visits = self._visits.setdefault(tensor.untyped_storage(), {})
+        visits[address] = visits.get(address, 0) + 1
+        if visits[address] == COMES_BACK:
+            collapse(address, size)
