@@ -169,6 +169,9 @@ def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
     for slower, met in ((1.01, True), (1.03, False)):
         found = judge(times | {(PRIVATE_OWN, M): [[slower * best]]}, ranks=4, nodes=4)
         by_gloo, bound = found.values()
+        large = judge({(GLOO_ROW, 16 * M): [[1.0]], (PRIVATE_OWN, 16 * M): [[slower]]}
+                      | {(Contender(LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
+        assert large["mpiddp auto, auto, private: at least 0.98 × Gloo"].met is met
         assert by_gloo.met and by_gloo.values[0].found == pytest.approx(2 / slower)
         assert bound.met is met and bound.values[0].found == pytest.approx(1 / slower)
 

@@ -71,15 +71,21 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     one, other = make_pair(seconds=30.0)
     one.enter(5, None)
     other.enter(5, None)
+    other.publish(1)()
     other.give_up()
     begin = time.monotonic()
+    # What it did before, it did.
+    one.meet([1], 5, describe)
+    one.wait(1, 1, lambda: describe(1), None)()
     for wait in (
-        lambda: one.meet([1], 5, describe),
         one.wait(1, 2, lambda: describe(1), None),
         one.exchange(5, (do_nothing,) * 2, ([do_nothing],) * 2, describe),
     ):
         with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
             wait()
+    one.enter(6, None)
+    with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
+        one.meet([1], 6, describe)
     assert time.monotonic() - begin < 10
 
 
@@ -275,7 +281,7 @@ def test_letters_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
 def test_each_rank_has_its_own_words_and_mailboxes():
     crew = Crew([0, 0, 0])
     one = crew.neighbourhoods[0]
-    begin = min(one.mailbox(0, 0, 1, torch.uint8).memory.ctypes.data for _ in range(1))
+    begin = one.mailbox(0, 0, 1, torch.uint8).memory.ctypes.data
     boxes = [
         one.mailbox(rank, parity, MAILBOX, torch.uint8) for rank in range(3) for parity in (0, 1)
     ]
@@ -289,7 +295,8 @@ def test_each_rank_has_its_own_words_and_mailboxes():
 
 
 @pytest.mark.parametrize(
-    ("machine", "expected"), [("x86_64", True), ("AMD64", True), ("aarch64", False), ("i686", False)]
+    ("machine", "expected"),
+    [("x86_64", True), ("AMD64", True), ("aarch64", False), ("i686", False)],
 )
 def test_processors_that_do_not_keep_stores_in_order_are_known(machine, expected, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: machine)

@@ -394,7 +394,10 @@ def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
                     communicator.run(request, torch.ones(count))
 
     crew.run(part)
-    # The one that comes late finds that the other has given up.
+    # To the one that comes late the other has said its part of that call, and no more.
+    late = torch.ones(4)
+    crew.communicators[1].run(request, late)
+    assert late.eq(2).all()
     with pytest.raises(PeerLostError, match="whose own call failed"):
         crew.communicators[1].run(request, torch.ones(4))
 

@@ -123,7 +123,6 @@ def test_the_first_pauses_are_short_and_those_of_the_policy():
     spins, yields, sleeps = (Waiter(policy, 30.0).first_pauses for policy in Policy)
     assert (len(spins), len(yields), sleeps) == (FIRST_SPINS, FIRST_YIELDS, ())
     assert set(yields) == {os.sched_yield} and os.sched_yield not in spins
-    assert {pause() for pause in (*spins, *yields)} == {None}
 
 
 def test_who_sleeps_sleeps_longer_each_time_up_to_a_millisecond(monkeypatch):

@@ -20,9 +20,9 @@ def prepare(
     return partial(distributed.all_reduce, buffer, group=group)
 
 
-def prepare_barrier(group: distributed.ProcessGroup | None = None) -> Callable[[], object]:
-    """The group's own barrier."""
-    return partial(distributed.barrier, group=group)
+def prepare_barrier() -> Callable[[], object]:
+    """The default group's barrier, which is Gloo's."""
+    return distributed.barrier
 
 
 def every_rank_has_a_gpu(local_rank: int) -> bool:

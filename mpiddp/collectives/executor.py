@@ -72,8 +72,8 @@ class Binding:
     workspace: int
     """Bytes beside the buffer: scratch, and room for what is read or added."""
 
-    def run(self, _: object = None) -> None:
-        """Do it once, wherever the tensor has come from that one may name."""
+    def run(self) -> None:
+        """Do it once."""
         for action in self.actions:
             action()
 

@@ -32,6 +32,7 @@ from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Call, Selection, select
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.memory import BLOCK, MAILBOX, NEXT_CALL, Neighbourhood
+from mpiddp.collectives.transport.pages import LargePages
 from mpiddp.collectives.transport.segments import Segments
 from mpiddp.errors import ConfigurationError
 
@@ -74,6 +75,7 @@ class Planner:
         self._messengers: dict[str, Messenger] = {}
         self._stages: dict[str, Stage] = {}
         self._workspace = Workspace()
+        self._pages = LargePages()
         self._parts: dict[tuple[int, bool], Part] = {}
 
     def close(self) -> None:
@@ -167,7 +169,7 @@ class Planner:
         )
         parts = Parts(execution, self._find_stage(selection.transport), dtype)
         if part.group:
-            return MemoryPlan(parts)
+            return MemoryPlan(parts, self._pages)
         return MessagePlan(parts)
 
     def _find_messenger(self, transport: str) -> Messenger:

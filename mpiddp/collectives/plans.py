@@ -145,8 +145,8 @@ class MessagePlan:
         return self._find(tensor).run
 
     def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
-        """See ``Plan``."""
-        return self._find(tensor).run
+        """See ``Plan``; a binding by itself would outlive its place among the last ones."""
+        return self.run
 
     def _find(self, tensor: torch.Tensor) -> Binding:
         # Calls on two streams of a GPU may not share their scratch space.
@@ -194,9 +194,9 @@ class MemoryPlan:
     """Work in the memory of the peers on this node; messages to the others, if there are any."""
 
     parts: Parts
+    pages: LargePages
+    """Of all plans."""
     bindings: Bindings = field(default_factory=Bindings)
-
-    pages: LargePages = field(default_factory=LargePages)
 
     _stagings: dict[int, _Staging] = field(default_factory=dict)
     """By address of the buffer."""

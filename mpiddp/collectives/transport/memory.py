@@ -25,13 +25,12 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
 processors fetch lines in pairs."""
-_HEADER, _VERSION, _KIND = 16, 17, 18
+_HEADER, _VERSION, _KIND, _GIVEN_UP = 16, 17, 18, 22
 """Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
-been another one than in the call before; where the buffer lies, in four words."""
+been another one than in the call before; where the buffer lies, in four words; whether its call has
+failed."""
 NEXT_CALL = 1 << 24
 """A rank's progress is so many times the number of its call, plus its stage in that call."""
-GIVEN_UP = -1
-"""The progress of a rank whose call failed."""
 MAILBOX = 64 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
@@ -320,14 +319,16 @@ class Neighbourhood:
 
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
         """Whether the rank with these words has come so far. Raises PeerLostError if it gave up."""
-        found = self.words[place]
-        if found == GIVEN_UP:
+        # What it did before its call failed, it did.
+        if self.words[place] >= target:
+            return True
+        if self.words[place + _GIVEN_UP]:
             raise PeerLostError(f"{describe()}, whose own call failed")
-        return found >= target
+        return False
 
     def give_up(self) -> None:
         """Tell all others that this rank's call has failed."""
-        self.words[self._own] = GIVEN_UP
+        self.words[self._own + _GIVEN_UP] = 1
 
     def exchange(
         self,

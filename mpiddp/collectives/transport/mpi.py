@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -36,7 +37,7 @@ class MpiMessages:
         self._waiter = waiter
         self._describe = describe
         # mpi4py leaves persistent requests to who made them. At exit, MPI is gone already.
-        self.free = weakref.finalize(self, _free, requests)
+        self.free = weakref.finalize(self, _free, requests, os.getpid())
         self.free.atexit = False
 
     def start(self, numbers: Sequence[int]) -> Action:
@@ -64,7 +65,10 @@ class MpiMessages:
         return finish
 
 
-def _free(requests: Sequence[MPI.Prequest]) -> None:
+def _free(requests: Sequence[MPI.Prequest], process: int) -> None:
+    if os.getpid() != process:
+        # A forked child has only a copy of what is its parent's.
+        return
     for request in requests:
         request.Free()
 

@@ -45,8 +45,8 @@ def is_welcome(setting: Path = SETTING) -> bool:
 def collapse(address: int, size: int) -> bool:
     """Have ``size`` bytes at ``address`` lie in large pages, as far as these lie in them.
 
-    Returns whether they do. Where not (an older kernel, no memory in such pieces, memory that a
-    device has pinned) all is as it was.
+    Returns whether they do. Where not all of them can (an older kernel, no memory in such pieces,
+    memory that a device has pinned) the contents are as they were.
     """
     first = -(-address // PAGE) * PAGE
     length = (address + size - first) // PAGE * PAGE
