@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mpiddp.collectives import setup
-from mpiddp.collectives.communicator import check_tensor, tell_autograd
+from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
@@ -113,18 +113,9 @@ def all_reduce(
         check_tensor(tensor)
         _check_options(algorithm, transport, op, reduction_dtype, 0)
         raise
-    if (
-        shortcut is not None
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-        and not tensor.is_neg()
-    ):
-        try:
-            shortcut(tensor)
-        except BaseException as error:
-            communicator.give_up(error, tensor)
-            raise
-        tell_autograd(tensor)
+    is_plain = tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_neg()
+    if shortcut is not None and is_plain:
+        communicator.make(shortcut, tensor)
         return tensor
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order

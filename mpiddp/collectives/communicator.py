@@ -101,15 +101,17 @@ class Communicator:
                     return self.start(request, tensor).wait()
                 self._drain()
             plan = self._prepare(key, request, tensor)
-        self._make(plan.run, tensor)
+        self.make(plan.run, tensor)
         return tensor
 
-    def _make(self, call: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
-        self._check_open()
+    def make(self, call: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
+        """Make a prepared call on this tensor. Raises ConfigurationError, PeerLostError."""
+        if self._refusal:
+            self._check_open()
         try:
             call(tensor)
         except BaseException as error:
-            self.give_up(error, tensor)
+            self._give_up(error, tensor)
             raise
         tell_autograd(tensor)
 
@@ -153,7 +155,7 @@ class Communicator:
             try:
                 call()
             except BaseException as error:
-                self.give_up(error, tensor)
+                self._give_up(error, tensor)
                 raise
             return tensor
 
@@ -189,7 +191,7 @@ class Communicator:
     ) -> None:
         self._worker_thread = threading.get_ident()
         try:
-            self._make(plan.run, tensor)
+            self.make(plan.run, tensor)
         except BaseException as error:
             # torch's stub asks for a result here; its code and its documentation, for an exception.
             future.set_exception(error)  # type: ignore[arg-type]
@@ -208,7 +210,7 @@ class Communicator:
         if self._refusal:
             raise ConfigurationError(self._refusal)
 
-    def give_up(self, error: BaseException, tensor: torch.Tensor) -> None:
+    def _give_up(self, error: BaseException, tensor: torch.Tensor) -> None:
         """After a call that failed: nobody knows how far it got, so there are no more of them.
 
         Neighbours who wait for this rank are told at once; over messages their deadlines tell them.
