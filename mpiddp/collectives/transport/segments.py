@@ -27,6 +27,8 @@ from mpiddp.errors import ConfigurationError
 
 NAME = "mpiddp"
 """What /proc calls them."""
+PREFIXES = (f"/memfd:{NAME}", "/dev/shm/torch_")
+"""How what /proc says of a segment's file begins: of our own, and of memory that torch shares."""
 MOST_FOREIGN = 64
 """Mappings of other ranks' segments that are kept. A freed segment has no pages any more, so that
 what remains mapped of it costs address space alone."""
@@ -102,7 +104,7 @@ class Segments:
             # Others may have it mapped still, but use it no more; its pages go now.
             os.ftruncate(own.descriptor, 0)
         os.close(own.descriptor)
-        self._change(lambda before: [each for each in before if each is not own])
+        self._drop(own)
 
     def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
         with self._lock:
@@ -125,6 +127,22 @@ class Segments:
             return torch.empty(shape, dtype=dtype)
         memory = self.allocate(count * dtype.itemsize)
         return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    def adopt(self, tensor: torch.Tensor) -> None:
+        """Make memory known that torch has put where processes share it (``share_memory_``).
+
+        It stays torch's, and its storage's; the file that it lies in is open as long as that lives.
+        """
+        storage = tensor.untyped_storage()
+        # As torch.multiprocessing finds it, when it sends a tensor to another process.
+        descriptor, size = storage._share_fd_cpu_()
+        start = storage.data_ptr()
+        own = Own(start, start + size, next(self._numbers), descriptor)
+        self._change(lambda before: sorted((*before, own)))
+        weakref.finalize(storage, self._drop, own)
+
+    def _drop(self, own: Own) -> None:
+        self._change(lambda before: [each for each in before if each is not own])
 
     def find(self, address: int, size: int) -> Place | None:
         """Where ``size`` bytes at ``address`` lie, if all of them lie in a segment."""
@@ -156,7 +174,7 @@ def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes =
     or does not end as it should: process numbers may mean other processes here than there.
     """
     path = f"/proc/{process}/fd/{descriptor}"
-    if not os.readlink(path).startswith(f"/memfd:{NAME}"):
+    if not os.readlink(path).startswith(PREFIXES):
         raise ValueError(f"{path} is no segment")
     opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
