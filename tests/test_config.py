@@ -37,11 +37,17 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "weight_decay": ("1e-3", "1e-3", 0.001),
     "seed": ("12", "12", 12),
     "evaluate_every": ("2", "2", 2),
+    "sync": ("ring:segments=2", '"ring:segments=2"', "ring:segments=2"),
+    "transport": ("mpi", '"mpi"', "mpi"),
+    "wire_dtype": ("bfloat16", '"bfloat16"', "bfloat16"),
+    "overlap": ("off", '"off"', "off"),
     "backend": ("gloo", '"gloo"', "gloo"),
     "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
     "timeout": ("12.5", "12.5", 12.5),
     "allow_shared_gpu": ("", "true", True),
 }
+NEEDS_SYNC = ("transport", "wire_dtype", "overlap")
+"""Options of gradients that the framework does not average."""
 FIELDS = [field.name for field in dataclasses.fields(Configuration)]
 
 
@@ -72,15 +78,17 @@ def refuse(arguments: list[str]) -> str:
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_read_from_the_command_line(field: str) -> None:
     word, _, value = EXAMPLES[field]
-    configuration = parse([flag(field), *([word] if word else [])])
+    more = ["--sync", "auto"] if field in NEEDS_SYNC else []
+    configuration = parse([flag(field), *([word] if word else []), *more])
     assert getattr(configuration, field) == value != getattr(parse([]), field)
 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> None:
     path = write_toml(f"{field} = {EXAMPLES[field][1]}")
-    assert getattr(parse(["--config", str(path)]), field) == EXAMPLES[field][2]
-    assert parse([f"--config={path}"]) == parse(["--config", str(path)])
+    more = ["--sync", "auto"] if field in NEEDS_SYNC else []
+    assert getattr(parse(["--config", str(path), *more]), field) == EXAMPLES[field][2]
+    assert parse([f"--config={path}", *more]) == parse(["--config", str(path), *more])
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -125,6 +133,11 @@ configurations = st.builds(
     weight_decay=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
     seed=st.integers(min_value=0, max_value=2**63 - 1),
     evaluate_every=st.integers(min_value=1),
+    # With framework the next three have nothing to say.
+    sync=st.sampled_from(["auto", "ring", "two-level:inner=direct,segments=3"]),
+    transport=st.sampled_from(["auto", "shared-memory", "shared-memory+mpi", "mpi", "torch"]),
+    wire_dtype=st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
+    overlap=st.sampled_from(["auto", "on", "off"]),
     backend=st.sampled_from(["auto", "nccl", "gloo"]),
     interface=texts,
     timeout=positive,
@@ -182,6 +195,13 @@ def test_a_saved_configuration_can_be_run_again(
         (["--name", ""], ["name", "''"]),
         (["--name", "a\udcff"], ["name", "broken"]),
         (["--interface", ""], ["interface"]),
+        (["--sync", "rong"], ["sync", "framework, auto", "'rong'", "ring"]),
+        (["--sync", "ring:parts=3"], ["sync", "'parts=3'", "segments=…"]),
+        (["--sync", "auto", "--transport", "pigeon"], ["pigeon", "shared-memory", "torch"]),
+        (["--sync", "auto", "--wire-dtype", "int8"], ["int8", "bfloat16"]),
+        (["--transport", "mpi"], ["transport", "'mpi'", "--sync auto", "--sync ALGORITHM"]),
+        (["--wire-dtype", "float16"], ["wire_dtype", "'float16'", "--sync auto"]),
+        (["--overlap", "off"], ["overlap", "'off'", "--sync auto"]),
         (["--config", "absent.toml"], ["config", "absent.toml", "No such file"]),
         (["--config", "."], ["config", "directory"]),
     ],

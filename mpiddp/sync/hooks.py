@@ -132,7 +132,7 @@ def _check_members(algorithm: str, communicator: Communicator) -> None:
     if len(members) < size:
         raise ConfigurationError(
             f"{algorithm} leaves out the gradients of {size - len(members)} of {size} ranks, which "
-            "only serve: use gather-broadcast, or parameter-server"
+            "only serve: use gather-broadcast"
         )
 
 

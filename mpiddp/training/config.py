@@ -26,6 +26,8 @@ import tyro
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.registry import DATASETS, MODELS
 
+FRAMEWORK = "framework"
+"""The synchronisation that is DDP's own."""
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}
 """What ``learning_rate`` becomes where it is not given, per optimizer."""
 
@@ -90,6 +92,18 @@ class Configuration:
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
 
+    sync: str = "framework"
+    """How gradients become one: framework, auto, or an algorithm, as ring or ring:segments=4."""
+
+    transport: Literal["auto", "shared-memory", "shared-memory+mpi", "mpi", "torch"] = "auto"
+    """What carries them, unless sync is framework."""
+
+    wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """In which type they travel, unless sync is framework; auto is their own."""
+
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Whether the backward pass goes on meanwhile, unless sync is framework; auto measures both."""
+
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
 
@@ -116,6 +130,7 @@ class Configuration:
         _check("weight_decay", decay >= 0 and math.isfinite(decay), "0 or more", decay)
         _check("timeout", _is_positive(self.timeout), "above 0 seconds", self.timeout)
         _check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
+        _check_sync(self.sync)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
         for name in ("name", "interface", "runs_dir"):
@@ -123,7 +138,11 @@ class Configuration:
             _check(name, _is_text(text), "text without broken characters", text)
 
     def resolve(self) -> Configuration:
-        """Return a copy in which nothing is left to be chosen, except the name."""
+        """Return a copy in which only the name, and ``overlap``, are left to be chosen.
+
+        Raises ConfigurationError for options that do not go together.
+        """
+        _check_framework(self)
         model = DATASETS[self.data].model if self.model == "auto" else self.model
         rate = self.learning_rate
         return dataclasses.replace(
@@ -191,6 +210,31 @@ def to_toml(configuration: Configuration) -> str:
         if value is not None:
             lines.append(f"{field.name} = {_format(value)}\n")
     return "".join(lines)
+
+
+def _check_sync(sync: str) -> None:
+    if sync in (FRAMEWORK, "auto"):
+        return
+    # They need NumPy, for which --help does not wait.
+    import mpiddp.collectives.algorithms  # noqa: F401 - importing it registers them
+    from mpiddp.collectives import registry
+
+    try:
+        registry.parse(sync)
+    except ConfigurationError as error:
+        expected = "expected framework, auto, or an algorithm"
+        raise ConfigurationError(f"sync: {expected}: {error}") from None
+
+
+def _check_framework(configuration: Configuration) -> None:
+    """Refuse what would be without effect."""
+    for name in ("transport", "wire_dtype", "overlap"):
+        value = getattr(configuration, name)
+        if configuration.sync == FRAMEWORK and value != "auto":
+            raise ConfigurationError(
+                f"{name}: {_quote(value)} is for gradients that mpiddp averages: with it give "
+                "--sync auto, or --sync ALGORITHM"
+            )
 
 
 def _is_positive(value: float) -> bool:

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.sync.hooks import ScheduleHook, Synchronization, attach
+from mpiddp.training.config import FRAMEWORK, Configuration
 
-def replicate(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+
+@dataclass(frozen=True)
+class Replica:
+    """This rank's copy of the model."""
+
+    model: DistributedDataParallel
+    hook: ScheduleHook | None
+    """What averages its gradients; None where DDP does."""
+
+
+def replicate(model: nn.Module, device: torch.device, configuration: Configuration) -> Replica:
     """Move the model to this rank's device and wrap it in DDP, over the default process group.
 
-    DDP broadcasts rank 0's parameters now, and averages gradients in every backward pass.
+    DDP broadcasts rank 0's parameters now; in every backward pass gradients are averaged, as the
+    configuration says. Raises ConfigurationError where they cannot be averaged that way.
     """
     model = model.to(device)
-    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    devices = [device] if device.type == "cuda" else None
+    if configuration.sync == FRAMEWORK:
+        return Replica(DistributedDataParallel(model, device_ids=devices), None)
+    wrapped = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    hook = attach(choose_synchronization(configuration), wrapped)
+    return Replica(wrapped, hook)
+
+
+def choose_synchronization(configuration: Configuration) -> Synchronization:
+    """What the configuration says of gradients that the framework does not average."""
+    name = configuration.wire_dtype
+    return Synchronization(
+        configuration.sync,
+        configuration.transport,
+        None if name == "auto" else getattr(torch, name),
+        configuration.overlap == "on",
+    )

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Session
-from mpiddp.training import metrics, models, parallel, run_directory
+from mpiddp.training import metrics, models, overlap, run_directory
 from mpiddp.training.batches import (
     Batch,
     TrainingBatches,
@@ -28,8 +28,9 @@ from mpiddp.training.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.config import Configuration
+from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.data import DataSet, load
+from mpiddp.training.parallel import Replica, replicate
 from mpiddp.training.run_directory import RunDirectory
 
 WARM_UP = 0.05
@@ -63,6 +64,8 @@ class Task:
     training: TrainingBatches
     evaluation: DataLoader[Batch]
     total_steps: int
+    pace: overlap.Choice | None
+    """How quick passes are with overlap and without, if that was measured."""
 
 
 def train(configuration: Configuration, session: Session, way_out: WayOut) -> Result:
@@ -84,6 +87,7 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     begin = time.perf_counter()
     _agree(configuration, session)
     task = _prepare(configuration, session, way_out)
+    configuration = task.configuration
     run = _open_run(configuration, session, way_out)
     _say(session, *_describe_start(task))
     if way_out.attempt > 0:
@@ -151,7 +155,8 @@ def _prepare(configuration: Configuration, session: Session, way_out: WayOut) ->
     data = load(configuration)
     session.agree(data.digest(), f"data set {configuration.data}")
     check_share(len(data.train), world.size, configuration.batch_size)
-    model = _build_model(configuration, data, session)
+    replica = _build_model(configuration, data, session)
+    configuration, pace = _settle_overlap(configuration, replica, data, session.device)
     training = make_training_batches(
         data.train, configuration.batch_size, configuration.seed, world.rank, world.size
     )
@@ -159,23 +164,54 @@ def _prepare(configuration: Configuration, session: Session, way_out: WayOut) ->
         configuration=configuration,
         session=session,
         way_out=way_out,
-        model=model,
-        optimizer=_make_optimizer(configuration, model),
+        model=replica.model,
+        optimizer=_make_optimizer(configuration, replica.model),
         training=training,
         evaluation=make_evaluation_batches(data.test, EVALUATION_BATCH, world.rank, world.size),
         total_steps=configuration.epochs * len(training),
+        pace=pace,
     )
 
 
-def _build_model(
-    configuration: Configuration, data: DataSet, session: Session
-) -> DistributedDataParallel:
+def _build_model(configuration: Configuration, data: DataSet, session: Session) -> Replica:
     torch.manual_seed(configuration.seed)
     model = models.build(configuration.model, data.shape, data.classes)
-    replica = parallel.replicate(model, session.device)
+    replica = replicate(model, session.device, configuration)
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     torch.manual_seed(_mix(configuration.seed, session.world.rank))
     return replica
+
+
+def _settle_overlap(
+    configuration: Configuration, replica: Replica, data: DataSet, device: torch.device
+) -> tuple[Configuration, overlap.Choice | None]:
+    """Choose by measurement whether gradients travel during the backward pass, if that is open.
+
+    The passes are taken in any case, so that DDP's buckets are the same ones from the first step
+    on, whether the choice was made now or read from a configuration. Nothing else is left of them.
+    """
+    hook, model = replica.hook, replica.model
+    if hook is None:
+        return configuration, None
+    size = min(configuration.batch_size, len(data.train))
+    features = torch.from_numpy(data.train.features[:size]).to(device)
+    labels = torch.from_numpy(data.train.labels[:size]).to(device)
+
+    def take_pass() -> None:
+        torch.autograd.backward(nn.functional.cross_entropy(model(features), labels))
+        model.zero_grad(set_to_none=True)
+
+    buffers = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        overlap.warm_up(take_pass)
+        if configuration.overlap != "auto":
+            pace = None
+        else:
+            pace = overlap.measure(hook, take_pass, device)
+            hook.overlap = pace.pays
+    for name, buffer in model.module.named_buffers():
+        buffer.copy_(buffers[name])
+    return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 
 
 def _mix(seed: int, rank: int) -> int:
@@ -221,9 +257,25 @@ def _describe_start(task: Task) -> list[str]:
     counts = torch.zeros(world.node_count, dtype=torch.int64, device=session.device)
     counts[world.node_rank] = 1
     dist.all_reduce(counts)
-    return metrics.describe_start(
+    lines = metrics.describe_start(
         session.device.type, counts.tolist(), world.master_hostname, task.configuration.batch_size
     )
+    if task.configuration.sync != FRAMEWORK:
+        lines.append(_describe_synchronization(task))
+    return lines
+
+
+def _describe_synchronization(task: Task) -> str:
+    configuration, pace = task.configuration, task.pace
+    parts = [f"Gradients: {configuration.sync} over transport {configuration.transport}"]
+    if configuration.wire_dtype != "auto":
+        parts.append(f"in {configuration.wire_dtype}")
+    how = "during" if configuration.overlap == "on" else "after"
+    parts.append(f"{how} the backward pass of their bucket")
+    if pace is not None:
+        found = f"{1e3 * pace.with_overlap:.1f} ms with overlap, {1e3 * pace.without:.1f} without"
+        parts.append(f"({found})")
+    return " ".join(parts)
 
 
 def _run_epochs(task: Task, attempt: int) -> metrics.Row:

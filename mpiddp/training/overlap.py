@@ -1,0 +1,66 @@
+"""Whether the backward pass goes on while gradients travel: both ways are measured.
+
+Where a rank has no core to spare, the thread that moves gradients takes its time from the backward
+pass, so that either way may be the quicker one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mpiddp.sync.hooks import ScheduleHook
+
+WARM_UP = 3
+"""Passes that are not timed: DDP makes its buckets anew after its first, and a buffer has its large
+pages from its third."""
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Seconds of a forward and backward pass on the slowest rank, either way."""
+
+    with_overlap: float
+    without: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether overlap is the quicker way."""
+        return self.with_overlap < self.without
+
+
+def warm_up(take_pass: Callable[[], None]) -> None:
+    """Take passes until buckets are where they stay. Collective."""
+    for _ in range(WARM_UP):
+        take_pass()
+
+
+def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.device) -> Choice:
+    """Time passes both ways, in turns; the same answer on all ranks. Collective.
+
+    ``hook.overlap`` is as it was afterwards; what else the passes change is the caller's to
+    restore. ``device``: of this rank.
+    """
+    before = hook.overlap
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(ROUNDS):
+        for overlap, seconds in times.items():
+            hook.overlap = overlap
+            dist.barrier()
+            begin = time.perf_counter()
+            take_pass()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - begin)
+    hook.overlap = before
+    medians = torch.tensor(
+        [statistics.median(times[overlap]) for overlap in (True, False)], device=device
+    )
+    dist.all_reduce(medians, op=dist.ReduceOp.MAX)
+    return Choice(*medians.tolist())

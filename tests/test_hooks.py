@@ -1,0 +1,97 @@
+"""DDP's buckets averaged by schedules: what plain DDP comes to, on every rank the same bits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import launchers
+import ranks
+from mpiddp.collectives.registry import names
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+from mpiddp.sync import hooks
+from mpiddp.sync.hooks import Synchronization, attach
+
+ROUNDING = 2e-6
+"""Of float32, added up in another order over some steps, relative to the largest parameter."""
+NARROW = 2e-2
+"""The same where gradients travel in bfloat16, which has 8 bits."""
+WHOLE = [name for name in names() if name != "central"]
+"""All algorithms that leave nobody out."""
+
+
+def train(launcher: str, size: int, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """For each rank what it says of each way."""
+    found, _ = ranks.collect(
+        launchers.table()[launcher], size, "hooked.py", json.dumps(ways), timeout=120
+    )
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("launcher", "size"), [("openmpi", 2), ("mpich", 3), ("openmpi", 4)])
+def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size):
+    ways = [{"algorithm": name} for name in ("auto", *WHOLE, "ring:segments=3")]
+    ways += [{"algorithm": "ring", "transport": each} for each in ("mpi", "torch")]
+    for rank, reports in enumerate(train(launcher, size, ways)):
+        for way, report in zip(ways, reports, strict=True):
+            assert report["same"], (rank, way)
+            assert report["difference"] <= ROUNDING, (rank, way, report)
+            # Half of the steps had overlap, the others had none.
+            assert report["overlaps"] == 2
+            # Where ranks work in each other's memory, the buckets lie there.
+            in_memory = way.get("transport", "auto") == "auto"
+            assert report["shared"] == [in_memory], (rank, way)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_gradients_travel_in_a_narrower_type():
+    ways = [
+        {"algorithm": algorithm, "transport": transport, "wire_dtype": name, "overlap": overlap}
+        for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
+        for name in ("bfloat16", "float16")
+        for overlap in (True, False)
+    ]
+    for reports in train("openmpi", 3, ways):
+        for way, report in zip(ways, reports, strict=True):
+            assert report["same"], way
+            # Something was rounded on the way, and not much.
+            assert ROUNDING < report["difference"] <= NARROW, (way, report)
+
+
+@pytest.fixture
+def model():
+    """DDP on the only rank of a session."""
+    with start(Options(backend="gloo", allow_shared_gpu=True), WayOut()):
+        yield DistributedDataParallel(nn.Linear(5, 3), gradient_as_bucket_view=True)
+
+
+def test_a_rank_alone_has_its_own_gradients(model):
+    attach(Synchronization("ring", overlap=True), model)
+    features = torch.randn(4, 5)
+    torch.autograd.backward(model(features).sum())
+    assert torch.equal(model.module.bias.grad, torch.full((3,), 4.0))
+    torch.testing.assert_close(model.module.weight.grad, features.sum(0).expand(3, 5))
+
+
+def test_an_algorithm_that_leaves_ranks_out_is_refused():
+    class Three:
+        layout = type("", (), {"size": 3})
+
+    with pytest.raises(ConfigurationError) as found:
+        hooks._check_members("central", Three())
+    assert str(found.value) == (
+        "central leaves out the gradients of 1 of 3 ranks, which only serve: use gather-broadcast"
+    )
+    for name in ("auto", *WHOLE):
+        hooks._check_members(name, Three())
