@@ -76,6 +76,16 @@ def model():
         yield DistributedDataParallel(nn.Linear(5, 3), gradient_as_bucket_view=True)
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_rank_alone_has_its_own_gradients_rounded_or_not(model, algorithm):
+    attach(Synchronization(algorithm, wire_dtype=torch.bfloat16, overlap=True), model)
+    features = torch.ones(4, 5) / 3
+    torch.autograd.backward(model(features).sum())
+    rounded = (4 * features[0]).to(torch.bfloat16).float()
+    assert torch.equal(model.module.weight.grad, rounded.expand(3, 5))
+    assert not torch.equal(rounded, 4 * features[0])
+
+
 def test_a_rank_alone_has_its_own_gradients(model):
     attach(Synchronization("ring", overlap=True), model)
     features = torch.randn(4, 5)

@@ -63,7 +63,25 @@ def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:
     assert shapes == [(50, 10), (50,), (2, 50), (2,)]
 
 
+@pytest.mark.parametrize("name", ["convnet", "resnet18"])
 @pytest.mark.parametrize("shape", [(10,), (8, 8), (1, 3, 8), (1, 8, 3)], ids=str)
-def test_the_convnet_refuses_what_is_no_image(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigurationError, match="convnet expects images"):
-        build("convnet", shape, 10)
+def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} expects images"):
+        build(name, shape, 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "parameters"),
+    # torchvision's documentation; the one for CIFAR-10 as in many works that train it.
+    [((3, 224, 224), 1000, 11_689_512), ((3, 32, 32), 10, 11_173_962)],
+)
+def test_resnet18_has_the_known_number_of_parameters(
+    shape: tuple[int, ...], classes: int, parameters: int
+) -> None:
+    model = build("resnet18", shape, classes)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 64), (4, 63, 200)], ids=str)
+def test_resnet18_takes_any_number_of_channels(shape: tuple[int, ...]) -> None:
+    assert build("resnet18", shape, 3).eval()(torch.zeros(2, *shape)).shape == (2, 3)

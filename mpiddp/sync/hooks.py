@@ -19,7 +19,8 @@ from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.registry import parse
 from mpiddp.collectives.schedule import Collective
-from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call
+from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, select
+from mpiddp.collectives.sums import find_sums
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.joint import find_communicator
 
@@ -35,7 +36,9 @@ class Synchronization:
     """A registered one, or ``auto``, which goes by each bucket's size."""
     transport: str = AUTO
     wire_dtype: torch.dtype | None = None
-    """In which gradients travel; None for their own type. The sum is made in float32."""
+    """In which gradients travel; None for their own type. An algorithm that adds all contributions
+    at once (direct, one-shot) adds them in float32; another one rounds to this type in each step,
+    as else its sums would travel in float32."""
     overlap: bool = False
     """Whether the backward pass goes on meanwhile."""
 
@@ -50,8 +53,12 @@ class ScheduleHook:
         self._communicator = communicator
         self._wire_dtype = synchronization.wire_dtype
         _check_members(synchronization.algorithm, communicator)
-        call = Call(Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport)
-        self._request = Request(call, "average")
+        self._call = Call(
+            Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
+        )
+        self._request = Request(self._call, "average")
+        self._narrow_requests: dict[int, Request] = {}
+        """By length of a bucket."""
         self._shares = _is_in_memory(synchronization.transport, communicator)
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: dict[tuple[int, torch.device], torch.Tensor] = {}
@@ -62,12 +69,14 @@ class ScheduleHook:
         if self._wire_dtype is not None and self._wire_dtype != gradients.dtype:
             return self._send_narrow(gradients)
         self._share(gradients)
-        return self._average(gradients)
+        return self._average(gradients, self._request)
 
-    def _average(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _average(
+        self, tensor: torch.Tensor, request: Request
+    ) -> torch.futures.Future[torch.Tensor]:
         if self.overlap:
-            return self._communicator.start(self._request, tensor)
-        self._communicator.run(self._request, tensor)
+            return self._communicator.start(request, tensor)
+        self._communicator.run(request, tensor)
         return _finished(tensor)
 
     def _send_narrow(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -77,7 +86,17 @@ class ScheduleHook:
         def widen(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             return gradients.copy_(future.value())
 
-        return self._average(wire).then(widen)
+        return self._average(wire, self._find_narrow_request(wire)).then(widen)
+
+    def _find_narrow_request(self, wire: torch.Tensor) -> Request:
+        request = self._narrow_requests.get(wire.numel())
+        if request is None:
+            layout, size = self._communicator.layout, wire.numel() * wire.element_size()
+            schedule = select(self._call, size, layout, on_gpu=not wire.is_cpu).schedule
+            adds_once = find_sums(schedule).is_single
+            request = Request(self._call, "average", None if adds_once else wire.dtype)
+            self._narrow_requests[wire.numel()] = request
+        return request
 
     def _find_wire(self, gradients: torch.Tensor) -> torch.Tensor:
         """Room for a bucket; two buckets of a length have the same address never at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,6 +35,16 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     wrapped = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     hook = attach(choose_synchronization(configuration), wrapped)
     return Replica(wrapped, hook)
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give all ranks rank 0's buffers. Collective.
+
+    DDP does so before each forward pass; after the last one every rank has added its own samples to
+    its running averages.
+    """
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)
 
 
 def choose_synchronization(configuration: Configuration) -> Synchronization:

@@ -32,6 +32,7 @@ DATASETS: dict[str, DataSource] = {
 MODELS: dict[str, str] = {
     "convnet": "mpiddp.training.models:build_convnet",
     "mlp": "mpiddp.training.models:build_mlp",
+    "resnet18": "mpiddp.training.models:build_resnet18",
 }
 """Name to reference of a function ``(shape, classes) -> torch.nn.Module``."""
 

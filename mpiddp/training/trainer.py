@@ -30,7 +30,7 @@ from mpiddp.training.batches import (
 )
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.data import DataSet, load
-from mpiddp.training.parallel import Replica, replicate
+from mpiddp.training.parallel import Replica, replicate, share_buffers
 from mpiddp.training.run_directory import RunDirectory
 
 WARM_UP = 0.05
@@ -288,6 +288,7 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
     for epoch in range(1, epochs + 1):
         row = _train_epoch(task, epoch, attempt)
         is_last = epoch == epochs
+        share_buffers(task.model.module)
         if is_last or epoch % task.configuration.evaluate_every == 0:
             row = _add_evaluation(task, row)
         if is_last:

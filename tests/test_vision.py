@@ -1,0 +1,54 @@
+"""torchvision beside a torch that its wheel was not built for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mpiddp.training import vision
+
+PROGRAM = """
+import sys, torch
+try:
+    import torchvision
+    plain = "works"
+except RuntimeError as error:
+    plain = str(error)
+from mpiddp.training.vision import import_torchvision
+found = import_torchvision()
+assert found is import_torchvision() is sys.modules["torchvision"]
+from torchvision.models import resnet18
+from torchvision.transforms import v2
+print(plain, "|", sum(each.numel() for each in resnet18().parameters()))
+images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+assert v2.functional.horizontal_flip(images).shape == images.shape
+"""
+
+
+def test_models_and_transforms_can_be_used_whatever_torch_it_is():
+    answer = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    plain, parameters = answer.stdout.strip().split(" | ")
+    assert plain == "works" or "torchvision::nms does not exist" in plain
+    # As torchvision's documentation has it.
+    assert parameters == "11689512"
+
+
+def test_an_error_of_another_kind_is_not_mended(monkeypatch):
+    def fail(name):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(vision.importlib, "import_module", fail)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        vision.import_torchvision()
+
+
+def test_torchvision_that_is_not_there_is_asked_for(monkeypatch):
+    def fail(name):
+        raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
+
+    monkeypatch.setattr(vision.importlib, "import_module", fail)
+    with pytest.raises(vision.ConfigurationError, match="pip install torchvision, of the release"):
+        vision.import_torchvision()
