@@ -16,12 +16,14 @@ import torch
 
 from mpiddp.collectives import setup
 from mpiddp.collectives.communicator import check_tensor
+from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.selection import TRANSPORTS, Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.joint import find_communicator
 
+_OPERATORS = tuple(operator.value for operator in Operator)
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: constants, since the same call has to be the same object."""
 
@@ -55,6 +57,14 @@ def _check_options(
     for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
         if not isinstance(text, str):
             raise ConfigurationError(f"{name}: expected a name, found {text!r}")
+    if algorithm in _OPERATORS:
+        raise ConfigurationError(
+            f"{algorithm!r} is no algorithm, but an operator: op={algorithm!r}"
+        )
+    if algorithm in TRANSPORTS:
+        raise ConfigurationError(
+            f"{algorithm!r} is no algorithm, but a transport: transport={algorithm!r}"
+        )
     if not isinstance(reduction_dtype, torch.dtype | None):
         raise ConfigurationError(
             f"reduction_dtype: expected a torch type, found {reduction_dtype!r}"
@@ -157,9 +167,11 @@ def prepare_all_reduce(
     """What makes ``all_reduce`` on this tensor whenever it is called, as often as one likes.
 
     It saves the microseconds in which ``all_reduce`` finds out what to do, as MPI's
-    ``MPI_Allreduce_init`` does. The tensor's memory must stay where it is, and autograd is not told
-    that it changes. All ranks prepare the same calls in the same order, since the first one over a
-    transport makes it ready.
+    ``MPI_Allreduce_init`` does. It belongs to the memory that the tensor has now: torch refuses to
+    resize it from now on, and whatever the tensor's name is given later (``tensor.data = …``, or a
+    new ``grad`` after ``zero_grad()``, which sets it to None unless told otherwise) is not summed.
+    Autograd is not told that the memory changes. All ranks prepare the same calls in the same
+    order, since the first one over a transport makes it ready.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
@@ -252,7 +264,9 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     if not all(isinstance(length, int) for length in lengths):
         raise ConfigurationError(f"shape: expected integers, found {shape!r}")
     if not isinstance(dtype, torch.dtype):
-        raise ConfigurationError(f"dtype: expected a torch type, found {dtype!r}")
+        raise ConfigurationError(
+            f"dtype: expected a torch type, found {dtype!r}; a shape is one argument, as (4, 3)"
+        )
     return find_communicator().segments.empty(lengths, dtype)
 
 

@@ -35,6 +35,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no tensor, later": lambda: mpiddp.all_reduce_async([1.0] * 6),  # type: ignore[arg-type]
     "leaf": lambda: mpiddp.all_reduce(ones().requires_grad_()),
     "conjugate": lambda: mpiddp.broadcast(torch.ones(3, dtype=torch.complex64).conj()),
+    "operator for an algorithm": lambda: mpiddp.all_reduce(ones(), "average"),
+    "transport for an algorithm": lambda: mpiddp.all_reduce(ones(), "mpi"),
+    "two lengths": lambda: mpiddp.shared_empty(4, 3),  # type: ignore[arg-type]
     "list of names": lambda: mpiddp.all_reduce(ones(), ["ring"]),  # type: ignore[arg-type]
     "number for a name": lambda: mpiddp.all_reduce(ones(), transport=3),  # type: ignore[arg-type]
     "name for a rank": lambda: mpiddp.broadcast(ones(), "0"),  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     one.enter(5, None)
     other.enter(5, None)
     other.publish(1)()
-    other.give_up()
+    other.give_up(PeerLostError("rank 2 is gone"))
     begin = time.monotonic()
     # What it did before, it did.
     one.meet([1], 5, describe)
@@ -87,6 +87,17 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
         one.meet([1], 6, describe)
     assert time.monotonic() - begin < 10
+
+
+def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
+    one, other = make_pair(seconds=30.0)
+    one.enter(5, None)
+    other.enter(6, None)
+    with pytest.raises(ConfigurationError) as found:
+        other.meet([0], 6, describe)
+    other.give_up(found.value)
+    with pytest.raises(ConfigurationError, match="not all ranks make the same collective call"):
+        one.wait(1, 2, lambda: describe(1), None)()
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])

@@ -440,3 +440,26 @@ def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
             communicator.run(request, negated)
 
     crew.run(part)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_prepared_call_keeps_its_memory_where_it_is(dtype):
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        tensor = torch.ones(3, dtype=dtype)
+        call, view = communicator.prepare(request, tensor), tensor[:]
+        # Refused as it is, torch believes afterwards that it has been done: so look at the view.
+        with pytest.raises(RuntimeError, match="not resizable"):
+            tensor.resize_(10**6)
+        call()
+        assert view.eq(2).all()
+        # The name has other memory now, and what was prepared has the old one.
+        tensor.data = torch.zeros(3, dtype=dtype)
+        del view
+        gc.collect()
+        call()
+        assert tensor.eq(0).all()
+
+    crew.run(part)

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -148,6 +147,7 @@ class Communicator:
         self._check_open()
         plan = self._prepare(_key(request, tensor), request, tensor)
         call = plan.prepare(tensor)
+        held = _hold_memory(tensor)
 
         def make_call() -> torch.Tensor:
             if self._refusal or self._pending or self._agree is not None:
@@ -155,10 +155,13 @@ class Communicator:
             try:
                 call()
             except BaseException as error:
+                _kept.append(held)
                 self._give_up(error, tensor)
                 raise
             return tensor
 
+        # As long as this is, the memory is.
+        make_call.__dict__["held"] = held
         return make_call
 
     def start(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -219,10 +222,10 @@ class Communicator:
         _kept.append(tensor)
         if self._refusal:
             return
-        self._refusal = f"an earlier collective call failed ({error}): start a new session"
+        self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}
         if self.neighbourhood is not None:
-            self.neighbourhood.give_up()
+            self.neighbourhood.give_up(error)
 
     def disown(self) -> None:
         """In a forked child: the calls are its parent's."""
@@ -263,8 +266,10 @@ class Communicator:
         problem = find_problem(tensor)
         if self._agree is not None:
             self._calls += 1
-            buffer = (tensor.numel(), name_type(tensor.dtype), tensor.device.type, problem)
-            self._agree((self._calls, astuple(request), buffer), "the collective call")
+            self._agree(
+                f"call {self._calls}: {_describe(request, tensor)}{problem and ', ' + problem}",
+                "the collective call",
+            )
         if problem:
             raise ConfigurationError(problem)
         plan = self._plans.get(key)
@@ -283,6 +288,32 @@ _BARRIER = Request(Call(Collective.ALL_REDUCE))
 
 def _do_nothing() -> None:
     """What there is to do."""
+
+
+def _describe(request: Request, tensor: torch.Tensor) -> str:
+    """A call, for people."""
+    if request is _BARRIER:
+        return "barrier"
+    call = request.call
+    parts = [
+        f"{call.kind.value} of {tensor.numel()} {name_type(tensor.dtype)} on {tensor.device.type}",
+        f"algorithm {call.algorithm}",
+        f"transport {call.transport}",
+    ]
+    if call.kind in (Collective.BROADCAST, Collective.REDUCE):
+        parts.append(f"root {call.root}")
+    if call.kind not in (Collective.BROADCAST, Collective.ALL_GATHER):
+        parts.append(f"op {request.operator}")
+        if request.reduction_dtype is not None:
+            parts.append(f"in {name_type(request.reduction_dtype)}")
+    return ", ".join(parts) + (", fixed order" if call.fixed_order else "")
+
+
+def _hold_memory(tensor: torch.Tensor) -> object:
+    """Keeps the tensor's memory, and where it is: torch resizes nothing that NumPy looks at."""
+    if not tensor.is_cpu or tensor.numel() == 0:
+        return tensor.untyped_storage()
+    return tensor.detach().view(-1).view(torch.uint8).numpy()
 
 
 def _key(request: Request, tensor: torch.Tensor) -> Hashable:

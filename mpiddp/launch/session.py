@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,9 +150,12 @@ class Session:
         """
         if self._own is None:
             return value
-        return mpi.SleepingCommunicator(
-            self._own, lambda request: self._wait(request, "broadcast")
-        ).bcast(value)
+        try:
+            return mpi.SleepingCommunicator(
+                self._own, lambda request: self._wait(request, "broadcast")
+            ).bcast(value)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise _mismatch("session.broadcast()") from error
 
     def gather(self, value: T) -> list[T]:
         """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
@@ -197,7 +201,11 @@ class Session:
             _current = None
 
     def _wait(self, request: MPI.Request, what: str) -> None:
-        if not mpi.wait(request, self._timeout):
+        try:
+            came = mpi.wait(request, self._timeout)
+        except RuntimeError as error:
+            raise _mismatch(f"session.{what}()") from error
+        if not came:
             raise PeerLostError(
                 f"session.{what}() waited {self._timeout:g} s for the other ranks: every rank "
                 "must call it; --timeout SECONDS waits longer"
@@ -236,15 +244,21 @@ class Session:
         self.collectives = None
         self._leave()
         self._close_group()
-        if self._own is not None:
-            mpi.wait(self._own.Ibarrier())
+        self._meet_to_leave()
         if self.world.rank != 0:
             self._drop_store()
-        if self._own is not None:
-            mpi.wait(self._own.Ibarrier())
+        self._meet_to_leave()
         self._drop_store()
         self._close_mpi()
         self._restore_variables()
+
+    def _meet_to_leave(self) -> None:
+        if self._own is None:
+            return
+        try:
+            mpi.wait(self._own.Ibarrier())
+        except RuntimeError as error:
+            raise _mismatch("the end of this rank's session") from error
 
     def export(self, variables: Mapping[str, str]) -> None:
         """Set environment variables until the session closes."""
@@ -296,3 +310,11 @@ class Session:
             distributed.destroy_process_group()
         self._drop_store()
         self._restore_variables()
+
+
+def _mismatch(what: str) -> PeerLostError:
+    """What mpi4py says of calls that do not fit together is of no use to anybody."""
+    return PeerLostError(
+        f"{what} met another call of another rank: all ranks must make the same calls, and leave "
+        "the session together"
+    )

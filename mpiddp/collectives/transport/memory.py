@@ -27,8 +27,10 @@ WORDS = 32
 processors fetch lines in pairs."""
 _HEADER, _VERSION, _KIND, _GIVEN_UP = 16, 17, 18, 22
 """Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
-been another one than in the call before; where the buffer lies, in four words; whether its call has
-failed."""
+been another one than in the call before; where the buffer lies, in four words; how its call has
+failed, if it has."""
+_LOST, _DIFFERS = 1, 2
+"""How: whatever happened to it, or it found that another rank makes another call."""
 NEXT_CALL = 1 << 24
 """A rank's progress is so many times the number of its call, plus its stage in that call."""
 MAILBOX = 64 << 10
@@ -156,8 +158,12 @@ def block_size(ranks: int) -> int:
     return ranks * (8 * WORDS + 2 * MAILBOX)
 
 
-def _differ(rank: int, own: int) -> ConfigurationError:
-    return ConfigurationError(
+class DifferentCallError(ConfigurationError):
+    """Not all ranks make the same call."""
+
+
+def _differ(rank: int, own: int) -> DifferentCallError:
+    return DifferentCallError(
         f"rank {rank} makes another collective call than rank {own}, or with another count, type "
         "or algorithm: MPIDDP_DEBUG=1 shows both"
     )
@@ -322,13 +328,20 @@ class Neighbourhood:
         # What it did before its call failed, it did.
         if self.words[place] >= target:
             return True
-        if self.words[place + _GIVEN_UP]:
-            raise PeerLostError(f"{describe()}, whose own call failed")
+        failure = self.words[place + _GIVEN_UP]
+        if failure == _DIFFERS:
+            raise DifferentCallError(
+                f"{describe()}, who found that not all ranks make the same collective call: "
+                "MPIDDP_DEBUG=1 shows them"
+            )
+        if failure:
+            raise PeerLostError(f"{describe()}, whose own call failed: its message says why")
         return False
 
-    def give_up(self) -> None:
-        """Tell all others that this rank's call has failed."""
-        self.words[self._own + _GIVEN_UP] = 1
+    def give_up(self, error: BaseException) -> None:
+        """Tell all others that this rank's call has failed, and what kind of failure it was."""
+        differs = isinstance(error, DifferentCallError)
+        self.words[self._own + _GIVEN_UP] = _DIFFERS if differs else _LOST
 
     def exchange(
         self,

@@ -59,7 +59,10 @@ class TorchMessages:
             self._works[number].wait()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise PeerLostError(f"{self._describe(self._messages[number])}: {reason}") from error
+            raise PeerLostError(
+                f"{self._describe(self._messages[number])}: it is gone, or it did not make the "
+                f"same call; MPIDDP_DEBUG=1 compares the calls ({reason})"
+            ) from error
         self._works[number] = None
 
 
