@@ -132,7 +132,7 @@ def test_two_ranks_have_the_promised_speeds():
     )
     assert [value.bytes for value in at_all.values] == [M, 64 * M] and at_all.met
     assert [value.bytes for value in at_most.values] == [64 * M] and not at_most.met
-    assert str(at_most).endswith("64 MiB 1.50 (missed): missed")
+    assert str(at_most).endswith(": 64 MiB 1.50: missed")
     (latency,) = found["mpiddp auto, auto, private: at most 1.2 of MPI_Allreduce's time"].values
     assert (latency.bytes, latency.found, latency.met) == (8, pytest.approx(2 / 3), True)
     (bound,) = found["mpiddp auto, auto, shared: at least 0.8 of the memory bound"].values

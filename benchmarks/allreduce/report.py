@@ -207,7 +207,8 @@ def format_group(group: Group) -> str:
     """All that is printed of one number of ranks, but for the targets."""
     where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
     title = f"{group.ranks} ranks on {where}, {group.plan.repetitions} rounds; the slowest rank's"
-    head = [f"{title} times; rates in GB/s", describe_collectives(group)]
+    title += " times, × by round and then their median; rates in GB/s"
+    head = [title, describe_collectives(group)]
     if group.greeting.get("nccl"):
         head.append(f"NCCL {group.greeting['nccl']} on {group.greeting['gpu']}")
     if group.others_share is not None:

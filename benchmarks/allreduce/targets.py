@@ -50,8 +50,11 @@ class Target:
         return all(value.met for value in self.values)
 
     def __str__(self) -> str:
+        # One value alone is what the last word is about.
+        marks = len(self.values) > 1
         shown = [
-            f"{describe_size(value.bytes)} {value.found:.2f}{'' if value.met else ' (missed)'}"
+            f"{describe_size(value.bytes)} {value.found:.2f}"
+            f"{' (missed)' if marks and not value.met else ''}"
             for value in self.values
         ]
         return f"{self.text}: {', '.join(shown)}: {'met' if self.met else 'missed'}"
