@@ -96,8 +96,16 @@ def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
     launcher = slurm_cluster.srun("--nodes=1")
     command = [sys.executable, "-c", INIT]
     second = [":", "-n2", "--nodes=2", *command]
-    result = launchers.run(launcher, 1, ["-c", INIT, *second], timeout=DEADLINE).expect(0)
-    rows = seen(result)
+    for attempt in range(3):
+        try:
+            result = launchers.run(launcher, 1, ["-c", INIT, *second], timeout=DEADLINE / 3)
+            break
+        except launchers.JobError:
+            # Slurm 22.05's srun now and then stays for ever when all tasks of such a step have
+            # ended: then slurmd's log says that they are done, and Slurm knows no step any more.
+            if attempt == 2:
+                raise
+    rows = seen(result.expect(0))
     assert [row[:2] for row in rows] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
     assert len({row[2] for row in rows}) == 3
 
