@@ -12,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import launchers
 import ranks
+from crews import Crew
 from mpiddp.collectives.registry import names
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
-from mpiddp.sync import hooks
-from mpiddp.sync.hooks import Synchronization, attach
+from mpiddp.sync.hooks import ScheduleHook, Synchronization, attach
 
 ROUNDING = 2e-6
 """Of float32, added up in another order over some steps, relative to the largest parameter."""
@@ -94,14 +94,31 @@ def test_a_rank_alone_has_its_own_gradients(model):
     torch.testing.assert_close(model.module.weight.grad, features.sum(0).expand(3, 5))
 
 
-def test_an_algorithm_that_leaves_ranks_out_is_refused():
-    class Three:
-        layout = type("", (), {"size": 3})
+def make_hook(nodes: list[int], on_gpu: bool = False, **options: str) -> ScheduleHook:
+    """One rank's, where ranks are on these nodes."""
+    communicator = Crew(nodes).communicators[0]
+    return ScheduleHook(Synchronization(**options), communicator, on_gpu=on_gpu)
 
+
+def test_an_algorithm_that_leaves_ranks_out_is_refused():
     with pytest.raises(ConfigurationError) as found:
-        hooks._check_members("central", Three())
+        make_hook([0, 0, 0], algorithm="central")
     assert str(found.value) == (
         "central leaves out the gradients of 1 of 3 ranks, which only serve: use gather-broadcast"
     )
     for name in ("auto", *WHOLE):
-        hooks._check_members(name, Three())
+        make_hook([0, 0, 0], algorithm=name)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "on_gpu", "transport", "message"),
+    [
+        ([0, 1], False, "shared-memory", "not possible here: the ranks are on several nodes"),
+        ([0, 0], True, "mpi", "works on CPU memory, but the tensor is on a GPU: use torch"),
+    ],
+)
+def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
+    nodes, on_gpu, transport, message
+):
+    with pytest.raises(ConfigurationError, match=message):
+        make_hook(nodes, on_gpu, algorithm="ring", transport=transport)

@@ -105,8 +105,7 @@ class Communicator:
 
     def make(self, call: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
         """Make a prepared call on this tensor. Raises ConfigurationError, PeerLostError."""
-        if self._refusal:
-            self._check_open()
+        self._check_open()
         try:
             call(tensor)
         except BaseException as error:
@@ -144,7 +143,6 @@ class Communicator:
 
     def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What makes a call on this tensor, as often as it is called."""
-        self._check_open()
         plan = self._prepare(_key(request, tensor), request, tensor)
         call = plan.prepare(tensor)
         held = _hold_memory(tensor)
@@ -155,13 +153,12 @@ class Communicator:
             try:
                 call()
             except BaseException as error:
+                # The tensor may have other memory by now.
                 _kept.append(held)
                 self._give_up(error, tensor)
                 raise
             return tensor
 
-        # As long as this is, the memory is.
-        make_call.__dict__["held"] = held
         return make_call
 
     def start(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

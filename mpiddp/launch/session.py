@@ -222,7 +222,11 @@ class Session:
     ) -> None:
         if error is not None and exit_code(error) != SUCCESS:
             self._way_out.fail(error)
-        self.close()
+        try:
+            self.close()
+        except PeerLostError as failure:
+            self._way_out.fail(failure)
+            raise
 
     def close(self) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.

@@ -10,16 +10,15 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.registry import parse
 from mpiddp.collectives.schedule import Collective
-from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, select
+from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
 from mpiddp.collectives.sums import find_sums
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.joint import find_communicator
@@ -46,22 +45,34 @@ class Synchronization:
 class ScheduleHook:
     """Averages buckets over all ranks, in place; ``attach`` registers it with DDP."""
 
-    def __init__(self, synchronization: Synchronization, communicator: Communicator) -> None:
-        """Raises ConfigurationError for an algorithm that leaves out ranks."""
+    def __init__(
+        self, synchronization: Synchronization, communicator: Communicator, *, on_gpu: bool
+    ) -> None:
+        """A hook for gradients on GPUs, or on the CPU.
+
+        Raises ConfigurationError for what is not possible here, or leaves out ranks.
+        """
         self.overlap = synchronization.overlap
         """May be changed between two steps, on all ranks alike."""
         self._communicator = communicator
         self._wire_dtype = synchronization.wire_dtype
-        _check_members(synchronization.algorithm, communicator)
         self._call = Call(
             Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
         )
+        selection = self._select(0, on_gpu)
+        _check_members(selection)
         self._request = Request(self._call, "average")
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
-        self._shares = _is_in_memory(synchronization.transport, communicator)
+        in_memory = selection.transport in (SHARED, BOTH)
+        self._shares = in_memory and communicator.neighbourhood is not None
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
-        self._wires: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
+        """For each bucket's memory, room for it in the narrower type."""
+
+    def _select(self, size: int, on_gpu: bool) -> Selection:
+        """What is done with a bucket of ``size`` bytes."""
+        return select(self._call, size, self._communicator.layout, on_gpu=on_gpu)
 
     def synchronize(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook; ``bucket`` is a ``torch.distributed.GradBucket``."""
@@ -91,26 +102,24 @@ class ScheduleHook:
     def _find_narrow_request(self, wire: torch.Tensor) -> Request:
         request = self._narrow_requests.get(wire.numel())
         if request is None:
-            layout, size = self._communicator.layout, wire.numel() * wire.element_size()
-            schedule = select(self._call, size, layout, on_gpu=not wire.is_cpu).schedule
-            adds_once = find_sums(schedule).is_single
+            selection = self._select(wire.numel() * wire.element_size(), not wire.is_cpu)
+            adds_once = find_sums(selection.schedule).is_single
             request = Request(self._call, "average", None if adds_once else wire.dtype)
             self._narrow_requests[wire.numel()] = request
         return request
 
     def _find_wire(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Room for a bucket; two buckets of a length have the same address never at once."""
-        key = (gradients.data_ptr(), gradients.device)
-        wire = self._wires.get(key)
-        if wire is None or wire.numel() < gradients.numel():
+        storage = gradients.untyped_storage()
+        wire = self._wires.get(storage)
+        if wire is None:
             assert self._wire_dtype is not None
-            if self._shares and gradients.is_cpu:
+            if self._shares:
                 shape = (gradients.numel(),)
                 wire = self._communicator.segments.empty(shape, self._wire_dtype)
             else:
                 wire = torch.empty_like(gradients, dtype=self._wire_dtype)
-            self._wires[key] = wire
-        return wire[: gradients.numel()]
+            self._wires[storage] = wire
+        return wire
 
     def _share(self, gradients: torch.Tensor) -> None:
         """Put a bucket's memory where the node's ranks can work in it, if it is not there yet.
@@ -118,7 +127,7 @@ class ScheduleHook:
         DDP makes new buckets after its first step, so this is asked in every one.
         """
         storage = gradients.untyped_storage()
-        if not self._shares or not gradients.is_cpu or storage in self._looked_at:
+        if not self._shares or storage in self._looked_at:
             return
         self._looked_at.add(storage)
         # Twice, since what lies there now is kept until it has been copied.
@@ -138,26 +147,19 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
     The model must have been wrapped with ``gradient_as_bucket_view=True``, so that gradients follow
     their bucket into shared memory. Raises ConfigurationError.
     """
-    hook = ScheduleHook(synchronization, find_communicator())
+    on_gpu = next(model.parameters()).is_cuda
+    hook = ScheduleHook(synchronization, find_communicator(), on_gpu=on_gpu)
     model.register_comm_hook(None, hook.synchronize)
     return hook
 
 
-def _check_members(algorithm: str, communicator: Communicator) -> None:
-    size = communicator.layout.size
-    if algorithm == AUTO or size == 1:
-        return
-    members = parse(algorithm).build(size).members
-    if len(members) < size:
+def _check_members(selection: Selection) -> None:
+    ranks, members = selection.schedule.ranks, len(selection.schedule.members)
+    if members < ranks:
         raise ConfigurationError(
-            f"{algorithm} leaves out the gradients of {size - len(members)} of {size} ranks, which "
-            "only serve: use gather-broadcast"
+            f"{selection.name} leaves out the gradients of {ranks - members} of {ranks} ranks, "
+            "which only serve: use gather-broadcast"
         )
-
-
-def _is_in_memory(transport: str, communicator: Communicator) -> bool:
-    chosen = communicator.layout.transports[0] if transport == AUTO else transport
-    return chosen in (SHARED, BOTH) and communicator.neighbourhood is not None
 
 
 def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mpiddp.sync.hooks import ScheduleHook
+from mpiddp.training.batches import Batch
+from mpiddp.training.config import Configuration
+from mpiddp.training.parallel import Replica
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes its buckets anew after its first, and a buffer has its large
@@ -33,6 +37,38 @@ class Choice:
     def pays(self) -> bool:
         """Whether overlap is the quicker way."""
         return self.with_overlap < self.without
+
+
+def settle(
+    configuration: Configuration, replica: Replica, batch: Batch
+) -> tuple[Configuration, Choice | None]:
+    """Choose by measurement whether gradients travel during the backward pass, if that is open.
+
+    The passes are taken in any case, so that DDP's buckets are the same ones from the first step
+    on, whether the choice was made now or read from a configuration. Nothing else is left of them.
+    Collective; ``batch`` lies on this rank's device, and is as large as those to come.
+
+    Returns the configuration with the choice, and what was measured.
+    """
+    hook, model = replica.hook, replica.model
+    if hook is None:
+        return configuration, None
+    features, labels = batch
+    device, pace = features.device, None
+
+    def take_pass() -> None:
+        torch.autograd.backward(nn.functional.cross_entropy(model(features), labels))
+        model.zero_grad(set_to_none=True)
+
+    buffers = [buffer.clone() for buffer in model.module.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        warm_up(take_pass)
+        if configuration.overlap == "auto":
+            pace = measure(hook, take_pass, device)
+            hook.overlap = pace.pays
+    for buffer, before in zip(model.module.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 
 
 def warm_up(take_pass: Callable[[], None]) -> None:

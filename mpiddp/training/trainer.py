@@ -156,7 +156,11 @@ def _prepare(configuration: Configuration, session: Session, way_out: WayOut) ->
     session.agree(data.digest(), f"data set {configuration.data}")
     check_share(len(data.train), world.size, configuration.batch_size)
     replica = _build_model(configuration, data, session)
-    configuration, pace = _settle_overlap(configuration, replica, data, session.device)
+    features = torch.from_numpy(data.train.features[: configuration.batch_size])
+    labels = torch.from_numpy(data.train.labels[: configuration.batch_size])
+    configuration, pace = overlap.settle(
+        configuration, replica, (features.to(session.device), labels.to(session.device))
+    )
     training = make_training_batches(
         data.train, configuration.batch_size, configuration.seed, world.rank, world.size
     )
@@ -180,38 +184,6 @@ def _build_model(configuration: Configuration, data: DataSet, session: Session) 
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     torch.manual_seed(_mix(configuration.seed, session.world.rank))
     return replica
-
-
-def _settle_overlap(
-    configuration: Configuration, replica: Replica, data: DataSet, device: torch.device
-) -> tuple[Configuration, overlap.Choice | None]:
-    """Choose by measurement whether gradients travel during the backward pass, if that is open.
-
-    The passes are taken in any case, so that DDP's buckets are the same ones from the first step
-    on, whether the choice was made now or read from a configuration. Nothing else is left of them.
-    """
-    hook, model = replica.hook, replica.model
-    if hook is None:
-        return configuration, None
-    size = min(configuration.batch_size, len(data.train))
-    features = torch.from_numpy(data.train.features[:size]).to(device)
-    labels = torch.from_numpy(data.train.labels[:size]).to(device)
-
-    def take_pass() -> None:
-        torch.autograd.backward(nn.functional.cross_entropy(model(features), labels))
-        model.zero_grad(set_to_none=True)
-
-    buffers = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        overlap.warm_up(take_pass)
-        if configuration.overlap != "auto":
-            pace = None
-        else:
-            pace = overlap.measure(hook, take_pass, device)
-            hook.overlap = pace.pays
-    for name, buffer in model.module.named_buffers():
-        buffer.copy_(buffers[name])
-    return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 
 
 def _mix(seed: int, rank: int) -> int:

@@ -142,6 +142,9 @@ class Segments:
         weakref.finalize(storage, self._drop, own)
 
     def _drop(self, own: Own) -> None:
+        if os.getpid() != self._process:
+            # Another thread may have held the lock when this child was forked.
+            return
         self._change(lambda before: [each for each in before if each is not own])
 
     def find(self, address: int, size: int) -> Place | None:
