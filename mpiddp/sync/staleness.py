@@ -1,0 +1,66 @@
+"""How far workers may be apart: the clock of a parameter server.
+
+With a bound of S no worker begins a step while it is more than S steps ahead of the slowest one
+(stale synchronous parallel: Ho et al., More Effective Distributed ML via a Stale Synchronous
+Parallel Parameter Server, NIPS 2013). With 0 all go in step, without a bound nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Clock:
+    """Counts what workers have pushed; says who may go on, and how stale a gradient was."""
+
+    def __init__(self, workers: int, bound: int | None) -> None:
+        """``bound``: S, in steps; None for none."""
+        self._steps = [0] * workers
+        """That each worker has pushed."""
+        self._bound = bound
+        self._updates = 0
+        self._pulled = [0] * workers
+        """The updates that were made when each worker was last given weights."""
+        self._waiting: set[int] = set()
+        self.staleness: Counter[int] = Counter()
+        """How often a gradient was applied to weights that so many updates had changed since its
+        worker was given them."""
+
+    @property
+    def bound(self) -> int | None:
+        """S, in steps; None for none."""
+        return self._bound
+
+    def step(self, worker: int) -> int:
+        """Steps that this worker has pushed."""
+        return self._steps[worker]
+
+    def push(self, worker: int) -> None:
+        """This worker's gradient has come, and it asks for weights to go on with."""
+        assert worker not in self._waiting, f"worker {worker} pushes without weights"
+        self._steps[worker] += 1
+        self._waiting.add(worker)
+
+    def update(self, worker: int) -> None:
+        """This worker's gradient has been applied by itself."""
+        self.staleness[self._updates - self._pulled[worker]] += 1
+        self._updates += 1
+
+    def update_together(self) -> None:
+        """All workers' gradients have been applied as one."""
+        self.staleness[0] += len(self._steps)
+        self._updates += 1
+
+    def release(self) -> list[int]:
+        """The workers that wait and may go on, in order; they are given weights now."""
+        slowest = min(self._steps)
+        bound = self._bound
+        going = sorted(
+            worker
+            for worker in self._waiting
+            if bound is None or self._steps[worker] - slowest <= bound
+        )
+        for worker in going:
+            self._waiting.remove(worker)
+            self._pulled[worker] = self._updates
+        return going
