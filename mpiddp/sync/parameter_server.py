@@ -71,7 +71,8 @@ class Server:
             timeout: seconds without any message after which workers are taken to be lost.
         """
         self._communicator = communicator
-        self._number = number
+        self.number = number
+        """Of this server, from 0."""
         self._workers = tuple(workers)
         self._rate = rate
         self.clock = clock
@@ -108,7 +109,7 @@ class Server:
             elif time.monotonic() > end:
                 missing = ", ".join(str(self._workers[place]) for place in sorted(receives))
                 raise PeerLostError(
-                    f"parameter server {self._number} heard nothing of rank {missing} for "
+                    f"parameter server {self.number} heard nothing of rank {missing} for "
                     f"{self._timeout:g} s"
                 )
             else:
@@ -118,7 +119,7 @@ class Server:
 
     def _listen(self, place: int) -> MPI.Request:
         buffer = self._gradients[place].numpy()
-        return self._communicator.Irecv(buffer, self._workers[place], _tag(self._number, GRADIENT))
+        return self._communicator.Irecv(buffer, self._workers[place], _tag(self.number, GRADIENT))
 
     def _take(self, place: int) -> MPI.Request:
         """A gradient has come; listens for the next one."""
@@ -158,18 +159,23 @@ class Server:
         self._weights.grad = gradient
         self._optimizer.step()
 
+    def read_weights(self, target: torch.Tensor) -> None:
+        """Copy the present weights; while all workers wait for each other elsewhere."""
+        target.copy_(self._weights.detach())
+        self.clock.renew()
+
     def _answer(self, place: int) -> None:
         self._finish_send(place)
         # The weights change while they are on their way to a slow worker.
         self._answers[place].copy_(self._weights.detach())
-        buffer, tag = self._answers[place].numpy(), _tag(self._number, WEIGHTS)
+        buffer, tag = self._answers[place].numpy(), _tag(self.number, WEIGHTS)
         self._sends[place] = self._communicator.Isend(buffer, self._workers[place], tag)
 
     def _finish_send(self, place: int) -> None:
         request = self._sends.pop(place, None)
         if request is not None:
             rank = self._workers[place]
-            what = f"parameter server {self._number} waited for rank {rank} to take its weights"
+            what = f"parameter server {self.number} waited for rank {rank} to take its weights"
             _wait(request, self._timeout, what)
 
 

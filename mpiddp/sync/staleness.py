@@ -51,6 +51,10 @@ class Clock:
         self.staleness[0] += len(self._steps)
         self._updates += 1
 
+    def renew(self) -> None:
+        """All workers have been given weights outside of their steps."""
+        self._pulled = [self._updates] * len(self._pulled)
+
     def release(self) -> list[int]:
         """The workers that wait and may go on, in order; they are given weights now."""
         slowest = min(self._steps)

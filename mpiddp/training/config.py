@@ -28,6 +28,9 @@ from mpiddp.training.registry import DATASETS, MODELS
 
 FRAMEWORK = "framework"
 """The synchronisation that is DDP's own."""
+PARAMETER_SERVER = "parameter-server"
+UNLIMITED = "unlimited"
+"""The staleness that has no bound."""
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}
 """What ``learning_rate`` becomes where it is not given, per optimizer."""
 
@@ -93,7 +96,7 @@ class Configuration:
     """Epochs between two evaluations; the last epoch is always evaluated."""
 
     sync: str = "framework"
-    """How gradients become one: framework, auto, or an algorithm, as ring or ring:segments=4."""
+    """How gradients become one: framework, auto, an algorithm (as ring), or parameter-server."""
 
     transport: Literal["auto", "shared-memory", "shared-memory+mpi", "mpi", "torch"] = "auto"
     """What carries them, unless sync is framework."""
@@ -103,6 +106,15 @@ class Configuration:
 
     overlap: Literal["auto", "on", "off"] = "auto"
     """Whether the backward pass goes on meanwhile, unless sync is framework; auto measures both."""
+
+    servers: int = 1
+    """Parameter servers that share the weights."""
+
+    server_placement: Literal["colocated", "dedicated"] = "colocated"
+    """Whether the ranks that serve compute, too."""
+
+    staleness: str = "0"
+    """Steps that a worker may be ahead of the slowest, or unlimited."""
 
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
@@ -131,6 +143,9 @@ class Configuration:
         _check("timeout", _is_positive(self.timeout), "above 0 seconds", self.timeout)
         _check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         _check_sync(self.sync)
+        _check("servers", self.servers >= 1, "1 or more", self.servers)
+        good = self.staleness == UNLIMITED or self.staleness.isdecimal()
+        _check("staleness", good, "a number of steps, or unlimited", self.staleness)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
         for name in ("name", "interface", "runs_dir"):
@@ -142,7 +157,7 @@ class Configuration:
 
         Raises ConfigurationError for options that do not go together.
         """
-        _check_framework(self)
+        _check_effects(self)
         model = DATASETS[self.data].model if self.model == "auto" else self.model
         rate = self.learning_rate
         return dataclasses.replace(
@@ -213,7 +228,7 @@ def to_toml(configuration: Configuration) -> str:
 
 
 def _check_sync(sync: str) -> None:
-    if sync in (FRAMEWORK, "auto"):
+    if sync in (FRAMEWORK, "auto", PARAMETER_SERVER):
         return
     # They need NumPy, for which --help does not wait.
     import mpiddp.collectives.algorithms  # noqa: F401 - importing it registers them
@@ -222,19 +237,31 @@ def _check_sync(sync: str) -> None:
     try:
         registry.parse(sync)
     except ConfigurationError as error:
-        expected = "expected framework, auto, or an algorithm"
+        expected = "expected framework, auto, parameter-server, or an algorithm"
         raise ConfigurationError(f"sync: {expected}: {error}") from None
 
 
-def _check_framework(configuration: Configuration) -> None:
-    """Refuse what would be without effect."""
-    for name in ("transport", "wire_dtype", "overlap"):
-        value = getattr(configuration, name)
-        if configuration.sync == FRAMEWORK and value != "auto":
-            raise ConfigurationError(
-                f"{name}: {_quote(value)} is for gradients that mpiddp averages: with it give "
-                "--sync auto, or --sync ALGORITHM"
-            )
+def _check_effects(configuration: Configuration) -> None:
+    """Refuse options that would be without effect."""
+    sync = configuration.sync
+    groups = (
+        (
+            ("transport", "wire_dtype", "overlap"),
+            sync not in (FRAMEWORK, PARAMETER_SERVER),
+            "gradients that mpiddp averages: give --sync auto, or --sync ALGORITHM",
+        ),
+        (
+            ("servers", "server_placement", "staleness"),
+            sync == PARAMETER_SERVER,
+            "parameter servers: give --sync parameter-server",
+        ),
+    )
+    usual = {field.name: field.default for field in dataclasses.fields(Configuration)}
+    for names, applies, purpose in groups:
+        for name in names:
+            value = getattr(configuration, name)
+            if not applies and value != usual[name]:
+                raise ConfigurationError(f"{name}: {_quote(value)} is for {purpose}")
 
 
 def _is_positive(value: float) -> bool:

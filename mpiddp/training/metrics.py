@@ -105,7 +105,11 @@ def _cut_partial_line(path: Path) -> None:
 
 
 def describe_start(
-    device: str, ranks_per_node: Sequence[int], master: str, batch_size: int
+    device: str,
+    ranks_per_node: Sequence[int],
+    master: str,
+    batch_size: int,
+    workers: int | None = None,
 ) -> list[str]:
     """Return the console's first lines.
 
@@ -113,7 +117,8 @@ def describe_start(
         device: type of the device that each rank trains on, as torch names it.
         ranks_per_node: number of ranks on each node.
         master: hostname of rank 0.
-        batch_size: in samples per rank and step.
+        batch_size: in samples per worker and step.
+        workers: ranks that compute; None for all.
     """
     ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
     kind = "GPU" if device == "cuda" else device.upper()
@@ -122,13 +127,16 @@ def describe_start(
     else:
         sizes = sorted(Counter(ranks_per_node).items(), reverse=True)
         product = " + ".join(f"{_count(n, 'node')} x {_count(size, 'rank')}" for size, n in sizes)
-    per_step = _count(batch_size * ranks, "sample")
+    computing = "rank" if workers in (None, ranks) else "worker"
+    workers = ranks if workers is None else workers
+    computers = _count(workers, computing)
+    per_step = _count(batch_size * workers, "sample")
     per_rank = _count(batch_size, "sample")
     return [
         f"Starting distributed training on {_count(ranks, kind)}",
         f"{product} = {_count(ranks, 'rank')}",
         f"Master node: {master}",
-        f"Effective batch: {per_rank} per rank x {_count(ranks, 'rank')} = {per_step} per step",
+        f"Effective batch: {per_rank} per {computing} x {computers} = {per_step} per step",
     ]
 
 

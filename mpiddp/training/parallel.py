@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.launch.session import Session
 from mpiddp.sync.hooks import ScheduleHook, Synchronization, attach
-from mpiddp.training.config import FRAMEWORK, Configuration
+from mpiddp.sync.serving import Roles, Serving, assign_roles
+from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
+from mpiddp.training.updates import make_optimizer
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,42 @@ def share_buffers(model: nn.Module) -> None:
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
+
+
+def find_roles(configuration: Configuration, ranks: int) -> Roles | None:
+    """Who serves and who computes; None without parameter servers. Raises ConfigurationError."""
+    if configuration.sync != PARAMETER_SERVER:
+        return None
+    dedicated = configuration.server_placement == "dedicated"
+    return assign_roles(ranks, configuration.servers, dedicated=dedicated)
+
+
+def find_bound(configuration: Configuration) -> int | None:
+    """How many steps a worker may be ahead of the slowest; None for any number."""
+    return None if configuration.staleness == UNLIMITED else int(configuration.staleness)
+
+
+def serve(
+    configuration: Configuration,
+    session: Session,
+    roles: Roles,
+    module: nn.Module,
+    rate: Callable[[int], float],
+    fail: Callable[[BaseException], object],
+) -> Serving:
+    """Move the model to this rank's device, and have parameter servers hold its weights.
+
+    All ranks have rank 0's weights from now on. ``rate``: the learning rate of a step, counted from
+    0; ``fail`` is told what ends a server's thread. Collective.
+    """
+    module.to(session.device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), 0)
+
+    def make(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return make_optimizer(configuration, parameters)
+
+    return Serving(session, roles, module, make, rate, find_bound(configuration), fail)
 
 
 def choose_synchronization(configuration: Configuration) -> Synchronization:

@@ -6,20 +6,20 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Session
+from mpiddp.sync.serving import Roles, describe_roles
 from mpiddp.training import metrics, models, overlap, run_directory
 from mpiddp.training.batches import (
     Batch,
@@ -30,8 +30,16 @@ from mpiddp.training.batches import (
 )
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.data import DataSet, load
-from mpiddp.training.parallel import Replica, replicate, share_buffers
+from mpiddp.training.parallel import (
+    Replica,
+    find_bound,
+    find_roles,
+    replicate,
+    serve,
+    share_buffers,
+)
 from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.updates import LocalUpdate, Update, make_optimizer
 
 WARM_UP = 0.05
 """Share of all steps in which the learning rate rises to its peak."""
@@ -59,13 +67,30 @@ class Task:
     configuration: Configuration
     session: Session
     way_out: WayOut
-    model: DistributedDataParallel
-    optimizer: torch.optim.Optimizer
+    model: nn.Module
+    """What takes a batch: DDP's wrapper, or the module itself."""
+    module: nn.Module
+    update: Update
+    roles: Roles | None
+    """Of ranks with parameter servers."""
+    rate: Callable[[int], float]
+    """The learning rate of a step, counted from 0."""
     training: TrainingBatches
+    """Of a rank that computes; a dedicated server leaves them to the others."""
     evaluation: DataLoader[Batch]
     total_steps: int
     pace: overlap.Choice | None
     """How quick passes are with overlap and without, if that was measured."""
+
+    @property
+    def workers(self) -> int:
+        """Ranks that compute."""
+        return len(self.roles.workers) if self.roles else self.session.world.size
+
+    @property
+    def computes(self) -> bool:
+        """Whether this rank does."""
+        return self.roles is None or self.session.world.rank in self.roles.workers
 
 
 def train(configuration: Configuration, session: Session, way_out: WayOut) -> Result:
@@ -93,6 +118,7 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     if way_out.attempt > 0:
         _say(session, f"Attempt {way_out.attempt + 1} in {way_out.run_directory}: starting over")
     row = _run_epochs(task, way_out.attempt)
+    task.update.close()
     path = way_out.run_directory
     assert path is not None
     assert row.test_accuracy is not None
@@ -154,54 +180,59 @@ def _prepare(configuration: Configuration, session: Session, way_out: WayOut) ->
     world = session.world
     data = load(configuration)
     session.agree(data.digest(), f"data set {configuration.data}")
-    check_share(len(data.train), world.size, configuration.batch_size)
-    replica = _build_model(configuration, data, session)
-    features = torch.from_numpy(data.train.features[: configuration.batch_size])
-    labels = torch.from_numpy(data.train.labels[: configuration.batch_size])
-    configuration, pace = overlap.settle(
-        configuration, replica, (features.to(session.device), labels.to(session.device))
-    )
+    roles = find_roles(configuration, world.size)
+    workers = roles.workers if roles is not None else tuple(range(world.size))
+    check_share(len(data.train), len(workers), configuration.batch_size)
+    share = workers.index(world.rank) if world.rank in workers else 0
     training = make_training_batches(
-        data.train, configuration.batch_size, configuration.seed, world.rank, world.size
+        data.train, configuration.batch_size, configuration.seed, share, len(workers)
     )
+    total_steps = configuration.epochs * len(training)
+    peak = configuration.learning_rate
+    assert peak is not None
+
+    def rate(step: int) -> float:
+        return peak * learning_rate_factor(min(step, total_steps - 1), total_steps)
+
+    torch.manual_seed(configuration.seed)
+    module = models.build(configuration.model, data.shape, data.classes)
+    model: nn.Module = module
+    update: Update
+    pace = None
+    if roles is not None:
+        update = serve(configuration, session, roles, module, rate, way_out.fail)
+    else:
+        replica = replicate(module, session.device, configuration)
+        features = torch.from_numpy(data.train.features[: configuration.batch_size])
+        labels = torch.from_numpy(data.train.labels[: configuration.batch_size])
+        configuration, pace = overlap.settle(
+            configuration, replica, (features.to(session.device), labels.to(session.device))
+        )
+        model, module = replica.model, replica.model.module
+        update = LocalUpdate(make_optimizer(configuration, list(module.parameters())), rate)
+    # From here on ranks draw differently: their samples are to meet different dropout masks.
+    torch.manual_seed(_mix(configuration.seed, world.rank))
     return Task(
         configuration=configuration,
         session=session,
         way_out=way_out,
-        model=replica.model,
-        optimizer=_make_optimizer(configuration, replica.model),
+        model=model,
+        module=module,
+        update=update,
+        roles=roles,
+        rate=rate,
         training=training,
         evaluation=make_evaluation_batches(data.test, EVALUATION_BATCH, world.rank, world.size),
-        total_steps=configuration.epochs * len(training),
+        total_steps=total_steps,
         pace=pace,
     )
 
 
-def _build_model(configuration: Configuration, data: DataSet, session: Session) -> Replica:
-    torch.manual_seed(configuration.seed)
-    model = models.build(configuration.model, data.shape, data.classes)
-    replica = replicate(model, session.device, configuration)
-    # From here on ranks draw differently: their samples are to meet different dropout masks.
-    torch.manual_seed(_mix(configuration.seed, session.world.rank))
-    return replica
 
 
 def _mix(seed: int, rank: int) -> int:
     digest = hashlib.sha256(f"{seed} {rank}".encode()).digest()
     return int.from_bytes(digest[:7], "little")
-
-
-def _make_optimizer(configuration: Configuration, model: nn.Module) -> torch.optim.Optimizer:
-    rate, decay = configuration.learning_rate, configuration.weight_decay
-    assert rate is not None
-    momentum = configuration.momentum
-    if configuration.optimizer == "adamw":
-        return torch.optim.AdamW(
-            model.parameters(), lr=rate, betas=(momentum, 0.999), weight_decay=decay
-        )
-    return torch.optim.SGD(
-        model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0, weight_decay=decay
-    )
 
 
 def _open_run(
@@ -230,9 +261,16 @@ def _describe_start(task: Task) -> list[str]:
     counts[world.node_rank] = 1
     dist.all_reduce(counts)
     lines = metrics.describe_start(
-        session.device.type, counts.tolist(), world.master_hostname, task.configuration.batch_size
+        session.device.type,
+        counts.tolist(),
+        world.master_hostname,
+        task.configuration.batch_size,
+        task.workers,
     )
-    if task.configuration.sync != FRAMEWORK:
+    if task.roles is not None:
+        bound = find_bound(task.configuration)
+        lines.append(f"Weights: {describe_roles(task.roles, bound)}")
+    elif task.configuration.sync != FRAMEWORK:
         lines.append(_describe_synchronization(task))
     return lines
 
@@ -260,11 +298,12 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
     for epoch in range(1, epochs + 1):
         row = _train_epoch(task, epoch, attempt)
         is_last = epoch == epochs
-        share_buffers(task.model.module)
+        task.update.settle()
+        share_buffers(task.module)
         if is_last or epoch % task.configuration.evaluate_every == 0:
             row = _add_evaluation(task, row)
         if is_last:
-            digest = digest_parameters(task.model.module)
+            digest = digest_parameters(task.module)
             row = replace(row, parameters=task.session.agree(digest, "trained parameters"))
         if file is not None:
             file.append(row)
@@ -278,10 +317,9 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
     step = (epoch - 1) * len(task.training)
     waited = 0.0
     begin = loaded = time.perf_counter()
-    task.model.module.train()
+    task.module.train()
     for features, labels in _show_progress(task, epoch):
         waited += time.perf_counter() - loaded
-        rate = _set_learning_rate(task, step)
         _take_step(task, features.to(device), labels.to(device), totals)
         step += 1
         task.way_out.step = step
@@ -297,7 +335,7 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
         accuracy=average.accuracy,
         test_loss=None,
         test_accuracy=None,
-        learning_rate=rate,
+        learning_rate=task.rate(step - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
         load_seconds=waited,
@@ -319,24 +357,15 @@ def _take_step(
 ) -> None:
     outputs = task.model(features)
     loss = nn.functional.cross_entropy(outputs, labels)
-    task.optimizer.zero_grad(set_to_none=True)
+    task.update.begin_step()
     torch.autograd.backward(loss)
-    task.optimizer.step()
+    task.update.finish_step()
     totals.add(loss, outputs, labels)
-
-
-def _set_learning_rate(task: Task, step: int) -> float:
-    peak = task.configuration.learning_rate
-    assert peak is not None
-    rate = peak * learning_rate_factor(step, task.total_steps)
-    for group in task.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
 
 
 def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
     begin = time.perf_counter()
-    average = evaluate(task.model.module, task.evaluation, task.session.device)
+    average = evaluate(task.module, task.evaluation, task.session.device)
     _refuse_divergence("test", average, row.epoch)
     return replace(
         row,
@@ -348,6 +377,8 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
 
 def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
     """Pass the epoch's batches through; with a bar on rank 0's terminal, if it has one."""
+    if not task.computes:
+        return iter(())
     is_shown = task.session.world.rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(

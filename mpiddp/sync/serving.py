@@ -1,0 +1,140 @@
+"""Parameter servers in a job: who serves, who computes, and this rank's part in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import nn
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Session
+from mpiddp.sync.flat import FlatModel
+from mpiddp.sync.parameter_server import MakeOptimizer, Server, Worker
+from mpiddp.sync.staleness import Clock
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The ranks that serve, by number of the server, and those that compute, in order."""
+
+    servers: tuple[int, ...]
+    workers: tuple[int, ...]
+
+
+def assign_roles(ranks: int, servers: int, *, dedicated: bool) -> Roles:
+    """The last ranks serve; with ``dedicated`` they do nothing else.
+
+    Raises ConfigurationError where there are too few ranks.
+    """
+    everyone = tuple(range(ranks))
+    if dedicated and servers >= ranks:
+        raise ConfigurationError(
+            f"{servers} dedicated servers leave no worker on {ranks} ranks: start more ranks, or "
+            "use --server-placement colocated"
+        )
+    if servers > ranks:
+        raise ConfigurationError(
+            f"{servers} servers need as many ranks, found {ranks}: start more ranks, or fewer "
+            "--servers"
+        )
+    first = ranks - servers
+    return Roles(everyone[first:], everyone[:first] if dedicated else everyone)
+
+
+class Serving:
+    """This rank's part: a thread where it serves, and a worker where it computes."""
+
+    def __init__(
+        self,
+        session: Session,
+        roles: Roles,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        rate: Callable[[int], float],
+        bound: int | None,
+        fail: Callable[[BaseException], object],
+    ) -> None:
+        """Begin to serve. Collective over the session's ranks, whose modules have equal weights.
+
+        Args:
+            module: on this rank's device.
+            make_optimizer: of each server, for its part of the weights.
+            rate: the learning rate of a step, counted from 0.
+            bound: how many steps a worker may be ahead of the slowest; None for any number.
+            fail: is told what ends the server's thread.
+        """
+        communicator = session.duplicate()
+        if communicator is None:
+            raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
+        self._communicator = communicator
+        self._roles = roles
+        self._model = FlatModel(module)
+        self._shards = self._model.shards(len(roles.servers))
+        self._server: Server | None = None
+        self._thread: threading.Thread | None = None
+        self._fail = fail
+        rank = session.world.rank
+        if rank in roles.servers:
+            number = roles.servers.index(rank)
+            weights = self._model.parameters[self._shards[number]].cpu()
+            clock = Clock(len(roles.workers), bound)
+            self._server = Server(
+                communicator, number, roles.workers, weights, make_optimizer, rate, clock,
+                session.timeout,
+            )  # fmt: skip
+            self._thread = threading.Thread(target=self._serve, name="parameter-server")
+            self._thread.start()
+        self._worker: Worker | None = None
+        if rank in roles.workers:
+            self._worker = Worker(communicator, roles.servers, self._model, session.timeout)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """This rank's server's gradients, by how many updates they were late; empty without one."""
+        return {} if self._server is None else dict(sorted(self._server.clock.staleness.items()))
+
+    def _serve(self) -> None:
+        assert self._server is not None
+        try:
+            self._server.serve()
+        except BaseException as error:
+            self._fail(error)
+
+    def begin_step(self) -> None:
+        """Before a backward pass."""
+        self._model.zero_gradients()
+
+    def finish_step(self) -> None:
+        """After it: push the gradients, and pull the weights for the next one."""
+        assert self._worker is not None
+        self._worker.push_gradients()
+        self._worker.pull_weights()
+
+    def settle(self) -> None:
+        """Give all ranks the servers' weights. Collective; nobody may be in the midst of a step."""
+        dist.barrier()
+        for number, (rank, shard) in enumerate(zip(self._roles.servers, self._shards, strict=True)):
+            part = self._model.parameters[shard]
+            if self._server is not None and self._server.number == number:
+                self._server.read_weights(part)
+            dist.broadcast(part, rank)
+
+    def close(self) -> None:
+        """End the service, once all workers have come here. Collective."""
+        if self._worker is not None:
+            self._worker.leave()
+        if self._thread is not None:
+            self._thread.join()
+        self._communicator.Free()
+
+
+def describe_roles(roles: Roles, bound: int | None) -> str:
+    """For people."""
+    servers, workers = len(roles.servers), len(roles.workers)
+    noun = "server" if servers == 1 else "servers"
+    where = "colocated" if set(roles.servers) & set(roles.workers) else "dedicated"
+    pace = {0: "in step", None: "at their own pace"}.get(bound, f"up to {bound} steps apart")
+    return f"{servers} {where} parameter {noun}, {workers} workers {pace}"

@@ -1,0 +1,67 @@
+"""From a backward pass to new weights: by this rank's optimizer, or by parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from mpiddp.training.config import Configuration
+
+
+class Update(Protocol):
+    """This rank's way; ``mpiddp.sync.serving.Serving`` is another one."""
+
+    def begin_step(self) -> None:
+        """Before a backward pass."""
+
+    def finish_step(self) -> None:
+        """After it: the weights are new."""
+
+    def settle(self) -> None:
+        """Give all ranks the same weights. Collective, between two steps."""
+
+    def close(self) -> None:
+        """There are no more steps. Collective."""
+
+
+class LocalUpdate:
+    """Every rank makes the same step, since its gradients are the average of all."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: Callable[[int], float]) -> None:
+        """``rate``: the learning rate of a step, counted from 0."""
+        self._optimizer = optimizer
+        self._rate = rate
+        self._step = 0
+
+    def begin_step(self) -> None:
+        """See ``Update``."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def finish_step(self) -> None:
+        """See ``Update``."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate(self._step)
+        self._optimizer.step()
+        self._step += 1
+
+    def settle(self) -> None:
+        """They have the same."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def make_optimizer(
+    configuration: Configuration, parameters: list[torch.Tensor]
+) -> torch.optim.Optimizer:
+    """The one that the configuration names, for these parameters."""
+    rate, decay = configuration.learning_rate, configuration.weight_decay
+    assert rate is not None
+    momentum = configuration.momentum
+    if configuration.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, betas=(momentum, 0.999), weight_decay=decay)
+    return torch.optim.SGD(
+        parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, weight_decay=decay
+    )
