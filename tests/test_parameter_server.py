@@ -1,4 +1,4 @@
-"""Parameter servers: in step they are an all-reduce; else nobody gets further ahead than allowed."""
+"""Parameter servers: in step they are an all-reduce; else nobody gets further than allowed."""
 
 from __future__ import annotations
 

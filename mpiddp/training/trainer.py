@@ -29,9 +29,8 @@ from mpiddp.training.batches import (
     make_training_batches,
 )
 from mpiddp.training.config import FRAMEWORK, Configuration
-from mpiddp.training.data import DataSet, load
+from mpiddp.training.data import load
 from mpiddp.training.parallel import (
-    Replica,
     find_bound,
     find_roles,
     replicate,
@@ -226,8 +225,6 @@ def _prepare(configuration: Configuration, session: Session, way_out: WayOut) ->
         total_steps=total_steps,
         pace=pace,
     )
-
-
 
 
 def _mix(seed: int, rank: int) -> int:
