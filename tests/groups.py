@@ -8,13 +8,13 @@ from benchmarks.allreduce.contenders import (
     MPI,
     OWN,
     PREPARED,
-    TORCH_JOB,
     Cell,
     Contender,
     list_contenders,
 )
 from benchmarks.allreduce.visits import Group, Plan, Visit
 from benchmarks.measure import Series
+from benchmarks.two_jobs import TORCH_JOB
 
 K, M = 1 << 10, 1 << 20
 GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)

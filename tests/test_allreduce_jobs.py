@@ -7,15 +7,14 @@ import sys
 import psutil
 import pytest
 
-from benchmarks import launchers, processes
-from benchmarks.allreduce import jobs as allreduce_jobs
+from benchmarks import jobs, launchers, processes
 from benchmarks.processes import MARK, Program, RunError
 
 # ---- jobs --------------------------------------------------------------------------------------
 
 GREET = (
     "import os, sys\n"
-    "from benchmarks.allreduce.lines import connect\n"
+    "from benchmarks.lines import connect\n"
     f"line = connect(sys.argv[-1].split(','), os.environ['{MARK}'], 'hello', 10)\n"
 )
 
@@ -25,7 +24,7 @@ def make_program(text: str) -> Program:
 
 
 def start_job(text: str, deadline: float = 30):
-    return allreduce_jobs.start(make_program(text), deadline)
+    return jobs.start(make_program(text), deadline)
 
 
 def count_left() -> int:
@@ -48,10 +47,10 @@ def test_what_other_programs_take_is_told_apart():
     text = GREET + "while line.receive()['do'] != 'end':\n    exec(sys.argv[1]); line.send([])"
     program = make_program(text)
     own = Program((*program.command, burn), program.environment)
-    with allreduce_jobs.start(own, 30) as job:
-        before = allreduce_jobs.count_others_seconds([job]), allreduce_jobs.count_others_seconds([])
+    with jobs.start(own, 30) as job:
+        before = jobs.count_others_seconds([job]), jobs.count_others_seconds([])
         job.ask({"do": "burn"}, "burning")
-        after = allreduce_jobs.count_others_seconds([job]), allreduce_jobs.count_others_seconds([])
+        after = jobs.count_others_seconds([job]), jobs.count_others_seconds([])
         job.end()
     others, everybody = (late - early for early, late in zip(before, after, strict=True))
     assert 0.4 < everybody - others < 0.6
@@ -93,7 +92,7 @@ def test_a_job_leaves_no_detached_process():
 
 
 def test_a_job_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr(allreduce_jobs, "END_SECONDS", 0.3)
+    monkeypatch.setattr(jobs, "END_SECONDS", 0.3)
     with (
         pytest.raises(RunError, match=r"not ended 0\.3 s after"),
         start_job(GREET + "import time; time.sleep(300)") as job,
@@ -105,6 +104,6 @@ def test_a_job_that_does_not_end_is_killed(monkeypatch):
 def test_a_program_that_is_not_there_is_named():
     with (
         pytest.raises(RunError, match="/no/such/program cannot be started"),
-        allreduce_jobs.start(Program(("/no/such/program",), {}), 1),
+        jobs.start(Program(("/no/such/program",), {}), 1),
     ):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import launchers
+from benchmarks import launchers, lines, ranks
 from benchmarks.allreduce import command as allreduce
 from benchmarks.allreduce import inputs as allreduce_inputs
-from benchmarks.allreduce import lines as allreduce_lines
 from benchmarks.allreduce import report as allreduce_report
 from benchmarks.allreduce import visits as allreduce_measure
 from benchmarks.allreduce import worker as allreduce_worker
@@ -23,21 +23,19 @@ from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.allreduce.contenders import (
     GLOO,
     MPI,
-    MPI_JOB,
     OWN,
     PERSISTENT,
     PREPARED,
     RING,
-    TORCH_JOB,
+    WORKER,
     Cell,
     Contender,
     list_contenders,
     list_probes,
-    make_mpi_program,
-    make_torch_program,
 )
 from benchmarks.allreduce.visits import RefusedError, Visit, Visitor, find_slowest
 from benchmarks.srun import Srun
+from benchmarks.two_jobs import MPI_JOB, TORCH_JOB, make_mpi_program, make_torch_program
 from groups import PRIVATE_OWN, make_group, make_plan
 from mpiddp.errors import ConfigurationError
 
@@ -101,20 +99,20 @@ def test_dedicated_servers_contribute_nothing():
 
 @pytest.fixture
 def server():
-    with allreduce_lines.listen("127.0.0.1") as listening:
+    with lines.listen("127.0.0.1") as listening:
         yield listening
 
 
 def address_of(server) -> str:
-    return f"127.0.0.1:{allreduce_lines.get_port(server)}"
+    return f"127.0.0.1:{lines.get_port(server)}"
 
 
 def test_only_who_knows_the_token_gets_a_line(server):
     for text in (b'{"token": "wrong", "greeting": 1}\n', b"not JSON\n", b'["secret"]\n', b""):
         with socket.create_connection(server.getsockname()) as stranger:
             stranger.sendall(text)
-    theirs = allreduce_lines.connect([address_of(server)], "secret", "hello", 5)
-    ours, greeting = allreduce_lines.accept(server, "secret", 5)
+    theirs = lines.connect([address_of(server)], "secret", "hello", 5)
+    ours, greeting = lines.accept(server, "secret", 5)
     assert greeting == "hello"
     ours.send({"do": "end"})
     assert theirs.receive() == {"do": "end"}
@@ -124,24 +122,24 @@ def test_only_who_knows_the_token_gets_a_line(server):
 
 
 def test_addresses_are_tried_until_one_answers(server):
-    with allreduce_lines.listen("127.0.0.1") as closed:
+    with lines.listen("127.0.0.1") as closed:
         nobody = address_of(closed)
-    theirs = allreduce_lines.connect([nobody, address_of(server)], "secret", None, 5)
+    theirs = lines.connect([nobody, address_of(server)], "secret", None, 5)
     theirs.close()
     with pytest.raises(OSError, match=nobody):
-        allreduce_lines.connect([nobody], "secret", None, 5)
+        lines.connect([nobody], "secret", None, 5)
 
 
 def test_waiting_for_nobody_ends(server):
     looks = []
     with pytest.raises(TimeoutError, match=r"within 0\.3 s"):
-        allreduce_lines.accept(server, "secret", 0.3, lambda: looks.append(1))
+        lines.accept(server, "secret", 0.3, lambda: looks.append(1))
     assert looks
 
 
 def test_half_a_line_is_none():
     left, right = socket.socketpair()
-    line = allreduce_lines.Line(left)
+    line = lines.Line(left)
     right.sendall(b'{"times": [1')
     right.close()
     assert line.receive() is None
@@ -198,13 +196,12 @@ def test_wrong_elements_are_counted_and_refusals_passed_on():
 
 
 def test_rank_0_passes_commands_on_and_gathers_the_answers():
-    pairs = [[allreduce_lines.Line(end) for end in socket.socketpair()] for _ in range(2)]
+    pairs = [[lines.Line(end) for end in socket.socketpair()] for _ in range(2)]
     (command, above), (below, other) = pairs
-    other_calls = FakeCalls()
-    other_calls.rank = 1
+    describe = partial(allreduce_worker.perform, FakeCalls())
     threads = [
-        threading.Thread(target=allreduce_worker.serve, args=(FakeCalls(), above, [below])),
-        threading.Thread(target=allreduce_worker.serve, args=(other_calls, other, [])),
+        threading.Thread(target=ranks.serve, args=(0, describe, above, [below])),
+        threading.Thread(target=ranks.serve, args=(1, describe, other, [])),
     ]
     for thread in threads:
         thread.start()
@@ -307,9 +304,9 @@ def test_contenders_are_the_product_of_what_is_asked_for():
 
 def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
-    ours = make_mpi_program(4, srun).command
+    ours = make_mpi_program(WORKER, 4, srun).command
     greeting = {"slurm_job": "7", "slurm_nodes": "node[1-2]"}
-    theirs = make_torch_program(4, srun, greeting).command
+    theirs = make_torch_program(WORKER, 4, srun, greeting).command
     assert ours[1] == theirs[1] == "--overlap"
     assert {"--jobid=7", "--nodelist=node[1-2]", "--mpi=none", "--ntasks=2"} <= set(theirs)
     assert theirs[-2:] == ("benchmarks.allreduce.worker", TORCH_JOB)
@@ -318,7 +315,7 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
 
 def test_both_jobs_have_like_settings(tmp_path):
     mpirun = launchers.Mpirun(tmp_path / "mpirun", "openmpi", "5.0.11", None)
-    ours, theirs = make_mpi_program(2, mpirun), make_torch_program(2, mpirun, {})
+    ours, theirs = make_mpi_program(WORKER, 2, mpirun), make_torch_program(WORKER, 2, mpirun, {})
     differing = set(ours.environment.items()) ^ set(theirs.environment.items())
     assert {name for name, _ in differing} == set(mpirun.tuned)
     assert ours.environment["OMP_NUM_THREADS"] == "1"

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.batches import check_share, make_evaluation_batches, make_training_batches
+from mpiddp.training.batches import (
+    SharedBatches,
+    check_share,
+    make_evaluation_batches,
+    make_training_batches,
+)
 from mpiddp.training.data import Split
 
 sizes = st.integers(min_value=1, max_value=40)
@@ -82,3 +87,33 @@ def test_fewer_samples_than_ranks_are_refused() -> None:
 def test_a_batch_larger_than_a_share_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"batch_size: expected at most 3, .* found 4"):
         check_share(10, 3, 4)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_workers_that_take_in_turns_take_every_sample_once(samples, workers, batch_size, dice):
+    split, tickets = numbered(samples), list(range(workers))
+    seen = []
+    for epoch in (1, 2):
+        shares = [
+            SharedBatches(split, batch_size, 3, workers, lambda place=place: tickets[place])
+            for place in range(workers)
+        ]
+        tickets[:] = range(workers)
+        given = workers
+        running = {place: share.start(epoch) for place, share in enumerate(shares)}
+        taken = []
+        while running:
+            place = dice.choice(sorted(running))
+            batch = next(running[place], None)
+            if batch is None:
+                del running[place]
+                continue
+            taken += batch[1].tolist()
+            tickets[place], given = given, given + 1
+        assert sorted(taken) == list(range(samples))
+        steps = -(-samples // batch_size)
+        assert all(0 <= workers * len(share) - steps < workers for share in shares)
+        seen.append(taken)
+    if samples > 12 and workers == 1:
+        assert seen[0] != seen[1]

@@ -15,16 +15,10 @@ import pytest
 import launchers as launching
 from benchmarks import launchers, processes, records
 from benchmarks.allreduce import command as allreduce
-from benchmarks.allreduce import visits as allreduce_measure
-from benchmarks.allreduce.contenders import (
-    MPI,
-    MPI_JOB,
-    TORCH_JOB,
-    Cell,
-    Contender,
-)
+from benchmarks.allreduce.contenders import MPI, WORKER, Cell, Contender
 from benchmarks.processes import RunError
 from benchmarks.srun import find_srun
+from benchmarks.two_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from groups import GLOO_ROW, MPI_ROW, PRIVATE_OWN, K, M, make_group
 from mpiddp.collectives.registry import names
 from mpiddp.errors import ConfigurationError
@@ -152,7 +146,7 @@ def count_cpu_seconds(ranks) -> float:
 @pytest.mark.mpi
 def test_the_framework_knows_no_mpi_and_each_job_sleeps_while_the_other_measures():
     mpirun = launchers.find_mpirun(None, {})
-    with allreduce_measure.start_jobs(2, mpirun, 60) as jobs:
+    with start_jobs(WORKER, 2, mpirun, 60) as jobs:
         marks = {name: job.mark for name, job in jobs.items()}
         ranks = {name: find_ranks(mark) for name, mark in marks.items()}
         assert [len(each) for each in ranks.values()] == [2, 2]
@@ -175,7 +169,7 @@ def test_a_rank_that_dies_ends_both_jobs_and_the_command():
     marks = []
 
     def lose_a_rank():
-        with allreduce_measure.start_jobs(2, mpirun, 60) as jobs:
+        with start_jobs(WORKER, 2, mpirun, 60) as jobs:
             marks.extend(job.mark for job in jobs.values())
             ranks = processes.find_marked(marks[0])
             [victim] = [r for r in ranks if r.environ().get("OMPI_COMM_WORLD_RANK") == "1"]
@@ -235,7 +229,7 @@ def test_both_jobs_are_steps_on_the_same_nodes(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():
         monkeypatch.setenv(name, value)
     srun = find_srun("srun", 2, (2,))
-    with allreduce_measure.start_jobs(2, srun, 60) as jobs:
+    with start_jobs(WORKER, 2, srun, 60) as jobs:
         places = [
             {key: value for key, value in job.greeting.items() if key.startswith("slurm")}
             for job in jobs.values()

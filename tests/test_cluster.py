@@ -20,6 +20,7 @@ import slurm
 
 COMMANDS = ("up", "down", "status", "env", "rate", "cut", "heal", "kill", "revive", "exec")
 UP_SECONDS, DOWN_SECONDS = 10.0, 5.0
+CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
 def table(cluster) -> dict[str, list[str]]:
@@ -135,6 +136,14 @@ def test_nodes_are_apart(slurm_cluster):
     answer = slurm_cluster.must("exec", "node3", "sh", "-c", "pwd; echo $SHLVL; exit 0")
     assert answer.split()[0] == os.getcwd()
     assert slurm_cluster.control("exec", "node3", "sh", "-c", "exit 37").returncode == 37
+
+
+@pytest.mark.slurm
+def test_every_node_has_reno_whatever_the_machine_prefers(slurm_cluster):
+    """Where the machine itself prefers reno, nodes have it anyway, and this shows nothing."""
+    names = [f"node{number}" for number in range(1, slurm.NODES + 1)]
+    found = {name: slurm_cluster.must("exec", name, "cat", CONGESTION_CONTROL) for name in names}
+    assert found == dict.fromkeys(names, "reno\n")
 
 
 @pytest.mark.slurm

@@ -182,3 +182,34 @@ def test_a_mistake_ends_the_job(arguments, variables, said):
     if "alone" in arguments:
         assert "rank 1 of 2" in line
     assert "Traceback" not in result.output and "not reached" not in result.output
+
+
+DIFFER = """
+import torch, mpiddp
+with mpiddp.init(timeout=60) as session:
+    rank = session.world.rank
+    try:
+        mpiddp.all_reduce(torch.ones(4 + rank))
+    except mpiddp.ConfigurationError as error:
+        print(f"{rank}: {error}", flush=True)
+    mpiddp.broadcast(torch.ones(2, dtype=torch.int64), root=rank, transport="mpi")
+"""
+
+
+@pytest.mark.mpi
+def test_calls_that_are_compared_are_named_in_words():
+    row = launchers.table()["openmpi"]
+    variables = {"MPIDDP_DEBUG": "1"}
+    result = launchers.run(row, 2, ["-c", DIFFER], timeout=60, env=variables).expect(2)
+    differs = (
+        "the collective call must be the same on all ranks, but it differs from rank 0's on rank 1:"
+    )
+    first = "call 1: all-reduce of {} float32 on cpu, algorithm auto, transport auto, op sum"
+    said = f"{differs} rank 0 has '{first.format(4)}', rank 1 has '{first.format(5)}'"
+    assert sorted(result.stdout.splitlines()) == [f"0: {said}", f"1: {said}"]
+    # What another kind of call is told apart by, and that calls are counted.
+    second = "call 2: broadcast of 2 int64 on cpu, algorithm auto, transport mpi, root {}"
+    (line,) = [line for line in facts.messages(result) if "started" not in line]
+    said = f"{differs} rank 0 has '{second.format(0)}', rank 1 has '{second.format(1)}'"
+    assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + re.escape(said), line), line
+    assert "Traceback" not in result.output

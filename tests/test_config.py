@@ -41,13 +41,20 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "transport": ("mpi", '"mpi"', "mpi"),
     "wire_dtype": ("bfloat16", '"bfloat16"', "bfloat16"),
     "overlap": ("off", '"off"', "off"),
+    "servers": ("3", "3", 3),
+    "server_placement": ("dedicated", '"dedicated"', "dedicated"),
+    "staleness": ("unlimited", '"unlimited"', "unlimited"),
+    "straggler": ("random=4", '"random=4"', "random=4"),
     "backend": ("gloo", '"gloo"', "gloo"),
     "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
     "timeout": ("12.5", "12.5", 12.5),
     "allow_shared_gpu": ("", "true", True),
 }
-NEEDS_SYNC = ("transport", "wire_dtype", "overlap")
-"""Options of gradients that the framework does not average."""
+NEEDED_SYNC = {
+    **dict.fromkeys(("transport", "wire_dtype", "overlap"), "auto"),
+    **dict.fromkeys(("servers", "server_placement", "staleness"), "parameter-server"),
+}
+"""Options that have an effect with some ``sync`` only, and one such."""
 FIELDS = [field.name for field in dataclasses.fields(Configuration)]
 
 
@@ -78,7 +85,7 @@ def refuse(arguments: list[str]) -> str:
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_read_from_the_command_line(field: str) -> None:
     word, _, value = EXAMPLES[field]
-    more = ["--sync", "auto"] if field in NEEDS_SYNC else []
+    more = ["--sync", NEEDED_SYNC[field]] if field in NEEDED_SYNC else []
     configuration = parse([flag(field), *([word] if word else []), *more])
     assert getattr(configuration, field) == value != getattr(parse([]), field)
 
@@ -86,7 +93,7 @@ def test_every_option_is_read_from_the_command_line(field: str) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> None:
     path = write_toml(f"{field} = {EXAMPLES[field][1]}")
-    more = ["--sync", "auto"] if field in NEEDS_SYNC else []
+    more = ["--sync", NEEDED_SYNC[field]] if field in NEEDED_SYNC else []
     assert getattr(parse(["--config", str(path), *more]), field) == EXAMPLES[field][2]
     assert parse([f"--config={path}", *more]) == parse(["--config", str(path), *more])
 

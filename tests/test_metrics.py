@@ -14,6 +14,7 @@ from mpiddp.training.metrics import (
     Row,
     describe_end,
     describe_epoch,
+    describe_staleness,
     describe_start,
 )
 
@@ -30,6 +31,7 @@ ROW = Row(
     seconds=1.5,
     load_seconds=0.25,
     evaluate_seconds=None,
+    staleness=None,
     parameters=None,
 )
 
@@ -52,6 +54,14 @@ def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
 
 def test_the_line_of_an_epoch() -> None:
     assert describe_epoch(ROW) == "Epoch 1 - Avg Loss: 0.234567, Accuracy: 92.34%"
+
+
+def test_the_line_of_staleness() -> None:
+    assert describe_staleness({0: 6, 1: 1, 3: 1}) == (
+        "Staleness, in updates: mean 0.50, at most 3 (0: 75.0%, 1: 12.5%, 3: 12.5%)"
+    )
+    line = describe_staleness(dict.fromkeys(range(8), 1))
+    assert "at most 7" in line and line.endswith("5: 12.5%, 2 more)")
 
 
 def test_the_last_line() -> None:

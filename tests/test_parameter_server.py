@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import time
 from collections import Counter
 
 import pytest
@@ -15,6 +18,10 @@ from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.serving import assign_roles, describe_roles
 
 STEPS = 20
+ROUNDING = 1e-6
+"""By the largest parameter: contributions are added in another order."""
+DEADLINE = 3.0
+"""Seconds after which a silent rank is taken to be lost."""
 
 
 def train(launcher: str, size: int, *arguments: object) -> list[dict]:
@@ -42,6 +49,8 @@ def test_in_step_servers_come_to_what_one_process_comes_to(launcher, size, serve
         # Contributions are added in the same order, whatever the part that a server holds.
         assert report["difference"] == 0
         assert set(report["staleness"]) <= {"0"}
+        if placement == "colocated":
+            assert report["from_framework"] <= ROUNDING
 
 
 @pytest.mark.mpi
@@ -65,6 +74,31 @@ def test_without_a_bound_workers_go_at_their_own_pace():
     (staleness,) = (report["staleness"] for report in reports if report["staleness"])
     assert sum(staleness.values()) == 3 * STEPS
     assert all(report["same"] for report in reports)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("bound", ["0", "none"])
+@pytest.mark.parametrize("how", ["is killed", "is stopped"])
+@pytest.mark.parametrize(("who", "role"), [(1, "worker"), (2, "server")])
+def test_a_worker_or_server_that_is_lost_ends_the_job(who, role, how, bound, tmp_path):
+    row = launchers.table()["openmpi"]
+    arguments = [10**6, bound, 1, "dedicated", 0, who, how, DEADLINE]
+    program = [ranks.HERE / "served.py", *map(str, arguments)]
+    result = launchers.run(row, 3, program, timeout=60, cwd=tmp_path)
+    seconds = time.time() - float((tmp_path / "failed").read_text())
+    assert "Traceback" not in result.output, str(result)
+    if how == "is killed" and result.returncode != 6:
+        # The launcher was quicker.
+        assert result.returncode == 128 + signal.SIGKILL, str(result)
+        return
+    result.expect(6)
+    assert DEADLINE * (how == "is stopped") <= seconds < 2 * DEADLINE + 10
+    said = {
+        "worker": r"parameter server 0 has heard nothing of rank 1 on \S+ for 3 s",
+        "server": r"waited for the weights of the parameter server that is rank 2 on \S+, for 5 s",
+    }
+    assert re.search(said[role], result.stderr), str(result)
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,29 @@ def test_closing_gives_the_hook_back():
     assert result.stderr.count("Traceback") == 1 and "ValueError: bare" in result.stderr
 
 
+LEAVES_EARLY = """
+import mpiddp, torch
+with mpiddp.init(timeout=30) as session:
+    if session.world.rank == 1:
+        mpiddp.all_reduce(torch.ones(4))
+        raise SystemExit("not reached")
+"""
+
+
+@pytest.mark.mpi
+def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(launcher):
+    result = launchers.run(launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
+    lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]
+    assert len(lines) == 1, str(result)
+    said = (
+        r"mpiddp: rank [01] of 2 on [^\s:]+: .+ met another call of another rank: all ranks must "
+        r"make the same calls, and leave the session together"
+    )
+    assert re.fullmatch(said, lines[0]), lines[0]
+    assert result.stderr.count("met another call of another rank") == 1
+    assert "Traceback" not in result.output and "not reached" not in result.output
+
+
 MPI_IS_UP = """
 from mpi4py import MPI
 import mpiddp

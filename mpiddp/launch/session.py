@@ -165,9 +165,12 @@ class Session:
         """
         if self._own is None:
             return [value]
-        return mpi.SleepingCommunicator(
-            self._own, lambda request: self._wait(request, "gather")
-        ).allgather(value)
+        try:
+            return mpi.SleepingCommunicator(
+                self._own, lambda request: self._wait(request, "gather")
+            ).allgather(value)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise _mismatch("session.gather()") from error
 
     def duplicate(self) -> MPI.Intracomm | None:
         """A communicator over all ranks for the caller alone, who frees it; None without MPI.

@@ -8,33 +8,39 @@ data moves the weights as far. Which worker may go on when is the `Clock`'s to s
 
 Messages, for each server and worker: one from the worker with its gradient, which asks for weights,
 too, and one back with the weights. An empty one from the worker says that its last step is done.
+Without a bound server 0 also says which batch the worker should take next, so that a slow worker
+takes fewer of them, and nobody waits for it before the epoch is over.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from mpiddp.errors import PeerLostError
+from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.staleness import Clock
+from mpiddp.sync.watch import Watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRADIENT, WEIGHTS = 0, 1
-"""What a message is, added to twice the number of its server to make its tag."""
+GRADIENT, WEIGHTS, TICKET = range(3)
+"""What a message is, added to three times the number of its server to make its tag."""
 PAUSE = 5e-5
 """Seconds between two looks for messages; the rank's own work needs the core."""
+PATIENCE = 2.0
+"""Seconds by which workers wait longer than servers, who know which worker all wait for."""
 
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 def _tag(server: int, kind: int) -> int:
-    return 2 * server + kind
+    return 3 * server + kind
 
 
 def _wait(request: MPI.Request, timeout: float, what: str) -> None:
@@ -43,6 +49,22 @@ def _wait(request: MPI.Request, timeout: float, what: str) -> None:
         if time.monotonic() > end:
             raise PeerLostError(f"{what} for {timeout:g} s")
         time.sleep(PAUSE)
+
+
+def shares_batches(server: int, bound: int | None) -> bool:
+    """Whether this server tells workers which batches to take."""
+    return server == 0 and bound is None
+
+
+def check_threads() -> None:
+    """Raise ConfigurationError where a rank cannot serve and compute at once."""
+    from mpi4py import MPI
+
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise ConfigurationError(
+            "parameter servers need an MPI library with MPI_THREAD_MULTIPLE, which this one was "
+            "built without: use --sync auto"
+        )
 
 
 class Server:
@@ -58,6 +80,7 @@ class Server:
         rate: Callable[[int], float],
         clock: Clock,
         timeout: float,
+        names: Sequence[str],
     ) -> None:
         """A server that has not heard of anybody yet.
 
@@ -68,7 +91,8 @@ class Server:
             weights: this server's part, flat, on the CPU; copied.
             make_optimizer: its optimiser is this server's own.
             rate: the learning rate of a step, counted from 0.
-            timeout: seconds without any message after which workers are taken to be lost.
+            timeout: seconds after which a worker that was given weights is taken to be lost.
+            names: of all ranks, for people.
         """
         self._communicator = communicator
         self.number = number
@@ -78,15 +102,22 @@ class Server:
         self.clock = clock
         """Who has come how far, and how stale gradients were."""
         self._timeout = timeout
+        self._watch = Watch(len(workers), timeout)
+        self._names = tuple(names)
         self._weights = weights.clone().requires_grad_()
         self._optimizer = make_optimizer([self._weights])
         self._sum = torch.zeros_like(weights)
         self._gradients = [torch.empty_like(weights) for _ in workers]
         self._answers = [torch.empty_like(weights) for _ in workers]
-        self._sends: dict[int, MPI.Request] = {}
+        self._sends: dict[int, list[MPI.Request]] = {}
+        """What each worker has not taken yet, as far as is known."""
         self._here: set[int] = set()
         self._added = 0
         """Of the present step's gradients, in their order."""
+        self._shares_batches = shares_batches(number, clock.bound)
+        self._tickets = np.zeros((len(workers), 1), np.int64)
+        """For each worker, the batch that it was last told to take."""
+        self._next_ticket = len(workers)
 
     def serve(self) -> None:
         """Answer all workers until the last one has left. Raises PeerLostError."""
@@ -94,28 +125,29 @@ class Server:
 
         receives = {place: self._listen(place) for place in range(len(self._workers))}
         status = MPI.Status()
-        end = time.monotonic() + self._timeout
         while receives:
             came = []
             for place, request in receives.items():
                 if request.Test(status):
                     came.append((place, status.Get_count(MPI.BYTE) == 0))
             for place, leaves in came:
+                self._watch.hear(place)
                 del receives[place]
                 if not leaves:
                     receives[place] = self._take(place)
-            if came:
-                end = time.monotonic() + self._timeout
-            elif time.monotonic() > end:
-                missing = ", ".join(str(self._workers[place]) for place in sorted(receives))
+            if lost := self._watch.find_lost():
+                missing = ", ".join(self._name(place) for place in lost)
                 raise PeerLostError(
-                    f"parameter server {self.number} heard nothing of rank {missing} for "
+                    f"parameter server {self.number} has heard nothing of {missing} for "
                     f"{self._timeout:g} s"
                 )
-            else:
+            if not came:
                 time.sleep(PAUSE)
         for place in list(self._sends):
-            self._finish_send(place)
+            self._finish_sends(place)
+
+    def _name(self, place: int) -> str:
+        return self._names[self._workers[place]]
 
     def _listen(self, place: int) -> MPI.Request:
         buffer = self._gradients[place].numpy()
@@ -129,7 +161,7 @@ class Server:
             self.aggregate()
         else:
             gradient = self._gradients[place].div_(len(self._workers))
-            self.update(gradient, self.clock.step(place) - 1)
+            self.update(gradient, self.clock.updates // len(self._workers))
             self.clock.update(place)
         # The worker sends no gradient before it has had its weights.
         request = self._listen(place)
@@ -149,7 +181,7 @@ class Server:
             self._added += 1
         if self._added == len(self._workers):
             self._added = 0
-            self.update(self._sum.div_(len(self._workers)), self.clock.step(0) - 1)
+            self.update(self._sum.div_(len(self._workers)), self.clock.updates)
             self.clock.update_together()
 
     def update(self, gradient: torch.Tensor, step: int) -> None:
@@ -160,22 +192,31 @@ class Server:
         self._optimizer.step()
 
     def read_weights(self, target: torch.Tensor) -> None:
-        """Copy the present weights; while all workers wait for each other elsewhere."""
+        """Copy the present weights, and begin an epoch; all workers wait for it elsewhere."""
         target.copy_(self._weights.detach())
         self.clock.renew()
+        self._watch.rest()
+        self._next_ticket = len(self._workers)
 
     def _answer(self, place: int) -> None:
-        self._finish_send(place)
+        self._finish_sends(place)
+        if self._shares_batches:
+            self._tickets[place] = self._next_ticket
+            self._next_ticket += 1
+            self._send(place, self._tickets[place], TICKET)
         # The weights change while they are on their way to a slow worker.
         self._answers[place].copy_(self._weights.detach())
-        buffer, tag = self._answers[place].numpy(), _tag(self.number, WEIGHTS)
-        self._sends[place] = self._communicator.Isend(buffer, self._workers[place], tag)
+        self._send(place, self._answers[place].numpy(), WEIGHTS)
+        self._watch.expect(place)
 
-    def _finish_send(self, place: int) -> None:
-        request = self._sends.pop(place, None)
-        if request is not None:
-            rank = self._workers[place]
-            what = f"parameter server {self.number} waited for rank {rank} to take its weights"
+    def _send(self, place: int, message: np.ndarray[Any, Any], kind: int) -> None:
+        rank, tag = self._workers[place], _tag(self.number, kind)
+        sends = self._sends.setdefault(place, [])
+        sends.append(self._communicator.Isend(message, rank, tag))
+
+    def _finish_sends(self, place: int) -> None:
+        what = f"parameter server {self.number} waited for {self._name(place)} to take its weights"
+        for request in self._sends.pop(place, []):
             _wait(request, self._timeout, what)
 
 
@@ -183,18 +224,48 @@ class Worker:
     """One worker's side: its model is computed with the servers' weights."""
 
     def __init__(
-        self, communicator: MPI.Intracomm, servers: Sequence[int], model: FlatModel, timeout: float
+        self,
+        communicator: MPI.Intracomm,
+        servers: Sequence[int],
+        model: FlatModel,
+        place: int,
+        bound: int | None,
+        timeout: float,
+        names: Sequence[str],
     ) -> None:
-        """``servers``: their ranks, by number. The model's memory is used as it is on the CPU; what
-        is on a GPU is staged in pinned memory."""
+        """A worker with the servers' first weights.
+
+        Args:
+            communicator: the servers'.
+            servers: their ranks, by number.
+            model: its memory is used as it is on the CPU; on a GPU it is staged in pinned memory.
+            place: this worker's, among all.
+            bound: the servers'.
+            timeout: seconds to wait for weights.
+            names: of all ranks, for people.
+        """
         self._communicator = communicator
         self._servers = tuple(servers)
         self._model = model
         self._timeout = timeout
+        self._names = tuple(names)
         self._weights = _stage(model.parameters)
         self._gradients = _stage(model.gradients)
         self._shards = model.shards(len(servers))
-        self._requests: list[MPI.Request] = []
+        self._requests: list[tuple[MPI.Request, int]] = []
+        """And the servers' ranks."""
+        self._place = place
+        self._shares_batches = shares_batches(0, bound)
+        self._ticket = np.array([place], np.int64)
+
+    @property
+    def ticket(self) -> int:
+        """Which of the epoch's batches to take next, where servers share them out."""
+        return int(self._ticket[0])
+
+    def begin_epoch(self) -> None:
+        """All workers have the servers' weights, and take their first batches."""
+        self._ticket[0] = self._place
 
     def push_gradients(self) -> None:
         """Send each server its part of the gradients, and ask for weights.
@@ -203,18 +274,20 @@ class Worker:
         """
         if self._gradients is not self._model.gradients:
             self._gradients.copy_(self._model.gradients)
+        comm = self._communicator
+        if self._shares_batches:
+            server = self._servers[0]
+            self._requests.append((comm.Irecv(self._ticket, server, _tag(0, TICKET)), server))
         for number, (rank, shard) in enumerate(zip(self._servers, self._shards, strict=True)):
             weights, gradients = self._weights[shard].numpy(), self._gradients[shard].numpy()
-            comm = self._communicator
-            self._requests.append(comm.Irecv(weights, rank, _tag(number, WEIGHTS)))
-            self._requests.append(comm.Isend(gradients, rank, _tag(number, GRADIENT)))
+            self._requests.append((comm.Irecv(weights, rank, _tag(number, WEIGHTS)), rank))
+            self._requests.append((comm.Isend(gradients, rank, _tag(number, GRADIENT)), rank))
 
     def pull_weights(self) -> None:
         """Wait for the weights to go on with. Raises PeerLostError."""
-        for request, rank in zip(
-            self._requests, (rank for rank in self._servers for _ in range(2)), strict=True
-        ):
-            _wait(request, self._timeout, f"waited for rank {rank}'s weights")
+        for request, rank in self._requests:
+            what = f"waited for the weights of the parameter server that is {self._names[rank]},"
+            _wait(request, self._timeout + PATIENCE, what)
         self._requests.clear()
         if self._weights is not self._model.parameters:
             self._model.parameters.copy_(self._weights)

@@ -12,7 +12,7 @@ from torch import nn
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.flat import FlatModel
-from mpiddp.sync.parameter_server import MakeOptimizer, Server, Worker
+from mpiddp.sync.parameter_server import MakeOptimizer, Server, Worker, check_threads
 from mpiddp.sync.staleness import Clock
 
 
@@ -69,6 +69,7 @@ class Serving:
         communicator = session.duplicate()
         if communicator is None:
             raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
+        check_threads()
         self._communicator = communicator
         self._roles = roles
         self._model = FlatModel(module)
@@ -77,24 +78,38 @@ class Serving:
         self._thread: threading.Thread | None = None
         self._fail = fail
         rank = session.world.rank
+        hosts = session.gather(session.world.hostname)
+        names = [f"rank {each} on {host}" for each, host in enumerate(hosts)]
         if rank in roles.servers:
             number = roles.servers.index(rank)
             weights = self._model.parameters[self._shards[number]].cpu()
             clock = Clock(len(roles.workers), bound)
             self._server = Server(
                 communicator, number, roles.workers, weights, make_optimizer, rate, clock,
-                session.timeout,
+                session.timeout, names,
             )  # fmt: skip
             self._thread = threading.Thread(target=self._serve, name="parameter-server")
             self._thread.start()
         self._worker: Worker | None = None
         if rank in roles.workers:
-            self._worker = Worker(communicator, roles.servers, self._model, session.timeout)
+            place = roles.workers.index(rank)
+            self._worker = Worker(
+                communicator, roles.servers, self._model, place, bound, session.timeout, names
+            )
 
     @property
     def staleness(self) -> dict[int, int]:
         """This rank's server's gradients, by how many updates they were late; empty without one."""
         return {} if self._server is None else dict(sorted(self._server.clock.staleness.items()))
+
+    @property
+    def ticket(self) -> int:
+        """Which of the epoch's batches a worker without a bound should take next, from 0.
+
+        It belongs to the weights; where there is no such batch any more, the epoch is over.
+        """
+        assert self._worker is not None
+        return self._worker.ticket
 
     def _serve(self) -> None:
         assert self._server is not None
@@ -114,13 +129,15 @@ class Serving:
         self._worker.pull_weights()
 
     def settle(self) -> None:
-        """Give all ranks the servers' weights. Collective; nobody may be in the midst of a step."""
+        """Give all ranks the servers' weights; an epoch begins. Collective, between two steps."""
         dist.barrier()
         for number, (rank, shard) in enumerate(zip(self._roles.servers, self._shards, strict=True)):
             part = self._model.parameters[shard]
             if self._server is not None and self._server.number == number:
                 self._server.read_weights(part)
             dist.broadcast(part, rank)
+        if self._worker is not None:
+            self._worker.begin_epoch()
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""

@@ -31,9 +31,10 @@ class Clock:
         """S, in steps; None for none."""
         return self._bound
 
-    def step(self, worker: int) -> int:
-        """Steps that this worker has pushed."""
-        return self._steps[worker]
+    @property
+    def updates(self) -> int:
+        """That were made so far."""
+        return self._updates
 
     def push(self, worker: int) -> None:
         """This worker's gradient has come, and it asks for weights to go on with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,6 +47,36 @@ class TrainingBatches:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+
+class SharedBatches:
+    """An epoch's batches, of which every worker takes one that nobody has taken yet.
+
+    A slow worker takes fewer of them. Every sample is trained on once.
+    """
+
+    def __init__(
+        self, split: Split, batch_size: int, seed: int, workers: int, ticket: Callable[[], int]
+    ) -> None:
+        """``ticket`` tells which batch this worker should take next, counted from 0."""
+        self._samples = Samples(split)
+        self._sampler: DistributedSampler[int] = DistributedSampler(
+            _Positions(len(split)), num_replicas=1, rank=0, shuffle=True, seed=seed
+        )
+        self._order = BatchSampler(self._sampler, batch_size, drop_last=False)
+        self._workers = workers
+        self._ticket = ticket
+
+    def start(self, epoch: int) -> Iterator[Batch]:
+        """Return this worker's batches of ``epoch``; the seed and it decide what they hold."""
+        self._sampler.set_epoch(epoch)
+        order = list(self._order)
+        while (number := self._ticket()) < len(order):
+            yield self._samples[order[number]]
+
+    def __len__(self) -> int:
+        """For each worker, if all were equally quick."""
+        return -(-len(self._order) // self._workers)
 
 
 def check_share(samples: int, ranks: int, batch_size: int) -> None:

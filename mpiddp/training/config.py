@@ -25,6 +25,7 @@ import tyro
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.straggler import parse_straggler
 
 FRAMEWORK = "framework"
 """The synchronisation that is DDP's own."""
@@ -116,6 +117,9 @@ class Configuration:
     staleness: str = "0"
     """Steps that a worker may be ahead of the slowest, or unlimited."""
 
+    straggler: str | None = None
+    """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, another in each step."""
+
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
 
@@ -146,6 +150,8 @@ class Configuration:
         _check("servers", self.servers >= 1, "1 or more", self.servers)
         good = self.staleness == UNLIMITED or self.staleness.isdecimal()
         _check("staleness", good, "a number of steps, or unlimited", self.staleness)
+        if self.straggler is not None:
+            parse_straggler(self.straggler)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
         for name in ("name", "interface", "runs_dir"):

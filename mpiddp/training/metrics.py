@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+SHOWN = 6
+"""Values of a distribution that fit into a line."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Row:
     epoch: int
     """Counted from 1."""
     step: int
-    """Optimizer steps taken so far."""
+    """Steps taken so far: batches of each worker, on average where servers share them out."""
     loss: float
     """Mean training loss over the samples of all ranks, as they were trained on."""
     accuracy: float
@@ -78,6 +81,9 @@ class Row:
     """The part of ``seconds`` that rank 0 waited for batches."""
     evaluate_seconds: float | None
     """Rank 0's time for the evaluation; None without one."""
+    staleness: dict[int, int] | None
+    """How many gradients, since the run began, met weights that so many updates had changed since
+    their worker was given them, over all parameter servers; None without servers."""
     parameters: str | None
     """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
 
@@ -146,6 +152,18 @@ def describe_epoch(row: Row) -> str:
     if row.test_accuracy is not None:
         line += f", Test Accuracy: {row.test_accuracy:.2%}"
     return line
+
+
+def describe_staleness(counts: Mapping[int, int]) -> str:
+    """Return the console's line on gradients, by the number of updates that they were late."""
+    total = sum(counts.values())
+    mean = sum(late * count for late, count in counts.items()) / total
+    shares = [f"{late}: {count / total:.1%}" for late, count in list(counts.items())[:SHOWN]]
+    rest = len(counts) - len(shares)
+    more = f", {rest} more" if rest else ""
+    return (
+        f"Staleness, in updates: mean {mean:.2f}, at most {max(counts)} ({', '.join(shares)}{more})"
+    )
 
 
 def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) -> str:

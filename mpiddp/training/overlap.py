@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from mpiddp.sync.hooks import ScheduleHook
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.parallel import Replica
+from mpiddp.training.passes import rehearse
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes its buckets anew after its first, and a buffer has its large
@@ -50,24 +50,14 @@ def settle(
 
     Returns the configuration with the choice, and what was measured.
     """
-    hook, model = replica.hook, replica.model
+    hook, pace = replica.hook, None
     if hook is None:
         return configuration, None
-    features, labels = batch
-    device, pace = features.device, None
-
-    def take_pass() -> None:
-        torch.autograd.backward(nn.functional.cross_entropy(model(features), labels))
-        model.zero_grad(set_to_none=True)
-
-    buffers = [buffer.clone() for buffer in model.module.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with rehearse(replica.model, replica.model.module, batch) as take_pass:
         warm_up(take_pass)
         if configuration.overlap == "auto":
-            pace = measure(hook, take_pass, device)
+            pace = measure(hook, take_pass, batch[0].device)
             hook.overlap = pace.pays
-    for buffer, before in zip(model.module.buffers(), buffers, strict=True):
-        buffer.copy_(before)
     return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 
 

@@ -6,44 +6,27 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Session
-from mpiddp.sync.serving import Roles, describe_roles
-from mpiddp.training import metrics, models, overlap, run_directory
-from mpiddp.training.batches import (
-    Batch,
-    TrainingBatches,
-    check_share,
-    make_evaluation_batches,
-    make_training_batches,
-)
+from mpiddp.sync.serving import describe_roles
+from mpiddp.training import metrics, run_directory
+from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
-from mpiddp.training.data import load
-from mpiddp.training.parallel import (
-    find_bound,
-    find_roles,
-    replicate,
-    serve,
-    share_buffers,
-)
+from mpiddp.training.parallel import find_bound, share_buffers
+from mpiddp.training.preparation import Engine, Task, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
-from mpiddp.training.updates import LocalUpdate, Update, make_optimizer
-
-WARM_UP = 0.05
-"""Share of all steps in which the learning rate rises to its peak."""
-EVALUATION_BATCH = 256
-"""Samples per rank and forward pass of an evaluation; it changes no result."""
+from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 
 @dataclass(frozen=True)
@@ -57,39 +40,6 @@ class Result:
     steps: int
     """Optimizer steps taken."""
     run_directory: Path
-
-
-@dataclass(frozen=True)
-class Task:
-    """One rank's part of a run, from its first step to its last."""
-
-    configuration: Configuration
-    session: Session
-    way_out: WayOut
-    model: nn.Module
-    """What takes a batch: DDP's wrapper, or the module itself."""
-    module: nn.Module
-    update: Update
-    roles: Roles | None
-    """Of ranks with parameter servers."""
-    rate: Callable[[int], float]
-    """The learning rate of a step, counted from 0."""
-    training: TrainingBatches
-    """Of a rank that computes; a dedicated server leaves them to the others."""
-    evaluation: DataLoader[Batch]
-    total_steps: int
-    pace: overlap.Choice | None
-    """How quick passes are with overlap and without, if that was measured."""
-
-    @property
-    def workers(self) -> int:
-        """Ranks that compute."""
-        return len(self.roles.workers) if self.roles else self.session.world.size
-
-    @property
-    def computes(self) -> bool:
-        """Whether this rank does."""
-        return self.roles is None or self.session.world.rank in self.roles.workers
 
 
 def train(configuration: Configuration, session: Session, way_out: WayOut) -> Result:
@@ -109,39 +59,28 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
         MpiddpError: the loss is not a number any more.
     """
     begin = time.perf_counter()
-    _agree(configuration, session)
-    task = _prepare(configuration, session, way_out)
+    agree(configuration, session)
+    task = prepare(configuration, session, way_out)
     configuration = task.configuration
     run = _open_run(configuration, session, way_out)
     _say(session, *_describe_start(task))
     if way_out.attempt > 0:
         _say(session, f"Attempt {way_out.attempt + 1} in {way_out.run_directory}: starting over")
     row = _run_epochs(task, way_out.attempt)
-    task.update.close()
+    task.engine.update.close()
     path = way_out.run_directory
     assert path is not None
     assert row.test_accuracy is not None
     assert row.parameters is not None
     seconds = time.perf_counter() - begin
+    if row.staleness is not None:
+        _say(session, metrics.describe_staleness(row.staleness))
     _say(session, metrics.describe_end(row.test_accuracy, configuration.epochs, seconds, path))
     if run is not None:
         way_out.finish()
         # After a failure the run stays locked while the way out writes; then the process ends.
         run.close()
     return Result(row.test_accuracy, row.parameters, row.step, path)
-
-
-def learning_rate_factor(step: int, total_steps: int) -> float:
-    """Return the share of the peak learning rate at a step: a linear rise, then half a cosine.
-
-    Args:
-        step: counted from 0.
-        total_steps: of the whole run.
-    """
-    rise = max(1, round(WARM_UP * total_steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / (total_steps - rise)))
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> metrics.Average:
@@ -166,70 +105,6 @@ def digest_parameters(model: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _agree(configuration: Configuration, session: Session) -> None:
-    """Check that all ranks were given the same; field by field only where they were not."""
-    if session.any(session.broadcast(configuration) != configuration):
-        for field in fields(configuration):
-            session.agree(getattr(configuration, field.name), f"option {field.name}")
-
-
-def _prepare(configuration: Configuration, session: Session, way_out: WayOut) -> Task:
-    world = session.world
-    data = load(configuration)
-    session.agree(data.digest(), f"data set {configuration.data}")
-    roles = find_roles(configuration, world.size)
-    workers = roles.workers if roles is not None else tuple(range(world.size))
-    check_share(len(data.train), len(workers), configuration.batch_size)
-    share = workers.index(world.rank) if world.rank in workers else 0
-    training = make_training_batches(
-        data.train, configuration.batch_size, configuration.seed, share, len(workers)
-    )
-    total_steps = configuration.epochs * len(training)
-    peak = configuration.learning_rate
-    assert peak is not None
-
-    def rate(step: int) -> float:
-        return peak * learning_rate_factor(min(step, total_steps - 1), total_steps)
-
-    torch.manual_seed(configuration.seed)
-    module = models.build(configuration.model, data.shape, data.classes)
-    model: nn.Module = module
-    update: Update
-    pace = None
-    if roles is not None:
-        update = serve(configuration, session, roles, module, rate, way_out.fail)
-    else:
-        replica = replicate(module, session.device, configuration)
-        features = torch.from_numpy(data.train.features[: configuration.batch_size])
-        labels = torch.from_numpy(data.train.labels[: configuration.batch_size])
-        configuration, pace = overlap.settle(
-            configuration, replica, (features.to(session.device), labels.to(session.device))
-        )
-        model, module = replica.model, replica.model.module
-        update = LocalUpdate(make_optimizer(configuration, list(module.parameters())), rate)
-    # From here on ranks draw differently: their samples are to meet different dropout masks.
-    torch.manual_seed(_mix(configuration.seed, world.rank))
-    return Task(
-        configuration=configuration,
-        session=session,
-        way_out=way_out,
-        model=model,
-        module=module,
-        update=update,
-        roles=roles,
-        rate=rate,
-        training=training,
-        evaluation=make_evaluation_batches(data.test, EVALUATION_BATCH, world.rank, world.size),
-        total_steps=total_steps,
-        pace=pace,
-    )
-
-
-def _mix(seed: int, rank: int) -> int:
-    digest = hashlib.sha256(f"{seed} {rank}".encode()).digest()
-    return int.from_bytes(digest[:7], "little")
 
 
 def _open_run(
@@ -262,8 +137,10 @@ def _describe_start(task: Task) -> list[str]:
         counts.tolist(),
         world.master_hostname,
         task.configuration.batch_size,
-        task.workers,
+        len(task.workers),
     )
+    if task.configuration.straggler is not None:
+        lines.append(describe_straggler(parse_straggler(task.configuration.straggler)))
     if task.roles is not None:
         bound = find_bound(task.configuration)
         lines.append(f"Weights: {describe_roles(task.roles, bound)}")
@@ -273,7 +150,7 @@ def _describe_start(task: Task) -> list[str]:
 
 
 def _describe_synchronization(task: Task) -> str:
-    configuration, pace = task.configuration, task.pace
+    configuration, pace = task.configuration, task.engine.pace
     parts = [f"Gradients: {configuration.sync} over transport {configuration.transport}"]
     if configuration.wire_dtype != "auto":
         parts.append(f"in {configuration.wire_dtype}")
@@ -295,12 +172,13 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
     for epoch in range(1, epochs + 1):
         row = _train_epoch(task, epoch, attempt)
         is_last = epoch == epochs
-        task.update.settle()
-        share_buffers(task.module)
+        task.engine.update.settle()
+        share_buffers(task.engine.module)
+        row = replace(row, staleness=_count_staleness(task))
         if is_last or epoch % task.configuration.evaluate_every == 0:
             row = _add_evaluation(task, row)
         if is_last:
-            digest = digest_parameters(task.module)
+            digest = digest_parameters(task.engine.module)
             row = replace(row, parameters=task.session.agree(digest, "trained parameters"))
         if file is not None:
             file.append(row)
@@ -311,34 +189,48 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
 def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
     device = task.session.device
     totals = metrics.Totals(device)
-    step = (epoch - 1) * len(task.training)
+    first = (epoch - 1) * len(task.training)
     waited = 0.0
     begin = loaded = time.perf_counter()
-    task.module.train()
-    for features, labels in _show_progress(task, epoch):
+    task.engine.module.train()
+    for step, (features, labels) in enumerate(_show_progress(task, epoch), start=first):
         waited += time.perf_counter() - loaded
-        _take_step(task, features.to(device), labels.to(device), totals)
-        step += 1
-        task.way_out.step = step
+        if task.slowdown is not None:
+            task.slowdown.wait(step)
+        _take_step(task.engine, features.to(device), labels.to(device), totals)
+        task.way_out.step = step + 1
         loaded = time.perf_counter()
     average = totals.reduce()
     seconds = time.perf_counter() - begin
     _refuse_divergence("training", average, epoch)
+    last = epoch * len(task.training)
     return metrics.Row(
         attempt=attempt,
         epoch=epoch,
-        step=step,
+        step=last,
         loss=average.loss,
         accuracy=average.accuracy,
         test_loss=None,
         test_accuracy=None,
-        learning_rate=task.rate(step - 1),
+        learning_rate=task.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
         load_seconds=waited,
         evaluate_seconds=None,
+        staleness=None,
         parameters=None,
     )
+
+
+def _count_staleness(task: Task) -> dict[int, int] | None:
+    """How often a gradient was so many updates late, over all servers; None without any."""
+    serving = task.engine.serving
+    if serving is None:
+        return None
+    counts: Counter[int] = Counter()
+    for found in task.session.gather(serving.staleness):
+        counts.update(found)
+    return dict(sorted(counts.items()))
 
 
 def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
@@ -350,19 +242,19 @@ def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
 
 
 def _take_step(
-    task: Task, features: torch.Tensor, labels: torch.Tensor, totals: metrics.Totals
+    engine: Engine, features: torch.Tensor, labels: torch.Tensor, totals: metrics.Totals
 ) -> None:
-    outputs = task.model(features)
+    outputs = engine.model(features)
     loss = nn.functional.cross_entropy(outputs, labels)
-    task.update.begin_step()
+    engine.update.begin_step()
     torch.autograd.backward(loss)
-    task.update.finish_step()
+    engine.update.finish_step()
     totals.add(loss, outputs, labels)
 
 
 def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
     begin = time.perf_counter()
-    average = evaluate(task.module, task.evaluation, task.session.device)
+    average = evaluate(task.engine.module, task.evaluation, task.session.device)
     _refuse_divergence("test", average, row.epoch)
     return replace(
         row,

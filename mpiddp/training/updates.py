@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from mpiddp.training.config import Configuration
+
+WARM_UP = 0.05
+"""Share of all steps in which the learning rate rises to its peak."""
 
 
 class Update(Protocol):
@@ -65,3 +69,16 @@ def make_optimizer(
     return torch.optim.SGD(
         parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, weight_decay=decay
     )
+
+
+def learning_rate_factor(step: int, total_steps: int) -> float:
+    """Return the share of the peak learning rate at a step: a linear rise, then half a cosine.
+
+    Args:
+        step: counted from 0.
+        total_steps: of the whole run.
+    """
+    rise = max(1, round(WARM_UP * total_steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / (total_steps - rise)))

@@ -1,0 +1,50 @@
+"""Forward and backward passes that are taken to be timed, and leave no trace."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from mpiddp.training.batches import Batch
+
+WARM_UP, PASSES = 3, 5
+"""Passes before those that are timed, and these."""
+
+
+@contextlib.contextmanager
+def rehearse(model: nn.Module, module: nn.Module, batch: Batch) -> Iterator[Callable[[], None]]:
+    """What is yielded takes a pass over ``batch``; afterwards all is as before.
+
+    Gradients are none then, and buffers and the state of the random generators are restored.
+    ``model`` is what takes a batch: DDP's wrapper of ``module``, or itself. The batch lies on the
+    module's device.
+    """
+    features, labels = batch
+    device = features.device
+
+    def take_pass() -> None:
+        torch.autograd.backward(nn.functional.cross_entropy(model(features), labels))
+        model.zero_grad(set_to_none=True)
+
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield take_pass
+    for buffer, before in zip(module.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+
+
+def time_pass(take_pass: Callable[[], object], device: torch.device) -> float:
+    """The median of a few passes, in seconds."""
+    seconds = []
+    for _ in range(WARM_UP + PASSES):
+        begin = time.perf_counter()
+        take_pass()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[WARM_UP:])

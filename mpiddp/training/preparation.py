@@ -1,0 +1,195 @@
+"""From a configuration to one rank's part of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mpiddp.launch.failure import WayOut
+from mpiddp.launch.session import Session
+from mpiddp.sync.serving import Roles, Serving
+from mpiddp.training import models, overlap
+from mpiddp.training.batches import (
+    Batch,
+    SharedBatches,
+    TrainingBatches,
+    check_share,
+    make_evaluation_batches,
+    make_training_batches,
+)
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import DataSet, load
+from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
+from mpiddp.training.passes import rehearse, time_pass
+from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.updates import LocalUpdate, Update, learning_rate_factor, make_optimizer
+
+EVALUATION_BATCH = 256
+"""Samples per rank and forward pass of an evaluation; it changes no result."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One rank's part of a run, from its first step to its last."""
+
+    configuration: Configuration
+    session: Session
+    way_out: WayOut
+    engine: Engine
+    workers: tuple[int, ...]
+    """Ranks that compute."""
+    roles: Roles | None
+    """Of ranks with parameter servers."""
+    training: TrainingBatches | SharedBatches
+    """Of a rank that computes; a dedicated server leaves them to the others."""
+    evaluation: DataLoader[Batch]
+    rate: Callable[[int], float]
+    """The learning rate of a step, counted from 0."""
+    slowdown: Slowdown | None
+
+    @property
+    def computes(self) -> bool:
+        """Whether this rank does."""
+        return self.session.world.rank in self.workers
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What takes a batch to new weights."""
+
+    model: nn.Module
+    """What takes a batch: DDP's wrapper, or the module itself."""
+    module: nn.Module
+    update: Update
+    serving: Serving | None = None
+    """The update's other name, where parameter servers make it."""
+    pace: overlap.Choice | None = None
+    """How quick passes are with overlap and without, if that was measured."""
+
+
+def agree(configuration: Configuration, session: Session) -> None:
+    """Check that all ranks were given the same; field by field only where they were not.
+
+    Raises ConfigurationError. Collective.
+    """
+    if session.any(session.broadcast(configuration) != configuration):
+        for field in fields(configuration):
+            session.agree(getattr(configuration, field.name), f"option {field.name}")
+
+
+def prepare(configuration: Configuration, session: Session, way_out: WayOut) -> Task:
+    """Load the data, build the model, and join the ranks; collective.
+
+    The task's configuration has what was left to be chosen by measurement.
+
+    Raises ConfigurationError for what does not go together.
+    """
+    world = session.world
+    roles = find_roles(configuration, world.size)
+    workers = roles.workers if roles is not None else tuple(range(world.size))
+    straggler = configuration.straggler
+    if straggler is not None:
+        check_straggler(parse_straggler(straggler), workers)
+    data = load(configuration)
+    session.agree(data.digest(), f"data set {configuration.data}")
+    check_share(len(data.train), len(workers), configuration.batch_size)
+    place = workers.index(world.rank) if world.rank in workers else 0
+    static = make_training_batches(
+        data.train, configuration.batch_size, configuration.seed, place, len(workers)
+    )
+    rate = _make_rate(configuration, configuration.epochs * len(static))
+    batch = _take_first(data, configuration.batch_size, session.device)
+    torch.manual_seed(configuration.seed)
+    module = models.build(configuration.model, data.shape, data.classes).to(session.device)
+    slowdown = _make_slowdown(configuration, module, batch, place, workers)
+    configuration, engine = _start_engine(
+        configuration, session, roles, module, rate, batch, way_out.fail
+    )
+    # From here on ranks draw differently: their samples are to meet different dropout masks.
+    torch.manual_seed(_mix(configuration.seed, world.rank))
+    return Task(
+        configuration=configuration,
+        session=session,
+        way_out=way_out,
+        engine=engine,
+        workers=workers,
+        roles=roles,
+        training=_share_batches(configuration, data, engine.serving, len(workers)) or static,
+        evaluation=make_evaluation_batches(data.test, EVALUATION_BATCH, world.rank, world.size),
+        rate=rate,
+        slowdown=slowdown,
+    )
+
+
+def _make_rate(configuration: Configuration, total_steps: int) -> Callable[[int], float]:
+    peak = configuration.learning_rate
+    assert peak is not None
+
+    def rate(step: int) -> float:
+        return peak * learning_rate_factor(min(step, total_steps - 1), total_steps)
+
+    return rate
+
+
+def _take_first(data: DataSet, batch_size: int, device: torch.device) -> Batch:
+    """A batch to try things with."""
+    features = torch.from_numpy(data.train.features[:batch_size])
+    return features.to(device), torch.from_numpy(data.train.labels[:batch_size]).to(device)
+
+
+def _make_slowdown(
+    configuration: Configuration,
+    module: nn.Module,
+    batch: Batch,
+    place: int,
+    workers: tuple[int, ...],
+) -> Slowdown | None:
+    if configuration.straggler is None:
+        return None
+    straggler = parse_straggler(configuration.straggler)
+    with rehearse(module, module, batch) as take_pass:
+        seconds = time_pass(take_pass, batch[0].device)
+    return Slowdown(straggler, place, workers, configuration.seed, seconds)
+
+
+def _start_engine(
+    configuration: Configuration,
+    session: Session,
+    roles: Roles | None,
+    module: nn.Module,
+    rate: Callable[[int], float],
+    batch: Batch,
+    fail: Callable[[BaseException], object],
+) -> tuple[Configuration, Engine]:
+    if roles is not None:
+        serving = serve(configuration, session, roles, module, rate, fail)
+        return configuration, Engine(module, module, serving, serving)
+    replica = replicate(module, session.device, configuration)
+    configuration, pace = overlap.settle(configuration, replica, batch)
+    optimizer = make_optimizer(configuration, list(module.parameters()))
+    return configuration, Engine(replica.model, module, LocalUpdate(optimizer, rate), pace=pace)
+
+
+def _share_batches(
+    configuration: Configuration, data: DataSet, serving: Serving | None, workers: int
+) -> SharedBatches | None:
+    """What workers without a bound take in turns; None for the others, who have their own."""
+    if serving is None or find_bound(configuration) is not None:
+        return None
+    return SharedBatches(
+        data.train,
+        configuration.batch_size,
+        configuration.seed,
+        workers,
+        lambda: serving.ticket,
+    )
+
+
+def _mix(seed: int, rank: int) -> int:
+    digest = hashlib.sha256(f"{seed} {rank}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")

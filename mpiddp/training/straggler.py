@@ -1,0 +1,81 @@
+"""A worker made slow on purpose, to see how each way to synchronise takes it."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+from mpiddp.errors import ConfigurationError
+
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Who is slow, and how much."""
+
+    rank: int | None
+    """None for another worker in each step, drawn from the seed."""
+    factor: float
+    """How much longer its forward and backward pass takes; 1 or more."""
+
+
+def parse_straggler(text: str) -> Straggler:
+    """Read ``RANK=FACTOR`` or ``random=FACTOR``. Raises ConfigurationError."""
+    who, _, factor = text.partition("=")
+    try:
+        found = Straggler(None if who == RANDOM else int(who), float(factor))
+    except ValueError:
+        found = None
+    if found is None or (found.rank or 0) < 0 or not 1 <= found.factor < float("inf"):
+        raise ConfigurationError(
+            f"straggler: expected RANK=FACTOR or random=FACTOR, with a factor of 1 or more, as 0=4 "
+            f"or random=4, found {text!r}"
+        )
+    return found
+
+
+def describe_straggler(straggler: Straggler) -> str:
+    """For people."""
+    who = "another worker in each step" if straggler.rank is None else f"rank {straggler.rank}"
+    return f"Straggler: {who}, whose passes take {straggler.factor:g} times as long"
+
+
+def check_straggler(straggler: Straggler, workers: tuple[int, ...]) -> None:
+    """Raise ConfigurationError where no such rank computes."""
+    if straggler.rank is not None and straggler.rank not in workers:
+        found = ", ".join(map(str, workers))
+        raise ConfigurationError(
+            f"straggler: rank {straggler.rank} computes nothing; the workers are ranks {found}"
+        )
+
+
+class Slowdown:
+    """Makes one worker's steps longer."""
+
+    def __init__(
+        self, straggler: Straggler, place: int, workers: tuple[int, ...], seed: int, seconds: float
+    ) -> None:
+        """``place``: this rank's, among ``workers``; ``seconds``: its passes of a step take."""
+        self._straggler = straggler
+        self._place = place
+        self._workers = workers
+        self._seed = seed
+        self._delay = (straggler.factor - 1) * seconds
+
+    def is_slow(self, step: int) -> bool:
+        """Whether it is this worker's turn; the same one's on all ranks."""
+        if self._straggler.rank is not None:
+            return self._straggler.rank == self._workers[self._place]
+        # A text seeds the same numbers in every process and version of Python.
+        dice = random.Random(f"straggler {self._seed} {step}")
+        return dice.randrange(len(self._workers)) == self._place
+
+    def wait(self, step: int) -> None:
+        """Sleep as much longer as this worker's step, counted from 0, is to take.
+
+        A slow machine would keep its own core busy; this one leaves it to ranks that share it.
+        """
+        if self.is_slow(step):
+            time.sleep(self._delay)

@@ -1,0 +1,72 @@
+"""A worker made slow on purpose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training import straggler
+from mpiddp.training.straggler import (
+    Slowdown,
+    Straggler,
+    check_straggler,
+    describe_straggler,
+    parse_straggler,
+)
+
+WORKERS = (0, 2, 5)
+
+
+def test_a_rank_or_a_random_one_is_read():
+    assert parse_straggler("3=4") == Straggler(3, 4.0)
+    assert parse_straggler("random=1.5") == Straggler(None, 1.5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "3=", "=4", "-1=4", "1=0.5", "1=nan", "1=inf", "one=4", "random=fast", "1=2=3"],
+)
+def test_anything_else_is_refused_in_one_line(text):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_straggler(text)
+    assert str(caught.value).endswith(f"as 0=4 or random=4, found {text!r}")
+
+
+def test_a_rank_that_computes_nothing_is_no_straggler():
+    check_straggler(Straggler(None, 2), WORKERS)
+    check_straggler(Straggler(5, 2), WORKERS)
+    with pytest.raises(ConfigurationError, match=r"rank 1 computes nothing; .* 0, 2, 5"):
+        check_straggler(Straggler(1, 2), WORKERS)
+
+
+def test_it_is_described():
+    assert describe_straggler(Straggler(2, 4)).startswith("Straggler: rank 2, whose passes take 4 ")
+    assert "another worker in each step" in describe_straggler(Straggler(None, 4))
+
+
+@given(st.integers(0, 2**63), st.integers(0, 10**6))
+def test_one_worker_is_slow_in_each_step(seed, step):
+    for chosen in (None, 5):
+        slow = [
+            Slowdown(Straggler(chosen, 4), place, WORKERS, seed, 1).is_slow(step)
+            for place in range(len(WORKERS))
+        ]
+        assert sum(slow) == 1
+        assert chosen is None or slow == [False, False, True]
+
+
+def test_everybody_has_a_turn():
+    first = Slowdown(Straggler(None, 4), 0, WORKERS, 7, 1)
+    turns = sum(first.is_slow(step) for step in range(3000))
+    # Five standard deviations of a binomial distribution with a third.
+    assert abs(turns - 1000) < 130
+
+
+def test_a_step_takes_so_many_times_as_long(monkeypatch):
+    slept = []
+    monkeypatch.setattr(straggler.time, "sleep", slept.append)
+    for place in range(len(WORKERS)):
+        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5).wait(9)
+    assert slept == [1.5]
