@@ -1,33 +1,34 @@
 """A program for the ranks of a job: parameter servers train a small model.
 
-Arguments: steps, bound (or none), servers, colocated or dedicated, seconds that a step may be
-delayed by at most; and, for a job that is to be lost, a rank, what happens to it, and the seconds
-after which the others give up. Every rank reports how far its weights are from those of one process
-alone that takes all workers' samples in each step, and from those of DDP where all ranks are
-workers; every server, how stale gradients were.
+Argument: JSON, a list of ways to train, each a `Way`. Every rank reports of each how far its
+weights are from those of one process alone that takes all workers' samples in each step, and from
+those of DDP where all ranks are workers; every server, how stale gradients were.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from mpiddp.launch.failure import WayOut
-from mpiddp.launch.session import Options
+from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
 from mpiddp.sync.serving import Serving, assign_roles
 from ranks import write_report
 
 RATE = 0.05
 SOON = 0.2
-"""Seconds; a good number of steps."""
+SOON_STEPS = 20
+"""Seconds, a good number of steps; and steps."""
 
 
 def make_model() -> nn.Module:
@@ -36,7 +37,7 @@ def make_model() -> nn.Module:
 
 
 def make_optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9, nesterov=True, fused=True)
 
 
 def draw(samples: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,57 +84,79 @@ def measure_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def lose(how: str) -> None:
-    """This rank is killed, or stops."""
-    Path("failed").write_text(str(time.time()))
-    os.kill(os.getpid(), {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}[how])
+@dataclass(frozen=True)
+class Way:
+    """How to train, and who is lost meanwhile."""
+
+    steps: int
+    servers: int
+    placement: str
+    bound: int | None
+    delay: float = 0.0
+    """Seconds by which a worker's step may be longer."""
+    victim: int | None = None
+    how: str = ""
+    """What happens to that rank."""
+    deadline: float = 20.0
+    """Seconds after which the others give it up."""
+
+    def lose(self) -> None:
+        """This rank is killed, or stops."""
+        Path("failed").write_text(str(time.time()))
+        kinds = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
+        os.kill(os.getpid(), kinds[self.how])
+
+
+def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) -> None:
+    """A worker's steps."""
+    samples = torch.Generator().manual_seed(place)
+    dice = random.Random(rank)
+    for step in range(way.steps):
+        if rank == way.victim and step == SOON_STEPS:
+            way.lose()
+        batch = draw(samples)
+        serving.begin_step()
+        find_loss(model, batch).backward()
+        # Most are small, and some are not.
+        time.sleep(way.delay * dice.random() ** 3)
+        serving.finish_step()
+
+
+def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
+    rank = session.world.rank
+    roles = assign_roles(session.world.size, way.servers, dedicated=way.placement == "dedicated")
+    model = make_model()
+    session._timeout = way.deadline
+    serving = Serving(
+        session, roles, model, make_optimizer, lambda step: RATE, way.bound, way_out.fail
+    )
+    session.comm.Barrier()
+    if rank in roles.workers:
+        work(way, rank, roles.workers.index(rank), model, serving)
+    elif rank == way.victim:
+        time.sleep(SOON)
+        way.lose()
+    serving.settle()
+    found = flatten(model)
+    digests = session.gather(found.numpy().tobytes())
+    report = {
+        "same": len(set(digests)) == 1,
+        "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),
+        "staleness": {str(late): times for late, times in serving.staleness.items()},
+        "workers": len(roles.workers),
+    }
+    if len(roles.workers) == session.world.size:
+        framework = train_framework(rank, way.steps)
+        report["from_framework"] = measure_difference(found, framework)
+    serving.close()
+    return report
 
 
 def main() -> None:
-    steps, count, delay = int(sys.argv[1]), int(sys.argv[3]), float(sys.argv[5])
-    bound = None if sys.argv[2] == "none" else int(sys.argv[2])
-    victim = int(sys.argv[6]) if len(sys.argv) > 6 else None
-    with WayOut() as way_out, start(Options(timeout=20), way_out) as session:
+    with WayOut() as way_out, start(Options(timeout=60), way_out) as session:
         torch.set_num_threads(1)
-        rank = session.world.rank
-        roles = assign_roles(session.world.size, count, dedicated=sys.argv[4] == "dedicated")
-        model = make_model()
-        if victim is not None:
-            session._timeout = float(sys.argv[8])
-        serving = Serving(
-            session, roles, model, make_optimizer, lambda step: RATE, bound, way_out.fail
-        )
-        session.comm.Barrier()
-        if rank in roles.workers:
-            samples = torch.Generator().manual_seed(roles.workers.index(rank))
-            dice = random.Random(rank)
-            for step in range(steps):
-                if rank == victim and step == 20:
-                    lose(sys.argv[7])
-                batch = draw(samples)
-                serving.begin_step()
-                find_loss(model, batch).backward()
-                if delay:
-                    time.sleep(delay * dice.random() ** 3)
-                serving.finish_step()
-        elif rank == victim:
-            time.sleep(SOON)
-            lose(sys.argv[7])
-        serving.settle()
-        found = flatten(model)
-        digests = session.gather(found.numpy().tobytes())
-        expected = train_alone(len(roles.workers), steps)
-        report = {
-            "same": len(set(digests)) == 1,
-            "difference": measure_difference(found, expected),
-            "staleness": {str(late): times for late, times in serving.staleness.items()},
-            "workers": len(roles.workers),
-        }
-        if len(roles.workers) == session.world.size:
-            framework = train_framework(rank, steps)
-            report["from_framework"] = measure_difference(found, framework)
-        serving.close()
-        write_report(Path.cwd(), session, report)
+        ways = [Way(**each) for each in json.loads(sys.argv[1])]
+        write_report(Path.cwd(), session, [train(way, session, way_out) for way in ways])
 
 
 if __name__ == "__main__":

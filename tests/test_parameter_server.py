@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -24,67 +27,80 @@ DEADLINE = 3.0
 """Seconds after which a silent rank is taken to be lost."""
 
 
-def train(launcher: str, size: int, *arguments: object) -> list[dict]:
-    """Every rank's report."""
+def in_step(servers: int, placement: str) -> dict[str, Any]:
+    return {"steps": STEPS, "servers": servers, "placement": placement, "bound": 0}
+
+
+IN_STEP = {
+    ("openmpi", 2): [in_step(1, "colocated"), in_step(1, "dedicated"), in_step(2, "colocated")],
+    ("mpich", 3): [in_step(1, "dedicated"), in_step(2, "colocated"), in_step(3, "colocated")],
+    ("openmpi", 4): [in_step(1, "colocated"), in_step(2, "dedicated"), in_step(4, "colocated")],
+}
+"""By launcher and number of ranks."""
+
+
+def train(launcher: str, size: int, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """For each way what every rank says of it."""
     row = launchers.table()[launcher]
-    found, _ = ranks.collect(row, size, "served.py", *map(str, arguments), timeout=120)
-    return found
+    found, _ = ranks.collect(row, size, "served.py", json.dumps(ways), timeout=120)
+    return [list(reports) for reports in zip(*found, strict=True)]
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("launcher", "size"), IN_STEP)
+def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size):
+    ways = IN_STEP[launcher, size]
+    for way, reports in zip(ways, train(launcher, size, ways), strict=True):
+        for report in reports:
+            assert report["same"], way
+            # Contributions are added in the order of ranks; the optimiser rounds some numbers by
+            # where in its tensor they stand, and shards cut tensors.
+            assert report["difference"] <= (0 if way["servers"] == 1 else ROUNDING), way
+            assert set(report["staleness"]) <= {"0"}, way
+            assert report.get("from_framework", 0) <= ROUNDING, way
+        assert ("from_framework" in reports[0]) is (way["placement"] == "colocated")
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_nobody_gets_further_ahead_than_allowed():
+    ways = [
+        {"steps": STEPS, "servers": 2, "placement": "dedicated", "bound": bound, "delay": 0.02}
+        for bound in (1, 3, None)
+    ]
+    for way, reports in zip(ways, train("openmpi", 4, ways), strict=True):
+        late: Counter[int] = Counter()
+        for report in reports:
+            assert report["same"], way
+            late.update({int(updates): times for updates, times in report["staleness"].items()})
+        workers, bound = 2, way["bound"]
+        assert late.total() == way["servers"] * workers * STEPS, way
+        assert max(late) > 0, way
+        # From the weights of a step to its gradient each other worker makes at most so many steps:
+        # as many as it was behind, its own step, and as many as it may then be ahead.
+        assert bound is None or max(late) <= (workers - 1) * (2 * bound + 1), way
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    ("launcher", "size", "servers", "placement"),
+    ("who", "role", "how", "bound"),
     [
-        ("openmpi", 2, 1, "colocated"),
-        ("openmpi", 3, 1, "dedicated"),
-        ("mpich", 3, 2, "colocated"),
-        ("openmpi", 4, 4, "colocated"),
-        ("openmpi", 4, 2, "dedicated"),
+        (1, "worker", "is killed", 0),
+        (1, "worker", "is stopped", 0),
+        (1, "worker", "is stopped", None),
+        (2, "server", "is killed", None),
+        (2, "server", "is stopped", 0),
     ],
 )
-def test_in_step_servers_come_to_what_one_process_comes_to(launcher, size, servers, placement):
-    for report in train(launcher, size, STEPS, 0, servers, placement, 0):
-        assert report["same"]
-        # Contributions are added in the same order, whatever the part that a server holds.
-        assert report["difference"] == 0
-        assert set(report["staleness"]) <= {"0"}
-        if placement == "colocated":
-            assert report["from_framework"] <= ROUNDING
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("bound", [1, 3])
-def test_bounded_servers_keep_the_bound_under_delays(bound):
-    reports = train("openmpi", 4, STEPS, bound, 2, "dedicated", 0.02)
-    late: Counter[int] = Counter()
-    for report in reports:
-        assert report["same"]
-        late.update({int(updates): times for updates, times in report["staleness"].items()})
-    assert late.total() == 2 * 2 * STEPS
-    workers = reports[0]["workers"]
-    assert 0 < max(late) <= (workers - 1) * (2 * bound + 1)
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(150)
-def test_without_a_bound_workers_go_at_their_own_pace():
-    reports = train("openmpi", 3, STEPS, "none", 1, "colocated", 0.01)
-    (staleness,) = (report["staleness"] for report in reports if report["staleness"])
-    assert sum(staleness.values()) == 3 * STEPS
-    assert all(report["same"] for report in reports)
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("bound", ["0", "none"])
-@pytest.mark.parametrize("how", ["is killed", "is stopped"])
-@pytest.mark.parametrize(("who", "role"), [(1, "worker"), (2, "server")])
 def test_a_worker_or_server_that_is_lost_ends_the_job(who, role, how, bound, tmp_path):
+    way = {
+        "steps": 10**6, "servers": 1, "placement": "dedicated", "bound": bound,
+        "victim": who, "how": how, "deadline": DEADLINE,
+    }  # fmt: skip
+    program = [ranks.HERE / "served.py", json.dumps([way])]
     row = launchers.table()["openmpi"]
-    arguments = [10**6, bound, 1, "dedicated", 0, who, how, DEADLINE]
-    program = [ranks.HERE / "served.py", *map(str, arguments)]
     result = launchers.run(row, 3, program, timeout=60, cwd=tmp_path)
     seconds = time.time() - float((tmp_path / "failed").read_text())
     assert "Traceback" not in result.output, str(result)
@@ -152,6 +168,17 @@ def test_a_flat_model_is_the_model():
     assert torch.equal(module(features), module[2].bias.expand(5, 2))
     flat.zero_gradients()
     assert not module[2].weight.grad.any()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_are_cut_at_the_borders_of_parameters(count):
+    flat = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+    shards = flat.shards(count)
+    pieces = [flat.pieces(shard) for shard in shards]
+    assert [sum(each) for each in pieces] == [shard.stop - shard.start for shard in shards]
+    borders = list(itertools.accumulate(itertools.chain(*pieces)))
+    # 20 weights and 4 biases, then 12 and 3.
+    assert borders == sorted({20, 24, 36, 39, *(shard.stop for shard in shards)})
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 30])

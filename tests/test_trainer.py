@@ -29,9 +29,9 @@ from mpiddp.training.trainer import (
     Result,
     digest_parameters,
     evaluate,
-    learning_rate_factor,
     train,
 )
+from mpiddp.training.updates import learning_rate_factor
 
 OPENMPI = launchers.table()["openmpi"]
 TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds"}

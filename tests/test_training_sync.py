@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 POINTS, NARROW_POINTS = 0.003, 0.01
 """Of accuracy, by which a synchronous run may be worse than the framework's, and one that rounds
 its gradients to 8 bits."""
+SERVED = ("--sync", "parameter-server")
 SMALL = ("--data", "toy", "--samples", "200", "--epochs", "2")
 
 
@@ -44,6 +45,53 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, tmp_path):
     narrow = ["--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"]
     _, run = train(ranks, tmp_path, "narrow", *narrow)
     assert read_last(run)["test_accuracy"] >= accuracy - NARROW_POINTS
+    _, run = train(ranks, tmp_path, "served", *SERVED, "--servers", "2")
+    assert read_last(run)["test_accuracy"] >= accuracy - POINTS
+    assert set(read_last(run)["staleness"]) == {"0"}
+
+
+@pytest.mark.parametrize("staleness", ["2", "unlimited"])
+def test_stale_gradients_train_as_well_and_their_staleness_is_told(staleness, tmp_path):
+    options = ["--staleness", staleness, "--server-placement", "dedicated", "--straggler", "0=2"]
+    result, run = train(3, tmp_path, "stale", *SERVED, *options)
+    row = read_last(run)
+    assert row["test_accuracy"] > 0.96
+    counts = {int(late): times for late, times in row["staleness"].items()}
+    # Two workers have 1,438 samples, 16 in a step: each its own, or both together every one once.
+    steps = 2 * 45 if staleness == "2" else 90
+    assert sum(counts.values()) == 15 * steps
+    mean = sum(late * times for late, times in counts.items()) / sum(counts.values())
+    assert f"Staleness, in updates: mean {mean:.2f}, at most {max(counts)} (" in result.stdout
+    if staleness == "2":
+        assert max(counts) <= 5
+
+
+def test_only_workers_are_counted_where_servers_are_dedicated(tmp_path):
+    result, run = train(3, tmp_path, "dedicated", *SMALL, *SERVED, "--server-placement=dedicated")
+    assert "16 samples per worker x 2 workers = 32 samples per step" in result.stdout
+    assert "Weights: 1 dedicated parameter server, 2 workers in step" in result.stdout
+    # 160 samples, half of them for each worker.
+    assert read_last(run)["step"] == 2 * 5
+    # Two ranks that average their gradients come to the same.
+    _, plain = train(2, tmp_path, "plain", *SMALL)
+    for name in ("loss", "test_loss", "learning_rate"):
+        assert read_last(run)[name] == pytest.approx(read_last(plain)[name], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--servers", "2", "--server-placement", "dedicated"], "2 dedicated servers leave no "),
+        (["--servers", "3"], "3 servers need as many ranks, found 2"),
+        (["--server-placement", "dedicated", "--straggler", "1=3"], "rank 1 computes nothing"),
+    ],
+)
+def test_impossible_roles_are_refused_in_one_line(options, message, tmp_path):
+    words = ["-m", "mpiddp.train", *SERVED, *options]
+    result = launchers.run(OPENMPI, 2, words, timeout=60, cwd=tmp_path).expect(2)
+    assert result.stderr.count(message) == 1
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_choice_of_overlap_is_measured_told_and_used_again(tmp_path):

@@ -27,6 +27,7 @@ class FlatModel:
         ((dtype, device),) = kinds
         count = sum(each.numel() for each in trained)
         self.module = module
+        self._lengths = [each.numel() for each in trained]
         self.parameters = torch.empty(count, dtype=dtype, device=device)
         """Flat, in the order of ``module.parameters()``."""
         self.gradients = torch.zeros_like(self.parameters)
@@ -44,6 +45,17 @@ class FlatModel:
         """The elements cut into so many parts of equal length, up to one."""
         total = self.parameters.numel()
         return [slice(total * k // count, total * (k + 1) // count) for k in range(count)]
+
+    def pieces(self, shard: slice) -> list[int]:
+        """How many elements of each parameter lie in a shard, in order; of those that do at all."""
+        lengths, start = [], 0
+        for length in self._lengths:
+            stop = start + length
+            inside = min(stop, shard.stop) - max(start, shard.start)
+            if inside > 0:
+                lengths.append(inside)
+            start = stop
+        return lengths
 
     def zero_gradients(self) -> None:
         """Before a backward pass, which adds to them. ``zero_grad`` would let go of the memory."""

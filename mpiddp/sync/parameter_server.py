@@ -76,6 +76,7 @@ class Server:
         number: int,
         workers: Sequence[int],
         weights: torch.Tensor,
+        pieces: Sequence[int],
         make_optimizer: MakeOptimizer,
         rate: Callable[[int], float],
         clock: Clock,
@@ -89,6 +90,8 @@ class Server:
             number: of this server, from 0.
             workers: their ranks, in the order in which gradients are added.
             weights: this server's part, flat, on the CPU; copied.
+            pieces: how many of them belong to each parameter, in order. An optimiser may round a
+                number by where in its tensor it stands.
             make_optimizer: its optimiser is this server's own.
             rate: the learning rate of a step, counted from 0.
             timeout: seconds after which a worker that was given weights is taken to be lost.
@@ -104,8 +107,12 @@ class Server:
         self._timeout = timeout
         self._watch = Watch(len(workers), timeout)
         self._names = tuple(names)
-        self._weights = weights.clone().requires_grad_()
-        self._optimizer = make_optimizer([self._weights])
+        self._weights = weights.clone()
+        self._pieces = tuple(pieces)
+        self._parameters = [
+            piece.requires_grad_() for piece in torch.split(self._weights, list(pieces))
+        ]
+        self._optimizer = make_optimizer(self._parameters)
         self._sum = torch.zeros_like(weights)
         self._gradients = [torch.empty_like(weights) for _ in workers]
         self._answers = [torch.empty_like(weights) for _ in workers]
@@ -185,15 +192,18 @@ class Server:
             self.clock.update_together()
 
     def update(self, gradient: torch.Tensor, step: int) -> None:
-        """One step of the optimiser."""
+        """One step of the optimiser, with this server's part of a gradient, flat."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(step)
-        self._weights.grad = gradient
+        for parameter, piece in zip(
+            self._parameters, torch.split(gradient, list(self._pieces)), strict=True
+        ):
+            parameter.grad = piece
         self._optimizer.step()
 
     def read_weights(self, target: torch.Tensor) -> None:
         """Copy the present weights, and begin an epoch; all workers wait for it elsewhere."""
-        target.copy_(self._weights.detach())
+        target.copy_(self._weights)
         self.clock.renew()
         self._watch.rest()
         self._next_ticket = len(self._workers)
@@ -205,7 +215,7 @@ class Server:
             self._next_ticket += 1
             self._send(place, self._tickets[place], TICKET)
         # The weights change while they are on their way to a slow worker.
-        self._answers[place].copy_(self._weights.detach())
+        self._answers[place].copy_(self._weights)
         self._send(place, self._answers[place].numpy(), WEIGHTS)
         self._watch.expect(place)
 

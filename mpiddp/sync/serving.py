@@ -82,10 +82,11 @@ class Serving:
         names = [f"rank {each} on {host}" for each, host in enumerate(hosts)]
         if rank in roles.servers:
             number = roles.servers.index(rank)
-            weights = self._model.parameters[self._shards[number]].cpu()
+            shard = self._shards[number]
+            weights, pieces = self._model.parameters[shard].cpu(), self._model.pieces(shard)
             clock = Clock(len(roles.workers), bound)
             self._server = Server(
-                communicator, number, roles.workers, weights, make_optimizer, rate, clock,
+                communicator, number, roles.workers, weights, pieces, make_optimizer, rate, clock,
                 session.timeout, names,
             )  # fmt: skip
             self._thread = threading.Thread(target=self._serve, name="parameter-server")

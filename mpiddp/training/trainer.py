@@ -23,6 +23,7 @@ from mpiddp.sync.serving import describe_roles
 from mpiddp.training import metrics, run_directory
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
+from mpiddp.training.memory import keep_freed_memory
 from mpiddp.training.parallel import find_bound, share_buffers
 from mpiddp.training.preparation import Engine, Task, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
@@ -59,6 +60,8 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
         MpiddpError: the loss is not a number any more.
     """
     begin = time.perf_counter()
+    if session.device.type == "cpu":
+        keep_freed_memory()
     agree(configuration, session)
     task = prepare(configuration, session, way_out)
     configuration = task.configuration
