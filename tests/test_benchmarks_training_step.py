@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,8 @@ from benchmarks.training_step.contenders import (
     ALONE,
     BASE,
     DATA_PARALLEL,
+    OWN_ALONE,
+    OWN_BASE,
     USUAL,
     Contender,
     parse_contender,
@@ -124,6 +127,8 @@ def test_the_frameworks_job_holds_what_is_not_mpiddps():
         assert Contender(name).job == TORCH_JOB
         # They are told nothing of mpiddp's, but the same optimizer.
         assert Contender(name).configure(2, 8, 0).sync == "framework"
+    assert OWN_BASE.job == MPI_JOB and not OWN_BASE.averages
+    assert OWN_BASE.configure(1, 8, 0).sync == "framework"
 
 
 def run_benchmark(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -188,7 +193,13 @@ def find_row(text: str, name: str) -> str:
 def test_a_table_has_parts_speed_efficiency_and_bytes():
     traffic = {"each": 2048.0, "busiest": 4096}
     group = make_group(
-        {BASE: [0.01] * 3, FRAMEWORKS: [0.04] * 3, RING: [0.01, 0.02, 0.04], CENTRAL: [0.02] * 3},
+        {
+            BASE: [0.01] * 3,
+            OWN_BASE: [0.01] * 3,
+            FRAMEWORKS: [0.04] * 3,
+            RING: [0.01, 0.02, 0.04],
+            CENTRAL: [0.02] * 3,
+        },
         notes={RING: {"traffic": traffic, "overlap": "on"}},
         refusals={Contender("one-shot"): "no room"},
         wrong={OWN: "the ranks' parameters differ"},
@@ -206,6 +217,17 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
     assert "wrong: auto: the ranks' parameters differ" in text
     assert "other programs took 25% of the cores" in text
     assert report.list_wrong([group]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
+
+
+def test_efficiency_is_against_one_rank_with_the_same_update():
+    alone, quick = (make_visit(1.0, samples=samples) for samples in (100.0, 160.0))
+    several = make_visit(1.0, samples=240.0)
+    visits_of = {BASE: alone, OWN_BASE: quick, FRAMEWORKS: several, RING: several, CENTRAL: several}
+    series = {row: Series((), (visit,), (0,)) for row, visit in visits_of.items()}
+    group = replace(make_group({}, 4), series=series)
+    found = {row: report.find_efficiency(group, row).median for row in visits_of}
+    expected = {BASE: 1.0, OWN_BASE: 1.0, FRAMEWORKS: 0.6, RING: 0.375, CENTRAL: 0.375}
+    assert found == pytest.approx(expected)
 
 
 def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
@@ -297,7 +319,7 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
 
 
 def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
-    times = {BASE: [1.0, 1.0], FRAMEWORKS: [2.0, 4.0], OWN: [1.5, 1.5]}
+    times = {BASE: [1.0, 1.0], OWN_BASE: [1.0, 1.0], FRAMEWORKS: [2.0, 4.0], OWN: [1.5, 1.5]}
     groups = [make_group(times), make_group(times, 4), make_group({})]
     path = tmp_path / "drawing.svg"
     draw(path, groups, "a note")
@@ -350,12 +372,12 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     (group,) = content["groups"]
     assert (group["refusals"], group["wrong"]) == ({}, {})
     rows = {each["name"]: each for each in group["contenders"]}
-    assert list(rows) == ["alone", *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
+    assert list(rows) == [ALONE, OWN_ALONE, *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
     for row in rows.values():
         assert [visit["steps"] for visit in row["visits"]] == [5, 5]
         assert all(visit["seconds"] > 0 < visit["compute"] for visit in row["visits"])
     workers = {name: row["workers"] for name, row in rows.items()}
-    assert workers["alone"] == workers[SYNCS[3]] == 1 and workers[SYNCS[4]] == 2
+    assert workers[ALONE] == workers[OWN_ALONE] == workers[SYNCS[3]] == 1 and workers[SYNCS[4]] == 2
     # What mpiddp sends is counted: on two ranks, half of the gradients there and half back, or all
     # there and all back.
     size = 4 * rows["auto"]["notes"]["elements"]

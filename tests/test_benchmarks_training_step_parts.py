@@ -19,7 +19,7 @@ from tqdm import tqdm
 from benchmarks.measure import Series
 from benchmarks.training_step import checks, loops, visits
 from benchmarks.training_step.command import parse
-from benchmarks.training_step.contenders import BASE, Contender, parse_contender
+from benchmarks.training_step.contenders import BASE, BASES, Contender, parse_contender
 from benchmarks.training_step.orders import Order, read_order
 from benchmarks.training_step.torch_job import make_step
 from benchmarks.training_step.traffic import (
@@ -354,16 +354,21 @@ def test_who_trains_something_else_is_not_timed():
     jobs = {name: FakeJob(name, odd) for name in (MPI_JOB, TORCH_JOB)}
     with tqdm(disable=True) as bar:
         visitor = Visitor(jobs, plan, 2, Workload("mlp"), bar)
-        admitted = visitor.admit([BASE, *plan.contenders])
+        admitted = visitor.admit([*BASES, *plan.contenders])
         series = visitor.visit_in_turns(admitted)
     assert {each.name: why for each, why in visitor.wrong.items()} == {
         "ring": "the ranks' parameters differ"
     }
     assert {each.name for each in visitor.refusals} == {"one-shot"}
-    assert [each.name for each in admitted] == ["alone", "framework", "auto", words[-1]]
+    assert [each.name for each in admitted] == [
+        *(each.name for each in BASES),
+        "framework",
+        "auto",
+        words[-1],
+    ]
     assert all(isinstance(each, Series) and len(each.samples) == 2 for each in series.values())
     timed = {name for what, name in jobs[MPI_JOB].asked if what == "measure"}
-    assert timed == {"auto", words[-1]}
+    assert timed == {"alone-mpiddp", "auto", words[-1]}
 
 
 @pytest.mark.parametrize(("device", "good"), [("cpu", False), ("cuda", True)])

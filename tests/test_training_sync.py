@@ -13,7 +13,7 @@ import launchers
 from mpiddp.training.config import read_toml
 
 OPENMPI = launchers.table()["openmpi"]
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.timeout(150)
 
 POINTS, NARROW_POINTS = 0.003, 0.01
 """Of accuracy, by which a synchronous run may be worse than the framework's, and one that rounds
@@ -22,10 +22,16 @@ SERVED = ("--sync", "parameter-server")
 SMALL = ("--data", "toy", "--samples", "200", "--epochs", "2")
 
 
-def train(ranks: int, folder: Path, name: str, *options: str) -> tuple[launchers.Result, Path]:
+def train(
+    ranks: int,
+    folder: Path,
+    name: str,
+    *options: str,
+    launcher: launchers.Launcher = OPENMPI,
+) -> tuple[launchers.Result, Path]:
     """A run in ``folder``; the finished job and the run's directory."""
     words = ["-m", "mpiddp.train", "--name", name, *options]
-    result = launchers.run(OPENMPI, ranks, words, timeout=120, cwd=folder).expect(0)
+    result = launchers.run(launcher, ranks, words, timeout=120, cwd=folder).expect(0)
     return result, folder / "runs" / name
 
 
@@ -34,6 +40,7 @@ def read_last(run: Path) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
@@ -50,6 +57,7 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, tmp_path):
     assert set(read_last(run)["staleness"]) == {"0"}
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("staleness", ["2", "unlimited"])
 def test_stale_gradients_train_as_well_and_their_staleness_is_told(staleness, tmp_path):
     options = ["--staleness", staleness, "--server-placement", "dedicated", "--straggler", "0=2"]
@@ -66,6 +74,7 @@ def test_stale_gradients_train_as_well_and_their_staleness_is_told(staleness, tm
         assert max(counts) <= 5
 
 
+@pytest.mark.mpi
 def test_only_workers_are_counted_where_servers_are_dedicated(tmp_path):
     result, run = train(3, tmp_path, "dedicated", *SMALL, *SERVED, "--server-placement=dedicated")
     assert "16 samples per worker x 2 workers = 32 samples per step" in result.stdout
@@ -78,6 +87,7 @@ def test_only_workers_are_counted_where_servers_are_dedicated(tmp_path):
         assert read_last(run)[name] == pytest.approx(read_last(plain)[name], rel=1e-5)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -94,6 +104,7 @@ def test_impossible_roles_are_refused_in_one_line(options, message, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.mpi
 def test_the_choice_of_overlap_is_measured_told_and_used_again(tmp_path):
     result, run = train(2, tmp_path, "measured", *SMALL, "--sync", "direct")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("Gradients: ")]
@@ -114,6 +125,7 @@ def test_the_choice_of_overlap_is_measured_told_and_used_again(tmp_path):
         assert read_last(again)["parameters"] == read_last(run)["parameters"]
 
 
+@pytest.mark.mpi
 def test_running_averages_are_the_same_on_all_ranks(tmp_path):
     # The trainer refuses parameters and buffers that differ between ranks.
     options = ("--data", "synthetic", "--samples", "60", "--batch-size", "8", "--epochs", "1")
@@ -121,13 +133,34 @@ def test_running_averages_are_the_same_on_all_ranks(tmp_path):
         train(2, tmp_path, name, *options, "--model", "resnet18", "--sync", sync)
 
 
+@pytest.mark.mpi
 def test_a_rank_alone_trains_with_any_sync(tmp_path):
     train(1, tmp_path, "alone", *SMALL, "--sync", "ring")
 
 
+@pytest.mark.mpi
 def test_an_algorithm_that_leaves_ranks_out_is_refused_in_one_line(tmp_path):
     words = ["-m", "mpiddp.train", "--sync", "central"]
     result = launchers.run(OPENMPI, 2, words, timeout=60, cwd=tmp_path).expect(2)
     assert result.stderr.count("central leaves out the gradients of 1 of 2 ranks") == 1
     assert "Traceback" not in result.output
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slurm
+def test_gradients_become_one_between_nodes(slurm_cluster, tmp_path):
+    launcher = slurm_cluster.srun("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
+    ways = {
+        "plain": (),
+        "schedule": ("--sync", "auto"),
+        "central": SERVED,
+        "sharded": (*SERVED, "--servers", "3"),
+        "unbounded": (*SERVED, "--servers", "2", "--staleness", "unlimited"),
+    }
+    losses = {}
+    for name, options in ways.items():
+        _, run = train(3, tmp_path, name, *SMALL, *options, launcher=launcher)
+        losses[name] = read_last(run)["test_loss"]
+    for name in ("schedule", "central", "sharded"):
+        assert losses[name] == pytest.approx(losses["plain"], rel=1e-4), losses
+    assert losses["unbounded"] == pytest.approx(losses["plain"], rel=0.3), losses
