@@ -19,8 +19,11 @@ COMMANDS = {
     "simulate": "what each algorithm takes on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
+    "training-step": "a training step and its parts, by how gradients become one",
+    "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
 }
-"""What each command shows; its module has the same name and a ``main(arguments)``."""
+"""What each command shows; its module, which has a ``main(arguments)``, has the same name, with
+underscores."""
 
 
 def describe_commands() -> str:
@@ -51,7 +54,7 @@ def run(arguments: Sequence[str]) -> None:
             f"{name!r} is not a benchmark: expected {' or '.join(COMMANDS)}; "
             "python -m benchmarks --help describes them"
         )
-    importlib.import_module(f"benchmarks.{name}").main(rest)
+    importlib.import_module(f"benchmarks.{name.replace('-', '_')}").main(rest)
 
 
 def _forgive_closed_output() -> None:

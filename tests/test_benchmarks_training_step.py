@@ -24,7 +24,7 @@ from benchmarks.training_step.contenders import (
     Contender,
     parse_contender,
 )
-from benchmarks.training_step.plot import draw
+from benchmarks.training_step.plot import break_name, draw
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Reading
 from benchmarks.training_step.visits import Group, Link, Visit
@@ -230,6 +230,12 @@ def test_efficiency_is_against_one_rank_with_the_same_update():
     assert found == pytest.approx(expected)
 
 
+def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
+    busy, quiet = (replace(make_visit(1.0), reading=Reading(n, 2 * n)) for n in (9e6, 1e6))
+    group = replace(make_group({}), series={FRAMEWORKS: Series((), (busy, quiet, busy), (0,) * 3)})
+    assert report.find_bytes(group, FRAMEWORKS) == report.Bytes(1e6, 2e6, is_read=True)
+
+
 def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
     group = make_group({FRAMEWORKS: [1.0]})
     found = report.find_bytes(group, FRAMEWORKS)
@@ -329,6 +335,23 @@ def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
         assert part in text
     # As many samples per second as one rank alone, on two and on four.
     assert "3000 ms, 50%" in text and "3000 ms, 25%" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("gather-broadcast", ["gather-broadcast"]),
+        ("parameter-server:servers=ranks", ["parameter-server:", "servers=ranks"]),
+        (
+            "parameter-server:servers=2,placement=dedicated,staleness=3",
+            ["parameter-server:", "servers=2,", "placement=dedicated,staleness=3"],
+        ),
+        ("ring transport=shared-memory+mpi", ["ring", "transport=shared-memory+mpi"]),
+        ("ring:segments=4", ["ring:segments=4"]),
+    ],
+)
+def test_long_names_are_broken(name, lines):
+    assert break_name(name).splitlines() == lines
 
 
 def test_nothing_measured_is_drawn_as_nothing(tmp_path):

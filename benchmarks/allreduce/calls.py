@@ -3,12 +3,13 @@ modules, ``mpi_calls`` and ``torch_calls``."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from benchmarks.ranks import Member
 
 
 @dataclass(frozen=True)
@@ -59,26 +60,11 @@ class Prepared:
     close: Callable[[], None] = _do_nothing
 
 
-def describe_place() -> dict[str, str | None]:
-    """Where Slurm put this job, so that another one can be put there, too."""
-    names = {"slurm_job": "SLURM_JOB_ID", "slurm_nodes": "SLURM_STEP_NODELIST"}
-    return {key: os.environ.get(name) for key, name in names.items()}
-
-
-class Calls(Protocol):
+class Calls(Member, Protocol):
     """One job's rank."""
-
-    rank: int
-    size: int
 
     def prepare(self, order: Order) -> Prepared:
         """Make a contender ready. Raises ConfigurationError, on all ranks, if it cannot be."""
-
-    def broadcast(self, value: int) -> int:
-        """Rank 0's value. Collective."""
-
-    def greet(self) -> dict[str, Any]:
-        """What rank 0 tells the command at first."""
 
     def describe(self) -> dict[str, Any]:
         """What there is to say of how this job's collectives work."""

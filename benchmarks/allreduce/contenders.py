@@ -1,18 +1,14 @@
-"""What ``python -m benchmarks allreduce`` compares, and the two jobs that hold the contenders."""
+"""What ``python -m benchmarks allreduce`` compares."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.launchers import Mpirun, clean_environment
-from benchmarks.processes import Program
-from benchmarks.srun import Srun
-from benchmarks.startup_contenders import TORCHRUN_PER_NODE, choose_port
+from benchmarks.two_jobs import MPI_JOB, TORCH_JOB
 
-MPI_JOB, TORCH_JOB = "mpi", "torch"
+WORKER = "benchmarks.allreduce.worker"
 
 GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
 OWN, PREPARED = "mpiddp", "mpiddp, prepared"
@@ -126,40 +122,3 @@ def list_probes(*, link: bool) -> list[Cell]:
     cells = [Cell(Contender(name), BOUND_BYTES) for name in COPIES]
     cells.append(Cell(Contender(PEER_READ), PEER_BYTES))
     return cells + ([Cell(Contender(LINK), LINK_BYTES)] if link else [])
-
-
-WORKER = ("-m", "benchmarks.allreduce.worker")
-
-
-def make_mpi_program(ranks: int, launcher: Mpirun | Srun) -> Program:
-    """The job that MPI starts; all that it lacks is the addresses to connect to."""
-    words = (sys.executable, *WORKER, MPI_JOB)
-    if isinstance(launcher, Srun):
-        command = _overlap(launcher.command(ranks))
-        return Program((*command, *words), launcher.environment(), reaches_out=True)
-    # Without the variables that tune it, Open MPI was never quicker, and started later.
-    environment = clean_environment({**launcher.variables(ranks), **launcher.tuned})
-    return Program((*launcher.command(ranks), *words), environment)
-
-
-def make_torch_program(ranks: int, launcher: Mpirun | Srun, greeting: Mapping[str, Any]) -> Program:
-    """The job that torchrun starts, on the nodes of the other one, which gave ``greeting``."""
-    words = (*WORKER, TORCH_JOB)
-    if not isinstance(launcher, Srun):
-        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-        each = ("--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks))
-        return Program((*torchrun, *each, *words), clean_environment())
-    each_node = ranks // launcher.nodes
-    there = (f"--jobid={greeting['slurm_job']}", f"--nodelist={greeting['slurm_nodes']}")
-    command = _overlap(launcher.command_without_mpi(launcher.nodes, cores=each_node), *there)
-    settings = ("static", sys.executable, str(each_node), str(choose_port()))
-    return Program(
-        (*command, TORCHRUN_PER_NODE, *settings, *words),
-        launcher.environment(),
-        reaches_out=True,
-    )
-
-
-def _overlap(command: tuple[str, ...], *flags: str) -> tuple[str, ...]:
-    """The two jobs share the cores of one allocation: while one measures, the other sleeps."""
-    return (command[0], "--overlap", *flags, *command[1:])

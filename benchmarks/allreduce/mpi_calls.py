@@ -15,8 +15,9 @@ import torch
 
 import mpiddp
 from benchmarks.allreduce import contenders, probes
-from benchmarks.allreduce.calls import Order, Prepared, describe_place
+from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
+from benchmarks.ranks import describe_place
 from mpiddp.collectives.registry import parse
 from mpiddp.errors import ConfigurationError
 

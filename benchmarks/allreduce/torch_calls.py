@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from benchmarks.allreduce.calls import Order, Prepared, describe_place
+from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import gloo_all_reduce
+from benchmarks.ranks import describe_place
 
 
 class TorchCalls:

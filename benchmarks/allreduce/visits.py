@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
+from benchmarks import jobs as live_jobs
 from benchmarks.allreduce import contenders
-from benchmarks.allreduce import jobs as live_jobs
-from benchmarks.allreduce.contenders import MPI_JOB, TORCH_JOB, Cell, Contender
-from benchmarks.allreduce.jobs import Job
+from benchmarks.allreduce.contenders import Cell, Contender
+from benchmarks.jobs import Job
 from benchmarks.launchers import Mpirun
 from benchmarks.measure import Series, interleave, quantile
 from benchmarks.srun import Srun
+from benchmarks.two_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from mpiddp.errors import MpiddpError
 
 VISIT_SECONDS = 0.1
@@ -111,21 +111,9 @@ def choose_iterations(seconds: float) -> int:
     return max(FEWEST, min(MOST, int(VISIT_SECONDS / max(seconds, 1e-9))))
 
 
-@contextlib.contextmanager
-def start_jobs(ranks: int, launcher: Mpirun | Srun, deadline: float) -> Iterator[dict[str, Job]]:
-    """Both jobs, side by side; while one measures, the other one sleeps."""
-    mpi = contenders.make_mpi_program(ranks, launcher)
-    with live_jobs.start(mpi, deadline) as first:
-        torch = contenders.make_torch_program(ranks, launcher, first.greeting)
-        with live_jobs.start(torch, deadline) as second:
-            yield {MPI_JOB: first, TORCH_JOB: second}
-            second.end()
-        first.end()
-
-
 def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Group:
     """Check and time all contenders. Raises RunError, with a job's output, if one fails."""
-    with start_jobs(ranks, launcher, plan.deadline) as jobs:
+    with start_jobs(contenders.WORKER, ranks, launcher, plan.deadline) as jobs:
         greeting = jobs[TORCH_JOB].greeting
         rows = contenders.list_contenders(
             plan.algorithms, plan.transports, plan.buffers, nccl=bool(greeting["nccl"])

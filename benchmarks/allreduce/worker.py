@@ -2,30 +2,26 @@
 
     python -m benchmarks.allreduce.worker mpi|torch HOST:PORT,…
 
-Rank 0 reads what to measure from the command, passes it on to the other ranks of its job, and
-sends back what all of them found, in order of ranks. Between two measurements every rank sleeps
-in a read. The job ends when the command says so or has gone.
+The ranks are told what to measure as `benchmarks.ranks` has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import mpiddp
 from benchmarks.allreduce import inputs
 from benchmarks.allreduce.calls import Calls, Order, Prepared
-from benchmarks.allreduce.contenders import MPI_JOB
-from benchmarks.allreduce.lines import Line, accept, connect, get_port, listen
-from benchmarks.processes import MARK
+from benchmarks.ranks import join_lines, serve
+from benchmarks.two_jobs import MPI_JOB
 from mpiddp.errors import ConfigurationError
 
-CONNECT_SECONDS = 30.0
 WARM_SHARE = 10
 """One untimed iteration for so many timed ones, and at least one."""
 SETTLE_SECONDS = 0.02
@@ -97,26 +93,6 @@ def settle() -> None:
         pass
 
 
-def serve(calls: Calls, above: Line, below: Sequence[Line]) -> None:
-    """Do what comes from ``above``: from the command on rank 0, from rank 0 on the others."""
-    while (command := above.receive()) is not None:
-        for line in below:
-            line.send(command)
-        if command["do"] == "end":
-            return
-        own = perform(calls, command)
-        if calls.rank == 0:
-            answers = [own]
-            for rank, line in enumerate(below, start=1):
-                answer = line.receive()
-                if answer is None:
-                    raise ConnectionError(f"rank {rank} has gone")
-                answers.append(answer)
-            above.send(answers)
-        else:
-            above.send(own)
-
-
 def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
     """One command."""
     if command["do"] == "describe":
@@ -124,37 +100,10 @@ def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
     return measure(calls, Order(**command["order"]))
 
 
-@contextlib.contextmanager
-def join_lines(calls: Calls, addresses: Sequence[str]) -> Iterator[tuple[Line, list[Line]]]:
-    """The line to who commands this rank, and rank 0's lines to the others. Collective."""
-    token = os.environ[MARK]
-    with contextlib.ExitStack() as stack:
-        port = 0
-        if calls.rank == 0:
-            server = stack.enter_context(contextlib.closing(listen("")))
-            port = get_port(server)
-        port = calls.broadcast(port)
-        if calls.rank != 0:
-            here = [f"{os.environ['MASTER_ADDR']}:{port}"]
-            above = connect(here, token, calls.rank, CONNECT_SECONDS)
-            stack.callback(above.close)
-            yield above, []
-            return
-        below: dict[int, Line] = {}
-        while len(below) < calls.size - 1:
-            line, rank = accept(server, token, CONNECT_SECONDS)
-            stack.callback(line.close)
-            below[rank] = line
-        server.close()
-        above = connect(addresses, token, calls.greet(), CONNECT_SECONDS)
-        stack.callback(above.close)
-        yield above, [below[rank] for rank in sorted(below)]
-
-
 def main(job: str, addresses: Sequence[str]) -> None:
     """Join the job's ranks and measure until told to end."""
     with open_calls(job) as calls, join_lines(calls, addresses) as (above, below):
-        serve(calls, above, below)
+        serve(calls.rank, partial(perform, calls), above, below)
 
 
 @contextlib.contextmanager

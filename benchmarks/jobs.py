@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.allreduce.lines import Line, accept, get_port, listen
+from benchmarks.lines import Line, accept, get_port, listen
 from benchmarks.processes import (
     MARK,
     SHOWN_CHARACTERS,

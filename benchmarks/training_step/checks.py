@@ -1,0 +1,87 @@
+"""Whether a contender trains what it should: a few steps, compared with one process's.
+
+That process takes every worker's samples in each step, and averages their gradients by itself.
+How far the parameters have moved is compared, since that is what the synchronisation decides; the
+parameters themselves hardly change in a few steps. Dropout is left out meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from benchmarks.baselines import ddp_step
+from benchmarks.training_step.contenders import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
+from benchmarks.training_step.loops import Loop, Stopwatch, take_step
+from benchmarks.training_step.verdicts import STEPS
+from benchmarks.training_step.workloads import build, draw_batch
+
+if TYPE_CHECKING:
+    from benchmarks.training_step.orders import Order
+
+SAMPLE = 4096
+"""Parameters that are looked at, evenly spread."""
+
+
+def take_checked_steps(order: Order, loop: Loop) -> dict[str, Any]:
+    """The first steps of a loop: a ``digest`` of its parameters, and a ``sample`` of their way."""
+    slowdown, loop.slowdown = loop.slowdown, None
+    if loop.place is not None:
+        with without_dropout(loop.module):
+            for _ in range(STEPS):
+                take_step(loop, Stopwatch())
+    loop.update.settle()
+    loop.slowdown = slowdown
+    return {"digest": digest(loop.module), "sample": sample_way(order, loop.module)}
+
+
+def compute_alone(order: Order, workers: int, device: torch.device) -> dict[str, Any]:
+    """What the same steps should come to, by one process: a ``sample`` of the parameters' way."""
+    module = build(order.workload, order.seed).to(device)
+    optimizer = ddp_step.make_optimizer(module, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
+    batches = [
+        draw_batch(order.workload, order.batch_size, order.seed, place) for place in range(workers)
+    ]
+    with without_dropout(module):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            for features, labels in batches:
+                loss = nn.functional.cross_entropy(module(features.to(device)), labels.to(device))
+                torch.autograd.backward(loss / workers)
+            optimizer.step()
+    return {"sample": sample_way(order, module)}
+
+
+@contextlib.contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """What is dropped is drawn differently by everybody."""
+    dropped = [each for each in module.modules() if isinstance(each, nn.Dropout) and each.training]
+    for each in dropped:
+        each.eval()
+    yield
+    for each in dropped:
+        each.train()
+
+
+def flatten(module: nn.Module) -> torch.Tensor:
+    """Its parameters, in their order, on the CPU."""
+    return torch.cat([each.detach().flatten().cpu() for each in module.parameters()])
+
+
+def digest(module: nn.Module) -> str:
+    """Of the parameters' bits."""
+    return hashlib.sha256(flatten(module).numpy().tobytes()).hexdigest()
+
+
+def sample_way(order: Order, module: nn.Module) -> list[float]:
+    """How far some of the parameters have moved from where the seed put them."""
+    before, after = flatten(build(order.workload, order.seed)), flatten(module)
+    count = len(after)
+    places = torch.arange(min(count, SAMPLE)) * count // min(count, SAMPLE)
+    way: list[float] = (after[places].double() - before[places].double()).tolist()
+    return way

@@ -1,0 +1,198 @@
+"""One contender on one rank: steps, and passes without synchronisation, against the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from benchmarks.training_step.traffic import read_counters, subtract
+
+if TYPE_CHECKING:
+    from mpiddp.training.batches import Batch
+    from mpiddp.training.straggler import Slowdown
+    from mpiddp.training.updates import Update
+
+WARM_STEPS = 3
+"""Steps after the check, before the first that count: a buffer has its large pages from its third
+visit."""
+WARM_UP = 1
+"""Untimed steps of a visit."""
+
+
+@dataclass
+class Loop:
+    """Ready to take steps."""
+
+    model: nn.Module
+    """What takes a batch: a wrapper, or the module itself."""
+    module: nn.Module
+    update: Update
+    workers: tuple[int, ...]
+    """The ranks that compute."""
+    place: int | None
+    """This rank's among them; None where it only serves."""
+    batch: Batch
+    quiet: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    """Within it a pass is not synchronised."""
+    bare: nn.Module | None = None
+    """What takes such a pass, where it is not the model."""
+    share: int | None = None
+    """Samples of such a pass, where they are not the whole batch."""
+    updates_here: bool = True
+    """Whether ``finish_step`` is this rank's optimizer and nothing else."""
+    slowdown: Slowdown | None = None
+    step: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What there is to say of it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.batch[0].device
+
+
+def take_step(loop: Loop, watch: Stopwatch) -> None:
+    """As the trainer does; ``watch`` is told of the update."""
+    features, labels = loop.batch
+    if loop.slowdown is not None:
+        loop.slowdown.wait(loop.step)
+    loss = nn.functional.cross_entropy(loop.model(features), labels)
+    loop.update.begin_step()
+    torch.autograd.backward(loss)
+    watch.start()
+    loop.update.finish_step()
+    watch.stop()
+    loop.step += 1
+
+
+def take_pass(loop: Loop) -> None:
+    """Forward and backward without synchronisation, and no update."""
+    features, labels = loop.batch
+    if loop.slowdown is not None:
+        loop.slowdown.wait(loop.step)
+    with loop.quiet():
+        outputs = (loop.bare or loop.model)(features[: loop.share])
+        loss = nn.functional.cross_entropy(outputs, labels[: loop.share])
+        loop.update.begin_step()
+        torch.autograd.backward(loss)
+    loop.step += 1
+
+
+class Stopwatch:
+    """Adds up seconds of a part of each step."""
+
+    def __init__(self) -> None:
+        self._total, self._begin = 0, 0
+
+    def start(self) -> None:
+        """The part begins."""
+        self._begin = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        """It is over."""
+        self._total += time.perf_counter_ns() - self._begin
+
+    def read(self) -> float:
+        """The seconds so far."""
+        return self._total * 1e-9
+
+
+class GpuStopwatch(Stopwatch):
+    """The same on a GPU's stream, which steps do not wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pairs: list[list[torch.cuda.Event]] = []
+
+    def start(self) -> None:
+        """The part begins."""
+        self._pairs.append([self._record()])
+
+    def stop(self) -> None:
+        """It is over."""
+        self._pairs[-1].append(self._record())
+
+    def _record(self) -> torch.cuda.Event:
+        # torch has no types for it.
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def read(self) -> float:
+        """The seconds so far; all that was begun must be finished."""
+        times = [float(begin.elapsed_time(end)) for begin, end in self._pairs]
+        return sum(times) * 1e-3
+
+
+def finish(device: torch.device) -> None:
+    """Wait for all that was begun on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def warm_up(loop: Loop, steps: int) -> None:
+    """Take steps that do not count."""
+    if loop.place is None:
+        return
+    watch = Stopwatch()
+    for _ in range(steps):
+        take_step(loop, watch)
+    finish(loop.device)
+
+
+def measure(
+    loop: Loop, steps: int, barrier: Callable[[], object], *, counts: bool
+) -> dict[str, Any]:
+    """Time so many steps behind a barrier, one after the other, and passes without synchronisation.
+
+    Returns this rank's ``samples`` and ``seconds`` of all steps, ``update`` of them, and
+    ``compute``, of as many passes; nothing where the rank only serves. If it ``counts``, the bytes
+    of its node's ``interfaces`` as well.
+    """
+    found: dict[str, Any] = {}
+    gc.disable()
+    try:
+        warm_up(loop, WARM_UP)
+        barrier()
+        before = read_counters() if counts else {}
+        barrier()
+        if loop.place is not None:
+            found |= _time_steps(loop, steps)
+        barrier()
+        if counts:
+            found["interfaces"] = subtract(before, read_counters())
+        if loop.place is not None:
+            found["compute"] = _time_passes(loop, steps)
+        # Nobody goes back to sleep while a peer is still at work.
+        barrier()
+    finally:
+        gc.enable()
+    return found
+
+
+def _time_steps(loop: Loop, steps: int) -> dict[str, float]:
+    watch = GpuStopwatch() if loop.device.type == "cuda" else Stopwatch()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        take_step(loop, watch)
+    finish(loop.device)
+    seconds = time.perf_counter() - begin
+    update = watch.read() if loop.updates_here else 0.0
+    return {"samples": steps * len(loop.batch[1]), "seconds": seconds, "update": update}
+
+
+def _time_passes(loop: Loop, steps: int) -> float:
+    count = max(1, steps // 2)
+    begin = time.perf_counter()
+    for _ in range(count):
+        take_pass(loop)
+    finish(loop.device)
+    seconds = time.perf_counter() - begin
+    return seconds / count * steps

@@ -1,0 +1,174 @@
+"""The ranks that MPI starts: mpiddp's synchronisations, made as its trainer makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+
+import mpiddp
+from benchmarks.ranks import describe_place
+from benchmarks.training_step.contenders import OWN_BASE
+from benchmarks.training_step.loops import Loop
+from benchmarks.training_step.orders import Order
+from benchmarks.training_step.slowness import make_slowdown
+from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
+from benchmarks.training_step.workloads import build, draw_batch
+from mpiddp.collectives.schedule import Collective
+from mpiddp.collectives.selection import Call, select
+from mpiddp.errors import ConfigurationError
+from mpiddp.sync.joint import find_communicator
+from mpiddp.training import overlap
+from mpiddp.training.batches import Batch
+from mpiddp.training.config import Configuration
+from mpiddp.training.memory import keep_freed_memory
+from mpiddp.training.parallel import choose_synchronization, find_roles, replicate, serve
+from mpiddp.training.updates import LocalUpdate, make_optimizer
+
+
+class MpiJob:
+    """A rank of a session."""
+
+    def __init__(self, session: mpiddp.Session, fail: Callable[[BaseException], object]) -> None:
+        """``fail`` is told what ends a parameter server."""
+        if session.comm is None:
+            raise ConfigurationError("this benchmark's ranks need MPI: start them with mpirun")
+        if session.backend != "nccl":
+            # Ranks that would share a GPU compute on the CPU, as the framework's do.
+            session.device = torch.device("cpu")
+        if session.device.type == "cpu":
+            keep_freed_memory()
+        self._session, self._fail, self._comm = session, fail, session.comm
+        self._nodes = session.gather(session.world.node_rank)
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self._session.world.rank
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self._session.world.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._session.device
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank reads its node's interfaces."""
+        return self._session.world.local_rank == 0
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value. Collective."""
+        return self._session.broadcast(value)
+
+    def greet(self) -> dict[str, Any]:
+        """Where this job is."""
+        return {"device": self.device.type, "nodes": self._nodes, **describe_place()}
+
+    def prepare(self, order: Order) -> Loop | None:
+        """See ``worker.Job``."""
+        contender, seed = order.contender, order.seed
+        if contender == OWN_BASE:
+            return self._work_alone(order) if self.rank == 0 else None
+        configuration = contender.configure(self.size, order.batch_size, seed)
+        roles = find_roles(configuration, self.size)
+        workers = roles.workers if roles is not None else tuple(range(self.size))
+        place = workers.index(self.rank) if self.rank in workers else None
+        batch = self._draw(order, place or 0)
+        module = build(order.workload, seed).to(self.device)
+        slowdown = make_slowdown(order, module, batch, place or 0, workers)
+        if roles is not None:
+            rate = make_rate(configuration)
+            serving = serve(configuration, self._session, roles, module, rate, self._fail)
+            return Loop(
+                module, module, serving, workers, place, batch,
+                updates_here=False, slowdown=slowdown, notes={"servers": roles.servers},
+            )  # fmt: skip
+        replica = replicate(module, self.device, configuration)
+        configuration, pace = overlap.settle(configuration, replica, batch)
+        update = make_local_update(configuration, module)
+        notes = {"overlap": configuration.overlap, "pace": pace and vars(pace)}
+        return Loop(
+            replica.model, module, update, workers, place, batch,
+            quiet=replica.model.no_sync, slowdown=slowdown, notes=notes,
+        )  # fmt: skip
+
+    def _draw(self, order: Order, place: int) -> Batch:
+        features, labels = draw_batch(order.workload, order.batch_size, order.seed, place)
+        return features.to(self.device), labels.to(self.device)
+
+    def _work_alone(self, order: Order) -> Loop:
+        """One rank, which nobody waits for."""
+        configuration = order.contender.configure(1, order.batch_size, order.seed)
+        module = build(order.workload, order.seed).to(self.device)
+        update = make_local_update(configuration, module)
+        return Loop(module, module, update, (0,), 0, self._draw(order, 0))
+
+    def describe(self, order: Order, loop: Loop) -> dict[str, Any]:
+        """See ``worker.Job``."""
+        parameters = [each for each in loop.module.parameters() if each.requires_grad]
+        count, item = sum(each.numel() for each in parameters), parameters[0].element_size()
+        if order.contender == OWN_BASE:
+            return {"elements": count}
+        if order.contender.serves:
+            messages = list_pushes(count, item, loop.notes["servers"], loop.workers)
+            traffic = describe_traffic(add_up(messages, self._nodes))
+            return {**loop.notes, "elements": count, "traffic": traffic}
+        configuration = order.contender.configure(self.size, order.batch_size, order.seed)
+        buckets, traffic = self._describe_buckets(configuration, parameters)
+        return {**loop.notes, "elements": count, "buckets": buckets, "traffic": traffic}
+
+    def _describe_buckets(
+        self, configuration: Configuration, parameters: list[torch.nn.Parameter]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What is done with each of DDP's buckets, whose memory the gradients are views of."""
+        storages = {
+            each.grad.untyped_storage().data_ptr(): each.grad.untyped_storage().nbytes()
+            for each in parameters
+            if each.grad is not None
+        }
+        way = choose_synchronization(configuration)
+        dtype = parameters[0].dtype
+        item = (way.wire_dtype or dtype).itemsize
+        call = Call(Collective.ALL_REDUCE, way.algorithm, way.transport)
+        layout, on_gpu = find_communicator().layout, parameters[0].is_cuda
+        counts = [size // dtype.itemsize for size in storages.values()]
+        found = [select(call, count * item, layout, on_gpu=on_gpu) for count in counts]
+        messages = chain.from_iterable(
+            list_transfers(each.schedule, count, item)
+            for each, count in zip(found, counts, strict=True)
+        )
+        buckets = [
+            {"elements": n, "item": item, "algorithm": each.name, "transport": each.transport}
+            for n, each in zip(counts, found, strict=True)
+        ]
+        return buckets, describe_traffic(add_up(messages, layout.nodes))
+
+    def probe(self, size: int, iterations: int) -> list[float]:
+        """See ``worker.Job``."""
+        from benchmarks.allreduce import probes, worker
+        from benchmarks.allreduce.calls import Order as Call
+        from benchmarks.allreduce.contenders import LINK
+
+        order = Call(LINK, size, "uint8", iterations)
+        prepared = probes.prepare_link(self._comm, self._session.world, order)
+        return [time * 1e-9 for time in worker.time_iterations(prepared, iterations)]
+
+
+def make_local_update(configuration: Configuration, module: torch.nn.Module) -> LocalUpdate:
+    """As the trainer makes one on each rank."""
+    optimizer = make_optimizer(configuration, list(module.parameters()))
+    return LocalUpdate(optimizer, make_rate(configuration))
+
+
+def make_rate(configuration: Configuration) -> Callable[[int], float]:
+    """The same learning rate in every step."""
+    peak = configuration.learning_rate
+    assert peak is not None
+    return lambda step: peak

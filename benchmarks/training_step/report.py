@@ -1,0 +1,247 @@
+"""What a measurement of training steps comes to: the tables, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.measure import Series, Summary, compare, quantile, summarize
+from benchmarks.options import describe_seconds, describe_size
+from benchmarks.startup_report import format_rows
+from benchmarks.training_step.contenders import BASE, BASES, OWN_BASE, Contender
+from benchmarks.training_step.visits import Group, Visit
+from benchmarks.two_jobs import TORCH_JOB
+from mpiddp.training.config import FRAMEWORK
+
+EXPLANATION = """\
+A step is the slowest rank's. compute: forward and backward alone, in passes of their own, all ranks
+at once; update: the optimizer; exposed: what is left, communication that nothing hides (noise may
+make it negative); where servers update, that is in it. Efficiency: samples per second, over those
+of one rank alone, the framework's or mpiddp's, times the ranks. Bytes are counted by what is sent;
+~ is what interfaces counted, headers included."""
+HEADS = (
+    "",
+    "step",
+    "quartiles",
+    "compute",
+    "exposed",
+    "update",
+    "samples/s",
+    "efficiency",
+    "× DDP",
+    "overlap",
+    "sent/rank",
+    "busiest link",
+)
+FRAMEWORKS = Contender(FRAMEWORK)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Medians over the visits, in seconds of a step."""
+
+    seconds: Summary
+    compute: float
+    exposed: float
+    update: float
+    samples_per_second: float
+
+
+def summarize_parts(group: Group, contender: Contender) -> Parts | None:
+    """None if it was not timed."""
+    visits = group.visits(contender)
+    if not visits:
+        return None
+
+    def find_median(get: Callable[[Visit], float]) -> float:
+        return quantile([get(visit) for visit in visits], 0.5)
+
+    return Parts(
+        summarize([visit.seconds for visit in visits]),
+        find_median(lambda visit: visit.compute),
+        find_median(lambda visit: visit.exposed),
+        find_median(lambda visit: visit.update),
+        find_median(lambda visit: visit.samples_per_second),
+    )
+
+
+def find_speed(group: Group, own: Contender, other: Contender) -> Summary | None:
+    """How many times as many steps per second as another one, round by round; None if unknown."""
+    mine, others = group.visits(own), group.visits(other)
+    if not mine or not others:
+        return None
+    return compare([visit.seconds for visit in others], [visit.seconds for visit in mine])
+
+
+def find_efficiency(group: Group, contender: Contender) -> Summary | None:
+    """Samples per second over those of one rank alone times the ranks; None if unknown.
+
+    The framework's loops are compared with one like them, mpiddp's with one like those: otherwise
+    a quicker optimizer would look like a quicker synchronisation.
+    """
+    base = BASE if contender.job == TORCH_JOB else OWN_BASE
+    mine, alone = group.visits(contender), group.visits(base)
+    if not mine or not alone:
+        return None
+    ranks = 1 if contender in BASES else group.ranks
+    return compare(
+        [visit.samples_per_second for visit in mine],
+        [ranks * visit.samples_per_second for visit in alone],
+    )
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of a step."""
+
+    each: float
+    """What a rank sends, on average."""
+    busiest: float | None
+    """The most over a link, one way; None where nobody knows."""
+    is_read: bool
+    """Whether interfaces counted them."""
+
+
+def find_bytes(group: Group, contender: Contender) -> Bytes | None:
+    """Counted by what is sent, where that is known; else as interfaces counted."""
+    visits = group.visits(contender)
+    if not visits or contender in BASES:
+        return None
+    traffic = group.notes.get(contender, {}).get("traffic")
+    if traffic is not None:
+        return Bytes(traffic["each"], traffic["busiest"], is_read=False)
+    if group.greeting.get("device") == "cuda":
+        # NCCL's bytes pass by no interface within a node.
+        return None
+    # Strangers' bytes can only add to it.
+    each = min(visit.reading.each for visit in visits)
+    busiest = [visit.reading.busiest for visit in visits if visit.reading.busiest is not None]
+    return Bytes(each, min(busiest, default=None), is_read=True)
+
+
+# ---- the tables ---------------------------------------------------------------------------
+
+
+def list_rows(group: Group) -> list[Contender]:
+    """All that was tried, in the order of the table."""
+    return list(dict.fromkeys([*group.series, *group.wrong, *group.refusals]))
+
+
+def format_group(group: Group) -> str:
+    """All that is printed of one workload on one number of ranks, but for the targets."""
+    where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
+    plan = group.plan
+    device = "GPUs" if group.greeting.get("device") == "cuda" else "CPUs"
+    title = (
+        f"{group.workload} on {group.ranks} ranks of {where}, {device}, batch {plan.batch_size} "
+        f"per worker, {plan.repetitions} rounds; milliseconds; the framework's DDP is over "
+        f"{group.greeting.get('backend')}"
+    )
+    lines = [title]
+    if plan.straggler is not None:
+        lines.append(f"straggler {plan.straggler}")
+    if group.others_share is not None:
+        lines.append(f"other programs took {group.others_share:.0%} of the cores meanwhile")
+    if group.link is not None:
+        lines.append(
+            f"a link between two nodes carries {group.link.megabits:.3g} Mbit/s one way, "
+            f"after {describe_seconds(group.link.latency)}"
+        )
+    lines += format_rows([HEADS, *filter(None, (_format_row(group, c) for c in list_rows(group)))])
+    lines += [f"left out: {c.name}: {why}" for c, why in group.refusals.items()]
+    lines += [f"wrong: {c.name}: {why}" for c, why in group.wrong.items()]
+    return "\n".join(lines)
+
+
+def _format_row(group: Group, contender: Contender) -> list[str] | None:
+    parts = summarize_parts(group, contender)
+    if parts is None:
+        return None
+    speed, efficiency = find_speed(group, contender, FRAMEWORKS), find_efficiency(group, contender)
+    bytes_ = find_bytes(group, contender)
+    mark = "~" if bytes_ is not None and bytes_.is_read else ""
+    busiest = bytes_.busiest if bytes_ is not None else None
+    quartiles = (parts.seconds.lower_quartile, parts.seconds.upper_quartile)
+    return [
+        contender.name,
+        format_milliseconds(parts.seconds.median),
+        "–".join(map(format_milliseconds, quartiles)),
+        format_milliseconds(parts.compute),
+        format_milliseconds(parts.exposed),
+        "servers" if contender.serves else format_milliseconds(parts.update),
+        f"{parts.samples_per_second:.4g}",
+        f"{efficiency.median:.0%}" if efficiency else "–",
+        "1" if contender == FRAMEWORKS else f"{speed.median:.2f}" if speed else "–",
+        group.notes.get(contender, {}).get("overlap", "–"),
+        f"{mark}{describe_size(round(bytes_.each))}" if bytes_ else "–",
+        f"{mark}{describe_size(round(busiest))}" if busiest is not None else "–",
+    ]
+
+
+def format_milliseconds(seconds: float) -> str:
+    """Three figures or so."""
+    value = 1e3 * seconds
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}"
+
+
+def list_wrong(groups: Sequence[Group]) -> list[str]:
+    """The contenders that train something else, each in a few words."""
+    return [
+        f"{contender.name} on {group.workload} and {group.ranks} ranks: {why}"
+        for group in groups
+        for contender, why in group.wrong.items()
+    ]
+
+
+# ---- the record ---------------------------------------------------------------------------
+
+
+def describe_group(group: Group) -> dict[str, Any]:
+    """A group for a record: every visit, and what was computed of them."""
+    return {
+        "ranks": group.ranks,
+        "nodes": group.nodes,
+        "model": str(group.workload),
+        "plan": {
+            name: value
+            for name, value in asdict(group.plan).items()
+            if name not in ("workloads", "contenders")
+        },
+        "framework": dict(group.greeting),
+        "link": asdict(group.link) if group.link is not None else None,
+        "others_share": group.others_share,
+        "refusals": {contender.name: why for contender, why in group.refusals.items()},
+        "wrong": {contender.name: why for contender, why in group.wrong.items()},
+        "contenders": [
+            _describe_contender(group, contender, series)
+            for contender, series in group.series.items()
+        ],
+    }
+
+
+def _describe_contender(
+    group: Group, contender: Contender, series: Series[Visit]
+) -> dict[str, Any]:
+    parts, bytes_ = summarize_parts(group, contender), find_bytes(group, contender)
+    speed, efficiency = find_speed(group, contender, FRAMEWORKS), find_efficiency(group, contender)
+    return {
+        "name": contender.name,
+        **asdict(contender),
+        "workers": contender.count_workers(group.ranks),
+        "parts": asdict(parts) if parts is not None else None,
+        "efficiency": asdict(efficiency) if efficiency is not None else None,
+        "over_framework": asdict(speed) if speed is not None else None,
+        "bytes": asdict(bytes_) if bytes_ is not None else None,
+        "bytes_source": _name_source(bytes_),
+        "notes": dict(group.notes.get(contender, {})),
+        "positions": list(series.positions),
+        "visits": [{**asdict(visit), "exposed": visit.exposed} for visit in series.samples],
+    }
+
+
+def _name_source(bytes_: Bytes | None) -> str | None:
+    if bytes_ is None:
+        return None
+    return "read from the interface" if bytes_.is_read else "counted from what is sent"

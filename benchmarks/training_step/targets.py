@@ -1,0 +1,110 @@
+"""What this project promises of training steps, and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.measure import compare
+from benchmarks.training_step.contenders import AUTO, RANKS, Contender
+from benchmarks.training_step.report import FRAMEWORKS, Parts, find_speed, summarize_parts
+from benchmarks.training_step.visits import Group, Link
+from benchmarks.training_step.workloads import MLP, Workload
+from mpiddp.collectives.algorithms import central, direct, ring
+from mpiddp.collectives.cost import flat, simulate
+from mpiddp.training.config import PARAMETER_SERVER
+
+OWN, RING = Contender(AUTO), Contender("ring")
+CENTRAL = Contender(PARAMETER_SERVER)
+SHARDED = Contender(PARAMETER_SERVER, servers=RANKS)
+LEAST_SPEED = 2.5
+MOST_SHARDED = 1.1
+MODEL_ERROR = 0.15
+ITEM = 4
+"""Bytes of a gradient."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A promise, and what was measured."""
+
+    text: str
+    found: float
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.found:.2f}: {'met' if self.met else 'missed'}"
+
+
+def judge(groups: Sequence[Group]) -> list[Target]:
+    """The targets that these groups say something about. They hold without stragglers."""
+    found: list[Target] = []
+    for group in groups:
+        if group.plan.straggler is not None or group.greeting.get("device") == "cuda":
+            continue
+        found += _judge_one_node(group) if (group.nodes or 1) == 1 else _judge_nodes(group)
+    return found
+
+
+def _judge_one_node(group: Group) -> Iterator[Target]:
+    speed = find_speed(group, OWN, FRAMEWORKS)
+    if speed is None or group.ranks not in (2, 4):
+        return
+    where = f"{group.workload} on {group.ranks} ranks, {OWN.name}"
+    if group.workload == Workload(MLP):
+        if group.ranks == 2 and group.plan.batch_size == 8:
+            text = f"{where}: at least {LEAST_SPEED:g} × the framework's steps per second"
+            yield Target(text, speed.median, speed.median >= LEAST_SPEED)
+        return
+    text = f"{where}: at least the framework's steps per second"
+    yield Target(text, speed.median, speed.median >= 1)
+
+
+def _judge_nodes(group: Group) -> Iterator[Target]:
+    """One rank on each node, where a link was timed."""
+    around = summarize_parts(group, RING)
+    if group.link is None or group.ranks != group.nodes or around is None:
+        return
+    rate = f"{group.link.megabits:.3g} Mbit/s"
+    where = f"{group.workload} on {group.nodes} nodes, links of {rate}"
+    sharded = find_slowdown(group, SHARDED)
+    if sharded is not None:
+        text = f"{where}, sharded synchronous server: at most {MOST_SHARDED:g} of the ring's time"
+        yield Target(text, sharded, sharded <= MOST_SHARDED)
+    for own in (CENTRAL, replace(CENTRAL, placement="dedicated")):
+        slowdown = find_slowdown(group, own)
+        if slowdown is None:
+            continue
+        predicted = predict_slowdown(group, own, around, group.link)
+        text = (
+            f"{where}, {own.name}: {slowdown:.2f} of the ring's time, {predicted:.2f} by the cost "
+            f"model; their ratio within {MODEL_ERROR:g} of 1"
+        )
+        ratio = slowdown / predicted
+        yield Target(text, ratio, abs(ratio - 1) <= MODEL_ERROR)
+
+
+def find_slowdown(group: Group, own: Contender) -> float | None:
+    """Its steps' time over the ring's, round by round and then the median; None if unknown."""
+    mine, others = group.visits(own), group.visits(RING)
+    if not mine or not others:
+        return None
+    times = ([visit.seconds for visit in each] for each in (mine, others))
+    return compare(*times).median
+
+
+def predict_slowdown(group: Group, own: Contender, around: Parts, link: Link) -> float:
+    """The same by the cost model: the ring's own compute and update, and what messages take.
+
+    Each rank is a node of its own, whose link is as it was probed; additions are left out.
+    """
+    machine = flat(link.latency, link.seconds_per_byte)
+    ranks, servers = group.ranks, own.count_servers(group.ranks)
+    dedicated = own.placement == "dedicated"
+    served = central(ranks, servers) if dedicated else direct(ranks, servers)
+    elements = group.notes[own]["elements"]
+    push_and_pull = simulate(served, elements, machine, item=ITEM).seconds
+    buckets = [bucket["elements"] for bucket in group.notes[RING]["buckets"]]
+    rings = sum(simulate(ring(ranks), count, machine, item=ITEM).seconds for count in buckets)
+    rest = around.compute + around.update
+    return (rest + push_and_pull) / (rest + rings)

@@ -1,0 +1,118 @@
+"""The ranks that torchrun starts, and that know no MPI: DDP, and one rank's loops without it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from benchmarks.baselines import ddp_step
+from benchmarks.ranks import describe_place
+from benchmarks.training_step.contenders import (
+    ALONE,
+    DATA_PARALLEL,
+    LEARNING_RATE,
+    MOMENTUM,
+    WEIGHT_DECAY,
+)
+from benchmarks.training_step.loops import Loop
+from benchmarks.training_step.orders import Order
+from benchmarks.training_step.slowness import make_slowdown
+from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
+from benchmarks.training_step.workloads import build, draw_batch
+from mpiddp.errors import ConfigurationError
+
+
+class TorchJob:
+    """A rank of the group that torchrun describes; joins it."""
+
+    def __init__(self) -> None:
+        self.device = ddp_step.join()
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.counts = os.environ["LOCAL_RANK"] == "0"
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value. Collective."""
+        held = torch.tensor([value], device=self.device)
+        distributed.broadcast(held, 0)
+        return int(held.item())
+
+    def greet(self) -> dict[str, Any]:
+        """Where this job is, and what it computes with."""
+        computes = self.device.type == "cuda"
+        return {
+            "device": self.device.type,
+            "gpu": torch.cuda.get_device_name() if computes else None,
+            "gpus": torch.cuda.device_count() if computes else 0,
+            "backend": distributed.get_backend(),
+            **describe_place(),
+        }
+
+    def prepare(self, order: Order) -> Loop | None:
+        """See ``worker.Job``."""
+        name = order.contender.sync
+        if name in (ALONE, DATA_PARALLEL) and self.rank != 0:
+            return None
+        module = build(order.workload, order.seed).to(self.device)
+        if name == DATA_PARALLEL:
+            return self._drive_all(order, module)
+        batch = self._draw(order, self.rank)
+        if name == ALONE:
+            return Loop(module, module, make_step(module), (0,), 0, batch)
+        everyone = tuple(range(self.size))
+        slowdown = make_slowdown(order, module, batch, self.rank, everyone)
+        model = ddp_step.wrap(module, self.device)
+        return Loop(
+            model, module, make_step(model), everyone, self.rank, batch,
+            quiet=model.no_sync, slowdown=slowdown,
+        )  # fmt: skip
+
+    def _draw(self, order: Order, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        features, labels = draw_batch(order.workload, order.batch_size, order.seed, place)
+        return features.to(self.device), labels.to(self.device)
+
+    def _drive_all(self, order: Order, module: nn.Module) -> Loop:
+        """``nn.DataParallel``: one process with as many GPUs as there are ranks."""
+        found = torch.cuda.device_count() if self.device.type == "cuda" else 0
+        if found < self.size:
+            raise ConfigurationError(
+                f"nn.DataParallel needs {self.size} GPUs in one process, found {found}"
+            )
+        if order.straggler is not None:
+            raise ConfigurationError("nn.DataParallel has no worker that can be slowed")
+        shares = [self._draw(order, place) for place in range(self.size)]
+        features, labels = (torch.cat(parts) for parts in zip(*shares, strict=True))
+        model = nn.DataParallel(module, device_ids=list(range(self.size)))
+        return Loop(
+            model, module, make_step(module), (0,), 0, (features, labels),
+            bare=module, share=order.batch_size,
+        )  # fmt: skip
+
+    def describe(self, order: Order, loop: Loop) -> dict[str, Any]:
+        """See ``worker.Job``. Gloo and NCCL tell nothing."""
+        parameters = [each for each in loop.module.parameters() if each.requires_grad]
+        count = sum(each.numel() for each in parameters)
+        if order.contender.sync != DATA_PARALLEL:
+            return {"elements": count}
+        from mpiddp.collectives.algorithms import gather_broadcast
+
+        # Gradients to the first GPU, and parameters back; the samples are left out.
+        messages = list_transfers(gather_broadcast(self.size), count, parameters[0].element_size())
+        traffic = add_up(messages, [0] * self.size)
+        return {"elements": count, "traffic": describe_traffic(traffic)}
+
+    def probe(self, size: int, iterations: int) -> list[float]:
+        """See ``worker.Job``."""
+        raise ConfigurationError("links are probed over MPI")
+
+    def close(self) -> None:
+        """Leave the group."""
+        distributed.destroy_process_group()
+
+
+def make_step(model: nn.Module) -> ddp_step.Step:
+    """Its optimizer's part of a step."""
+    optimizer = ddp_step.make_optimizer(model, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
+    return ddp_step.Step(optimizer)
