@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -23,13 +23,12 @@ from benchmarks import launchers, processes, records, startup
 from benchmarks.measure import Series, interleave, summarize
 from benchmarks.options import at_least, positive
 from benchmarks.processes import Program
+from benchmarks.straggler_runs import IN_STEP, Cell, Outcome, read_outcome
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import Parser
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
 from mpiddp.training.straggler import RANDOM, parse_straggler
 
-IN_STEP = "0"
-"""The staleness that the others are compared with."""
 CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
 """Most of the synchronous server's time that the asynchronous one may take with one slow worker,
 and that a bounded one may take with a random one."""
@@ -53,47 +52,6 @@ class Options:
     launcher: str | None
     json: Path | None
     plot: Path | None
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A way to train, with a straggler."""
-
-    straggler: str
-    staleness: str | None
-    """None for the framework's all-reduce."""
-
-    @property
-    def way(self) -> str:
-        """For people."""
-        usual = {None: "framework", IN_STEP: "server, in step", UNLIMITED: "server, no bound"}
-        return usual.get(self.staleness, f"server, {self.staleness} steps")
-
-    @property
-    def name(self) -> str:
-        """Of its own."""
-        return f"{self.way}, {self.straggler}"
-
-
-@dataclass(frozen=True)
-class Point:
-    """A run after one of its epochs."""
-
-    seconds: float
-    """Of training, up to here."""
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
-    points: tuple[Point, ...]
-    staleness: Mapping[int, int]
-
-    def find_time(self, accuracy: float) -> float | None:
-        """Seconds of training until an evaluation reached the accuracy; None if none did."""
-        return next((each.seconds for each in self.points if each.accuracy >= accuracy), None)
 
 
 @dataclass(frozen=True)
@@ -220,16 +178,6 @@ def train(options: Options, cell: Cell, number: int, launcher: launchers.Mpirun)
         processes.run(make_program(options, cell, number, launcher, runs), options.deadline)
         lines = (runs / "run" / "metrics.jsonl").read_text().splitlines()
     return read_outcome([json.loads(line) for line in lines])
-
-
-def read_outcome(rows: Sequence[Mapping[str, Any]]) -> Outcome:
-    """From the rows of ``metrics.jsonl``."""
-    points, seconds = [], 0.0
-    for row in rows:
-        seconds += row["seconds"]
-        points.append(Point(seconds, row["test_accuracy"]))
-    counts = rows[-1]["staleness"] or {}
-    return Outcome(tuple(points), {int(late): count for late, count in counts.items()})
 
 
 def measure(options: Options, launcher: launchers.Mpirun) -> dict[Cell, Series[Outcome]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.measure import Series
 from benchmarks.palette import COLOURS
-from benchmarks.stragglers import Cell, Outcome
+from benchmarks.straggler_runs import Cell, Outcome
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 if TYPE_CHECKING:

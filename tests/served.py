@@ -22,6 +22,7 @@ from torch import nn
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
+from mpiddp.sync import serving as serving_module
 from mpiddp.sync.serving import Serving, assign_roles
 from ranks import write_report
 
@@ -94,6 +95,8 @@ class Way:
     bound: int | None
     delay: float = 0.0
     """Seconds by which a worker's step may be longer."""
+    longest: int | None = None
+    """Bytes of an MPI message."""
     victim: int | None = None
     how: str = ""
     """What happens to that rank."""
@@ -127,6 +130,8 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     roles = assign_roles(session.world.size, way.servers, dedicated=way.placement == "dedicated")
     model = make_model()
     session._timeout = way.deadline
+    if way.longest is not None:
+        serving_module.LONGEST_MESSAGE = way.longest
     serving = Serving(
         session, roles, model, make_optimizer, lambda step: RATE, way.bound, way_out.fail
     )

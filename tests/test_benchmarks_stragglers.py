@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import stragglers
 from benchmarks.measure import Series
-from benchmarks.stragglers import Cell, Outcome, Point
+from benchmarks.straggler_runs import Cell, Outcome, Point, read_outcome
 from mpiddp.errors import ConfigurationError
 
 
@@ -42,7 +42,7 @@ def test_time_counts_up_to_the_first_evaluation_that_is_good_enough():
         {"seconds": 2.0, "test_accuracy": 0.8, "staleness": {"0": 2}},
         {"seconds": 2.5, "test_accuracy": 0.7, "staleness": {"0": 3, "2": 5}},
     ]
-    outcome = stragglers.read_outcome(rows)
+    outcome = read_outcome(rows)
     assert outcome.points == (Point(1.5, 0.4), Point(3.5, 0.8), Point(6.0, 0.7))
     assert outcome.staleness == {0: 3, 2: 5}
     assert [outcome.find_time(each) for each in (0.4, 0.5, 0.8, 0.81)] == [1.5, 3.5, 3.5, None]

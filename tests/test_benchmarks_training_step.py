@@ -123,7 +123,7 @@ def test_servers_are_written_as_they_are_named(text, ranks, servers, workers, in
 
 
 def test_the_frameworks_job_holds_what_is_not_mpiddps():
-    for name in ("framework", ALONE, DATA_PARALLEL):
+    for name in ("framework", "framework-fused", ALONE, DATA_PARALLEL):
         assert Contender(name).job == TORCH_JOB
         # They are told nothing of mpiddp's, but the same optimizer.
         assert Contender(name).configure(2, 8, 0).sync == "framework"

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 import launchers
 import ranks
 from mpiddp.errors import ConfigurationError
+from mpiddp.sync import serving
 from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.serving import assign_roles, describe_roles
 
@@ -33,7 +35,12 @@ def in_step(servers: int, placement: str) -> dict[str, Any]:
 
 IN_STEP = {
     ("openmpi", 2): [in_step(1, "colocated"), in_step(1, "dedicated"), in_step(2, "colocated")],
-    ("mpich", 3): [in_step(1, "dedicated"), in_step(2, "colocated"), in_step(3, "colocated")],
+    ("mpich", 3): [
+        in_step(1, "dedicated"),
+        in_step(2, "colocated"),
+        # Each message has tens of parts, the last one shorter.
+        {**in_step(3, "colocated"), "longest": 100},
+    ],
     ("openmpi", 4): [in_step(1, "colocated"), in_step(2, "dedicated"), in_step(4, "colocated")],
 }
 """By launcher and number of ranks."""
@@ -162,12 +169,17 @@ def test_a_flat_model_is_the_model():
     for each in (module, other):
         each(features).square().sum().backward()
     parts = [other[0].weight, other[2].weight, other[2].bias]
+    flat.collect_gradients()
     assert torch.equal(flat.parameters, torch.cat([part.detach().flatten() for part in parts]))
     assert torch.equal(flat.gradients, torch.cat([part.grad.flatten() for part in parts]))
     flat.parameters.zero_()
     assert torch.equal(module(features), module[2].bias.expand(5, 2))
-    flat.zero_gradients()
-    assert not module[2].weight.grad.any()
+    flat.let_go_of_gradients()
+    assert all(part.grad is None for part in module.parameters())
+    # The first layer has no part in this.
+    module[2](torch.ones(1, 4)).sum().backward()
+    flat.collect_gradients()
+    assert torch.equal(flat.gradients, torch.tensor([0.0] * 12 + [1.0] * 10))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -188,6 +200,14 @@ def test_shards_cover_all_parameters_once_and_are_alike(count):
     lengths = [shard.stop - shard.start for shard in shards]
     assert (shards[0].start, shards[-1].stop, sum(lengths)) == (0, 24, 24)
     assert max(lengths) - min(lengths) <= 1
+
+
+def test_more_servers_than_parameters_are_refused(monkeypatch):
+    session = SimpleNamespace(duplicate=lambda: object())
+    monkeypatch.setattr(serving, "check_threads", lambda: None)
+    module, roles = nn.Linear(1, 2), assign_roles(5, 5, dedicated=False)
+    with pytest.raises(ConfigurationError, match="5 servers share 4 parameters: use fewer"):
+        serving.Serving(session, roles, module, None, None, 0, None)
 
 
 def test_a_model_of_several_types_is_refused():

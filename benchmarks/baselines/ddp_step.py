@@ -35,15 +35,21 @@ def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
 
 
 def make_optimizer(
-    model: nn.Module, learning_rate: float, momentum: float, weight_decay: float
+    model: nn.Module,
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    *,
+    fused: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """SGD with Nesterov's momentum."""
+    """SGD with Nesterov's momentum; ``fused`` is torch's, which leaves it to itself by default."""
     return torch.optim.SGD(
         model.parameters(),
         lr=learning_rate,
         momentum=momentum,
         nesterov=True,
         weight_decay=weight_decay,
+        fused=fused,
     )
 
 

@@ -86,7 +86,7 @@ def _make_parser() -> Parser:
         prog="python -m benchmarks training-step",
         description="Time training steps in turns, by synchronisation: compute, communication that "
         "nothing hides, update; with samples per second, efficiency and bytes.",
-        epilog="SYNC is framework, auto, an algorithm, parameter-server (as "
+        epilog="SYNC is framework, framework-fused, auto, an algorithm, parameter-server (as "
         "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
         f"{describe_algorithms('ring:segments=4')}",
         allow_abbrev=False,

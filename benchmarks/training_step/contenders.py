@@ -16,11 +16,14 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
 
 ALONE, OWN_ALONE, DATA_PARALLEL = "alone", "alone-mpiddp", "data-parallel"
+FUSED = "framework-fused"
+"""The framework's DDP with torch's fused optimizer, which mpiddp's trainer takes as well."""
 AUTO = "auto"
 RANKS = "ranks"
 """In place of a number of servers: as many as there are ranks."""
 USUAL = (
     FRAMEWORK,
+    FUSED,
     AUTO,
     "ring",
     "gather-broadcast",
@@ -50,7 +53,7 @@ class Contender:
     @property
     def job(self) -> str:
         """Which of the jobs holds it."""
-        others = (FRAMEWORK, ALONE, DATA_PARALLEL)
+        others = (FRAMEWORK, FUSED, ALONE, DATA_PARALLEL)
         return TORCH_JOB if self.sync in others else MPI_JOB
 
     @property
@@ -112,7 +115,7 @@ BASES = (BASE, OWN_BASE)
 
 def parse_contender(text: str) -> Contender:
     """Read a synchronisation as ``--sync`` has it. Raises ConfigurationError."""
-    if text in (FRAMEWORK, DATA_PARALLEL, AUTO):
+    if text in (FRAMEWORK, FUSED, DATA_PARALLEL, AUTO):
         return Contender(text)
     name, colon, rest = text.partition(":")
     if name != PARAMETER_SERVER:
@@ -120,8 +123,8 @@ def parse_contender(text: str) -> Contender:
             return Contender(str(parse_algorithm(text)))
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"--sync: expected {FRAMEWORK}, auto, {PARAMETER_SERVER}, {DATA_PARALLEL}, or an "
-                f"algorithm: {error}"
+                f"--sync: expected {FRAMEWORK}, {FUSED}, auto, {PARAMETER_SERVER}, {DATA_PARALLEL}, "
+                f"or an algorithm: {error}"
             ) from None
     values: dict[str, str] = {}
     for pair in rest.split(",") if colon else ():

@@ -13,6 +13,7 @@ from benchmarks.ranks import describe_place
 from benchmarks.training_step.contenders import (
     ALONE,
     DATA_PARALLEL,
+    FUSED,
     LEARNING_RATE,
     MOMENTUM,
     WEIGHT_DECAY,
@@ -64,8 +65,9 @@ class TorchJob:
         everyone = tuple(range(self.size))
         slowdown = make_slowdown(order, module, batch, self.rank, everyone)
         model = ddp_step.wrap(module, self.device)
+        step = make_step(model, fused=name == FUSED)
         return Loop(
-            model, module, make_step(model), everyone, self.rank, batch,
+            model, module, step, everyone, self.rank, batch,
             quiet=model.no_sync, slowdown=slowdown,
         )  # fmt: skip
 
@@ -112,7 +114,9 @@ class TorchJob:
         distributed.destroy_process_group()
 
 
-def make_step(model: nn.Module) -> ddp_step.Step:
+def make_step(model: nn.Module, *, fused: bool = False) -> ddp_step.Step:
     """Its optimizer's part of a step."""
-    optimizer = ddp_step.make_optimizer(model, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
+    optimizer = ddp_step.make_optimizer(
+        model, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, fused=fused or None
+    )
     return ddp_step.Step(optimizer)

@@ -9,37 +9,49 @@ from mpiddp.errors import ConfigurationError
 
 
 class FlatModel:
-    """Owns the memory of a module's trained parameters and of their gradients.
+    """Owns the memory of a module's trained parameters, and room for their gradients.
 
-    The parameters and their ``grad`` are views from then on, so that whoever writes into
-    ``parameters`` changes the model, and a backward pass fills ``gradients``.
+    The parameters are views from then on, so that whoever writes into ``parameters`` changes the
+    model. Gradients are collected instead: a backward pass that adds to memory of ours would take
+    longer than one that stores anew, and a copy.
     """
 
     def __init__(self, module: nn.Module) -> None:
         """Raises ConfigurationError for parameters of several types or devices."""
-        trained = [each for each in module.parameters() if each.requires_grad]
-        kinds = {(each.dtype, each.device) for each in trained}
+        self._trained = [each for each in module.parameters() if each.requires_grad]
+        kinds = {(each.dtype, each.device) for each in self._trained}
         if len(kinds) != 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ConfigurationError(
                 f"expected parameters of one type on one device, found {found or 'none'}"
             )
         ((dtype, device),) = kinds
-        count = sum(each.numel() for each in trained)
-        self.module = module
-        self._lengths = [each.numel() for each in trained]
-        self.parameters = torch.empty(count, dtype=dtype, device=device)
+        self._lengths = [each.numel() for each in self._trained]
+        self.parameters = torch.empty(sum(self._lengths), dtype=dtype, device=device)
         """Flat, in the order of ``module.parameters()``."""
         self.gradients = torch.zeros_like(self.parameters)
         """Likewise."""
-        start = 0
-        for each in trained:
-            stop = start + each.numel()
-            room = self.parameters[start:stop].view_as(each)
+        for each, room in zip(self._trained, self._split(self.parameters), strict=True):
+            room = room.view_as(each)
             room.copy_(each.detach())
             each.data = room
-            each.grad = self.gradients[start:stop].view_as(each)
-            start = stop
+
+    def _split(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One view for each parameter."""
+        return torch.split(flat, self._lengths)
+
+    def let_go_of_gradients(self) -> None:
+        """Before a backward pass, which stores new ones."""
+        for each in self._trained:
+            each.grad = None
+
+    def collect_gradients(self) -> None:
+        """After it: copy them into ``gradients``; what had no part in the loss has zeros."""
+        for each, room in zip(self._trained, self._split(self.gradients), strict=True):
+            if each.grad is None:
+                room.zero_()
+            else:
+                room.copy_(each.grad.flatten())
 
     def shards(self, count: int) -> list[slice]:
         """The elements cut into so many parts of equal length, up to one."""
@@ -56,7 +68,3 @@ class FlatModel:
                 lengths.append(inside)
             start = stop
         return lengths
-
-    def zero_gradients(self) -> None:
-        """Before a backward pass, which adds to them. ``zero_grad`` would let go of the memory."""
-        self.gradients.zero_()

@@ -14,25 +14,23 @@ takes fewer of them, and nobody waits for it before the epoch is over.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.sync.flat import FlatModel
+from mpiddp.sync.messages import Array, Message, Pauses, Wire
 from mpiddp.sync.staleness import Clock
 from mpiddp.sync.watch import Watch
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 GRADIENT, WEIGHTS, TICKET = range(3)
 """What a message is, added to three times the number of its server to make its tag."""
-PAUSE = 5e-5
-"""Seconds between two looks for messages; the rank's own work needs the core."""
 PATIENCE = 2.0
 """Seconds by which workers wait longer than servers, who know which worker all wait for."""
 
@@ -41,14 +39,6 @@ MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 def _tag(server: int, kind: int) -> int:
     return 3 * server + kind
-
-
-def _wait(request: MPI.Request, timeout: float, what: str) -> None:
-    end = time.monotonic() + timeout
-    while not request.Test():
-        if time.monotonic() > end:
-            raise PeerLostError(f"{what} for {timeout:g} s")
-        time.sleep(PAUSE)
 
 
 def shares_batches(server: int, bound: int | None) -> bool:
@@ -72,7 +62,7 @@ class Server:
 
     def __init__(
         self,
-        communicator: MPI.Intracomm,
+        wire: Wire,
         number: int,
         workers: Sequence[int],
         weights: torch.Tensor,
@@ -80,13 +70,12 @@ class Server:
         make_optimizer: MakeOptimizer,
         rate: Callable[[int], float],
         clock: Clock,
-        timeout: float,
-        names: Sequence[str],
     ) -> None:
         """A server that has not heard of anybody yet.
 
         Args:
-            communicator: used for nothing else but parameter servers.
+            wire: used for nothing else but parameter servers. A worker that was given weights is
+                lost after its time-out.
             number: of this server, from 0.
             workers: their ranks, in the order in which gradients are added.
             weights: this server's part, flat, on the CPU; copied.
@@ -94,19 +83,15 @@ class Server:
                 number by where in its tensor it stands.
             make_optimizer: its optimiser is this server's own.
             rate: the learning rate of a step, counted from 0.
-            timeout: seconds after which a worker that was given weights is taken to be lost.
-            names: of all ranks, for people.
         """
-        self._communicator = communicator
+        self._wire = wire
         self.number = number
         """Of this server, from 0."""
         self._workers = tuple(workers)
         self._rate = rate
         self.clock = clock
         """Who has come how far, and how stale gradients were."""
-        self._timeout = timeout
-        self._watch = Watch(len(workers), timeout)
-        self._names = tuple(names)
+        self._watch = Watch(len(workers), wire.timeout)
         self._weights = weights.clone()
         self._pieces = tuple(pieces)
         self._parameters = [
@@ -115,8 +100,13 @@ class Server:
         self._optimizer = make_optimizer(self._parameters)
         self._sum = torch.zeros_like(weights)
         self._gradients = [torch.empty_like(weights) for _ in workers]
-        self._answers = [torch.empty_like(weights) for _ in workers]
-        self._sends: dict[int, list[MPI.Request]] = {}
+        # In step, weights stay as they are until all workers have them.
+        self._answers = (
+            [self._weights] * len(workers)
+            if clock.bound == 0
+            else [torch.empty_like(weights) for _ in workers]
+        )
+        self._sends: dict[int, list[Message]] = {}
         """What each worker has not taken yet, as far as is known."""
         self._here: set[int] = set()
         self._added = 0
@@ -131,36 +121,35 @@ class Server:
         from mpi4py import MPI
 
         receives = {place: self._listen(place) for place in range(len(self._workers))}
-        status = MPI.Status()
+        status, pauses = MPI.Status(), Pauses()
         while receives:
-            came = []
-            for place, request in receives.items():
-                if request.Test(status):
-                    came.append((place, status.Get_count(MPI.BYTE) == 0))
-            for place, leaves in came:
+            came = {place: each for place, each in receives.items() if each.test(status)}
+            for place, message in came.items():
                 self._watch.hear(place)
                 del receives[place]
-                if not leaves:
+                if not message.is_empty:
                     receives[place] = self._take(place)
             if lost := self._watch.find_lost():
                 missing = ", ".join(self._name(place) for place in lost)
                 raise PeerLostError(
                     f"parameter server {self.number} has heard nothing of {missing} for "
-                    f"{self._timeout:g} s"
+                    f"{self._wire.timeout:g} s"
                 )
-            if not came:
-                time.sleep(PAUSE)
+            if came:
+                pauses.begin()
+            else:
+                pauses.sleep()
         for place in list(self._sends):
             self._finish_sends(place)
 
     def _name(self, place: int) -> str:
-        return self._names[self._workers[place]]
+        return self._wire.names[self._workers[place]]
 
-    def _listen(self, place: int) -> MPI.Request:
-        buffer = self._gradients[place].numpy()
-        return self._communicator.Irecv(buffer, self._workers[place], _tag(self.number, GRADIENT))
+    def _listen(self, place: int) -> Message:
+        buffer, tag = self._gradients[place].numpy(), _tag(self.number, GRADIENT)
+        return self._wire.receive(buffer, self._workers[place], tag)
 
-    def _take(self, place: int) -> MPI.Request:
+    def _take(self, place: int) -> Message:
         """A gradient has come; listens for the next one."""
         self.clock.push(place)
         if self.clock.bound == 0:
@@ -214,20 +203,21 @@ class Server:
             self._tickets[place] = self._next_ticket
             self._next_ticket += 1
             self._send(place, self._tickets[place], TICKET)
-        # The weights change while they are on their way to a slow worker.
-        self._answers[place].copy_(self._weights)
+        if self.clock.bound != 0:
+            # The weights change while they are on their way to a slow worker.
+            self._answers[place].copy_(self._weights)
         self._send(place, self._answers[place].numpy(), WEIGHTS)
         self._watch.expect(place)
 
-    def _send(self, place: int, message: np.ndarray[Any, Any], kind: int) -> None:
+    def _send(self, place: int, message: Array, kind: int) -> None:
         rank, tag = self._workers[place], _tag(self.number, kind)
         sends = self._sends.setdefault(place, [])
-        sends.append(self._communicator.Isend(message, rank, tag))
+        sends.append(self._wire.send(message, rank, tag))
 
     def _finish_sends(self, place: int) -> None:
         what = f"parameter server {self.number} waited for {self._name(place)} to take its weights"
-        for request in self._sends.pop(place, []):
-            _wait(request, self._timeout, what)
+        for message in self._sends.pop(place, []):
+            self._wire.wait(message, what)
 
 
 class Worker:
@@ -235,34 +225,28 @@ class Worker:
 
     def __init__(
         self,
-        communicator: MPI.Intracomm,
+        wire: Wire,
         servers: Sequence[int],
         model: FlatModel,
         place: int,
         bound: int | None,
-        timeout: float,
-        names: Sequence[str],
     ) -> None:
         """A worker with the servers' first weights.
 
         Args:
-            communicator: the servers'.
+            wire: the servers'.
             servers: their ranks, by number.
             model: its memory is used as it is on the CPU; on a GPU it is staged in pinned memory.
             place: this worker's, among all.
             bound: the servers'.
-            timeout: seconds to wait for weights.
-            names: of all ranks, for people.
         """
-        self._communicator = communicator
+        self._wire = wire
         self._servers = tuple(servers)
         self._model = model
-        self._timeout = timeout
-        self._names = tuple(names)
         self._weights = _stage(model.parameters)
         self._gradients = _stage(model.gradients)
         self._shards = model.shards(len(servers))
-        self._requests: list[tuple[MPI.Request, int]] = []
+        self._messages: list[tuple[Message, int]] = []
         """And the servers' ranks."""
         self._place = place
         self._shares_batches = shares_batches(0, bound)
@@ -278,34 +262,41 @@ class Worker:
         self._ticket[0] = self._place
 
     def push_gradients(self) -> None:
-        """Send each server its part of the gradients, and ask for weights.
-
-        The gradients must stay as they are until ``pull_weights`` has returned.
-        """
+        """Collect the gradients, send each server its part of them, and ask for weights."""
+        self._model.collect_gradients()
         if self._gradients is not self._model.gradients:
             self._gradients.copy_(self._model.gradients)
-        comm = self._communicator
         if self._shares_batches:
-            server = self._servers[0]
-            self._requests.append((comm.Irecv(self._ticket, server, _tag(0, TICKET)), server))
-        for number, (rank, shard) in enumerate(zip(self._servers, self._shards, strict=True)):
-            weights, gradients = self._weights[shard].numpy(), self._gradients[shard].numpy()
-            self._requests.append((comm.Irecv(weights, rank, _tag(number, WEIGHTS)), rank))
-            self._requests.append((comm.Isend(gradients, rank, _tag(number, GRADIENT)), rank))
+            self._exchange(0, TICKET, self._ticket)
+        # Each worker begins with another server, so that none of them is asked by all at once.
+        count = len(self._servers)
+        for number in ((self._place + each) % count for each in range(count)):
+            shard = self._shards[number]
+            self._exchange(number, WEIGHTS, self._weights[shard].numpy())
+            self._exchange(number, GRADIENT, self._gradients[shard].numpy())
+
+    def _exchange(self, number: int, kind: int, buffer: Array) -> None:
+        rank = self._servers[number]
+        begin = self._wire.send if kind == GRADIENT else self._wire.receive
+        self._messages.append((begin(buffer, rank, _tag(number, kind)), rank))
 
     def pull_weights(self) -> None:
         """Wait for the weights to go on with. Raises PeerLostError."""
-        for request, rank in self._requests:
-            what = f"waited for the weights of the parameter server that is {self._names[rank]},"
-            _wait(request, self._timeout + PATIENCE, what)
-        self._requests.clear()
+        for message, rank in self._messages:
+            what = (
+                f"waited for the weights of the parameter server that is {self._wire.names[rank]},"
+            )
+            self._wire.wait(message, what, PATIENCE)
+        self._messages.clear()
         if self._weights is not self._model.parameters:
             self._model.parameters.copy_(self._weights)
 
     def leave(self) -> None:
         """Tell all servers that there will be no more gradients."""
         for number, rank in enumerate(self._servers):
-            self._communicator.Isend(bytearray(), rank, _tag(number, GRADIENT)).Wait()
+            nothing = np.empty(0, np.uint8)
+            message = self._wire.send(nothing, rank, _tag(number, GRADIENT))
+            self._wire.wait(message, f"waited for {self._wire.names[rank]} to be told of the end")
 
 
 def _stage(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import nn
 
+from mpiddp.collectives.transport.mpi import LONGEST_MESSAGE, NETWORK_MESSAGE
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.flat import FlatModel
+from mpiddp.sync.messages import Wire
 from mpiddp.sync.parameter_server import MakeOptimizer, Server, Worker, check_threads
 from mpiddp.sync.staleness import Clock
 
@@ -73,30 +75,37 @@ class Serving:
         self._communicator = communicator
         self._roles = roles
         self._model = FlatModel(module)
+        count = len(self._model.parameters)
+        if len(roles.servers) > count:
+            raise ConfigurationError(
+                f"{len(roles.servers)} servers share {count} parameters: use fewer --servers"
+            )
         self._shards = self._model.shards(len(roles.servers))
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._fail = fail
         rank = session.world.rank
-        hosts = session.gather(session.world.hostname)
-        names = [f"rank {each} on {host}" for each, host in enumerate(hosts)]
+        wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
             shard = self._shards[number]
             weights, pieces = self._model.parameters[shard].cpu(), self._model.pieces(shard)
             clock = Clock(len(roles.workers), bound)
             self._server = Server(
-                communicator, number, roles.workers, weights, pieces, make_optimizer, rate, clock,
-                session.timeout, names,
-            )  # fmt: skip
+                wire, number, roles.workers, weights, pieces, make_optimizer, rate, clock
+            )
             self._thread = threading.Thread(target=self._serve, name="parameter-server")
             self._thread.start()
         self._worker: Worker | None = None
         if rank in roles.workers:
             place = roles.workers.index(rank)
-            self._worker = Worker(
-                communicator, roles.servers, self._model, place, bound, session.timeout, names
-            )
+            self._worker = Worker(wire, roles.servers, self._model, place, bound)
+
+    def _make_wire(self, session: Session) -> Wire:
+        hosts = session.gather(session.world.hostname)
+        names = tuple(f"rank {rank} on {host}" for rank, host in enumerate(hosts))
+        longest = NETWORK_MESSAGE if session.world.node_count > 1 else LONGEST_MESSAGE
+        return Wire(self._communicator, names, session.timeout, longest)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -121,7 +130,7 @@ class Serving:
 
     def begin_step(self) -> None:
         """Before a backward pass."""
-        self._model.zero_gradients()
+        self._model.let_go_of_gradients()
 
     def finish_step(self) -> None:
         """After it: push the gradients, and pull the weights for the next one."""

@@ -1,0 +1,110 @@
+"""Buffers on their way over MPI, in parts that MPI and the network like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpiddp.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = np.ndarray[Any, Any]
+SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 5e-4
+"""Seconds between two looks for messages: the rank's own work needs the core, and the more the
+longer nothing has come."""
+GROWTH = 1.1
+
+
+class Pauses:
+    """Sleeps between looks, longer and longer."""
+
+    def __init__(self) -> None:
+        self._seconds = SHORTEST_PAUSE
+
+    def begin(self) -> None:
+        """Something has come: look again soon."""
+        self._seconds = SHORTEST_PAUSE
+
+    def sleep(self) -> None:
+        """Before the next look."""
+        time.sleep(self._seconds)
+        self._seconds = min(self._seconds * GROWTH, LONGEST_PAUSE)
+
+
+class Message:
+    """A buffer that is being sent or received; it stays its owner's, who leaves it alone."""
+
+    def __init__(self, parts: Sequence[MPI.Request]) -> None:
+        self._parts = parts
+        self._done = 0
+        self.is_empty = False
+        """Whether what came, to a whole buffer's room, was nothing at all."""
+
+    def test(self, status: MPI.Status | None = None) -> bool:
+        """Whether it is complete; with ``status``, of a receive, also whether it was empty.
+
+        Parts of one message come in their order, so that one of them at a time is asked for.
+        """
+        while self._done < len(self._parts):
+            if not self._parts[self._done].Test(status):
+                return False
+            self._done += 1
+            if status is not None and self._done == 1 and status.Get_count() == 0:
+                self.is_empty = True
+                self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """Nothing will come into the other parts."""
+        for part in self._parts[1:]:
+            part.Cancel()
+            part.Wait()
+        self._done = len(self._parts)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What carries messages between all ranks."""
+
+    communicator: MPI.Intracomm
+    """Used for nothing else."""
+    names: tuple[str, ...]
+    """Of all ranks, for people."""
+    timeout: float
+    """Seconds after which a rank that should have answered is lost."""
+    longest: int
+    """Bytes of a part; all ranks'."""
+
+    def send(self, buffer: Array, rank: int, tag: int) -> Message:
+        """Begin to send a flat buffer."""
+        parts = _cut(buffer, self.longest)
+        return Message([self.communicator.Isend(part, rank, tag) for part in parts])
+
+    def receive(self, buffer: Array, rank: int, tag: int) -> Message:
+        """The other end, with as large a buffer."""
+        parts = _cut(buffer, self.longest)
+        return Message([self.communicator.Irecv(part, rank, tag) for part in parts])
+
+    def wait(self, message: Message, what: str, patience: float = 0.0) -> None:
+        """Until it is complete, which may take ``patience`` seconds more than the others' time-out.
+
+        Raises PeerLostError, which begins with ``what``.
+        """
+        seconds, pauses = self.timeout + patience, Pauses()
+        end = time.monotonic() + seconds
+        while not message.test():
+            if time.monotonic() > end:
+                raise PeerLostError(f"{what} for {seconds:g} s")
+            pauses.sleep()
+
+
+def _cut(buffer: Array, longest: int) -> list[Array]:
+    step = max(1, longest // buffer.itemsize)
+    # An empty buffer is a message, too.
+    return [buffer[start : start + step] for start in range(0, max(1, len(buffer)), step)]
