@@ -123,8 +123,8 @@ def parse_contender(text: str) -> Contender:
             return Contender(str(parse_algorithm(text)))
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"--sync: expected {FRAMEWORK}, {FUSED}, auto, {PARAMETER_SERVER}, {DATA_PARALLEL}, "
-                f"or an algorithm: {error}"
+                f"--sync: expected {FRAMEWORK}, {FUSED}, auto, {PARAMETER_SERVER}, "
+                f"{DATA_PARALLEL}, or an algorithm: {error}"
             ) from None
     values: dict[str, str] = {}
     for pair in rest.split(",") if colon else ():

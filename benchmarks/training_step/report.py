@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.measure import Series, Summary, compare, quantile, summarize
 from benchmarks.options import describe_seconds, describe_size
 from benchmarks.startup_report import format_rows
-from benchmarks.training_step.contenders import BASE, BASES, OWN_BASE, Contender
+from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
 from benchmarks.training_step.visits import Group, Visit
 from benchmarks.two_jobs import TORCH_JOB
 from mpiddp.training.config import FRAMEWORK
@@ -78,8 +78,11 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
     """Samples per second over those of one rank alone times the ranks; None if unknown.
 
     The framework's loops are compared with one like them, mpiddp's with one like those: otherwise
-    a quicker optimizer would look like a quicker synchronisation.
+    a quicker optimizer would look like a quicker synchronisation. For that reason there is none for
+    the framework's loop with another optimizer.
     """
+    if contender.sync == FUSED:
+        return None
     base = BASE if contender.job == TORCH_JOB else OWN_BASE
     mine, alone = group.visits(contender), group.visits(base)
     if not mine or not alone:
