@@ -95,6 +95,7 @@ class Way:
     bound: int | None
     delay: float = 0.0
     """Seconds by which a worker's step may be longer."""
+    dtype: str = "float32"
     longest: int | None = None
     """Bytes of an MPI message."""
     victim: int | None = None
@@ -128,6 +129,7 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
 def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     rank = session.world.rank
     roles = assign_roles(session.world.size, way.servers, dedicated=way.placement == "dedicated")
+    torch.set_default_dtype(getattr(torch, way.dtype))
     model = make_model()
     session._timeout = way.deadline
     if way.longest is not None:
@@ -143,7 +145,7 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
         way.lose()
     serving.settle()
     found = flatten(model)
-    digests = session.gather(found.numpy().tobytes())
+    digests = session.gather(found.view(torch.uint8).numpy().tobytes())
     report = {
         "same": len(set(digests)) == 1,
         "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),

@@ -34,7 +34,12 @@ def in_step(servers: int, placement: str) -> dict[str, Any]:
 
 
 IN_STEP = {
-    ("openmpi", 2): [in_step(1, "colocated"), in_step(1, "dedicated"), in_step(2, "colocated")],
+    ("openmpi", 2): [
+        in_step(1, "colocated"),
+        # A type that NumPy lacks.
+        {**in_step(1, "dedicated"), "dtype": "bfloat16"},
+        in_step(2, "colocated"),
+    ],
     ("mpich", 3): [
         in_step(1, "dedicated"),
         in_step(2, "colocated"),

@@ -146,7 +146,7 @@ class Server:
         return self._wire.names[self._workers[place]]
 
     def _listen(self, place: int) -> Message:
-        buffer, tag = self._gradients[place].numpy(), _tag(self.number, GRADIENT)
+        buffer, tag = _view_bytes(self._gradients[place]), _tag(self.number, GRADIENT)
         return self._wire.receive(buffer, self._workers[place], tag)
 
     def _take(self, place: int) -> Message:
@@ -206,7 +206,7 @@ class Server:
         if self.clock.bound != 0:
             # The weights change while they are on their way to a slow worker.
             self._answers[place].copy_(self._weights)
-        self._send(place, self._answers[place].numpy(), WEIGHTS)
+        self._send(place, _view_bytes(self._answers[place]), WEIGHTS)
         self._watch.expect(place)
 
     def _send(self, place: int, message: Array, kind: int) -> None:
@@ -272,8 +272,8 @@ class Worker:
         count = len(self._servers)
         for number in ((self._place + each) % count for each in range(count)):
             shard = self._shards[number]
-            self._exchange(number, WEIGHTS, self._weights[shard].numpy())
-            self._exchange(number, GRADIENT, self._gradients[shard].numpy())
+            self._exchange(number, WEIGHTS, _view_bytes(self._weights[shard]))
+            self._exchange(number, GRADIENT, _view_bytes(self._gradients[shard]))
 
     def _exchange(self, number: int, kind: int, buffer: Array) -> None:
         rank = self._servers[number]
@@ -297,6 +297,11 @@ class Worker:
             nothing = np.empty(0, np.uint8)
             message = self._wire.send(nothing, rank, _tag(number, GRADIENT))
             self._wire.wait(message, f"waited for {self._wire.names[rank]} to be told of the end")
+
+
+def _view_bytes(tensor: torch.Tensor) -> Array:
+    """Its memory: NumPy has not all of torch's types."""
+    return tensor.view(torch.uint8).numpy()
 
 
 def _stage(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,10 @@ class Serving:
             self._server = Server(
                 wire, number, roles.workers, weights, pieces, make_optimizer, rate, clock
             )
-            self._thread = threading.Thread(target=self._serve, name="parameter-server")
+            # An error elsewhere in this process is not to wait for workers that will not come.
+            self._thread = threading.Thread(
+                target=self._serve, name="parameter-server", daemon=True
+            )
             self._thread.start()
         self._worker: Worker | None = None
         if rank in roles.workers:

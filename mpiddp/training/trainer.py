@@ -160,7 +160,7 @@ def _describe_synchronization(task: Task) -> str:
     how = "during" if configuration.overlap == "on" else "after"
     parts.append(f"{how} the backward pass of their bucket")
     if pace is not None:
-        found = f"{1e3 * pace.with_overlap:.1f} ms with overlap, {1e3 * pace.without:.1f} without"
+        found = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
         parts.append(f"({found})")
     return " ".join(parts)
 
