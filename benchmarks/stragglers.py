@@ -2,8 +2,8 @@
 
 Whole trainings of ``python -m mpiddp.train``, in turns: the framework's all-reduce, and a parameter
 server with each bound on staleness, for each kind of straggler. What counts is the time that
-training itself took, evaluations left out, up to the first epoch whose evaluation reached the
-accuracy.
+training itself took, up to the first epoch whose evaluation reached the accuracy; evaluations, and
+the copy of the servers' weights to all ranks before each of them, are left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,8 +83,8 @@ def parse(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
     )
     count, add = at_least(1), parser.add_argument
-    add("--ranks", type=at_least(2), default=3, metavar="N", help="all of them workers (default: "
-        "3)")  # fmt: skip
+    add("--ranks", type=at_least(2), default=2, metavar="N", help="all of them workers (default: "
+        "2)")  # fmt: skip
     add("--model", default="convnet", help="of python -m mpiddp.train (default: convnet)")
     add("--epochs", type=count, default=8, metavar="N", help="default: 8")
     add("--batch-size", type=count, default=16, metavar="N", help="per worker (default: 16)")
@@ -224,7 +225,7 @@ def judge(found: Mapping[Cell, Series[Outcome]], accuracy: float) -> list[Target
             continue
         ours, theirs = find_median(series, accuracy), find_median(base, accuracy)
         ratio = None if ours is None or theirs is None else ours / theirs
-        text = f"straggler {cell.straggler}: time of {cell.way} to {accuracy:.0%}, by in step"
+        text = f"straggler {cell.straggler}: time of {cell.way} to {100 * accuracy:g}%, by in step"
         targets.append(Target(text, RANDOM_TARGET if is_random else CONSTANT_TARGET, ratio))
     return targets
 
@@ -234,7 +235,7 @@ def format_table(found: Mapping[Cell, Series[Outcome]], accuracy: float) -> str:
     heads = ("seconds to it", "by in step", "seconds, all epochs", "last accuracy", "staleness")
     lines = []
     for straggler in dict.fromkeys(cell.straggler for cell in found):
-        title = f"straggler {straggler}, to {accuracy:.0%}"
+        title = f"straggler {straggler}, to {100 * accuracy:g}%"
         lines.append(f"{title:<26}" + "".join(f"{head:>21}" for head in heads))
         base = found.get(Cell(straggler, IN_STEP))
         for cell, series in found.items():
@@ -251,7 +252,9 @@ def _format_row(
     ours = find_median(series, accuracy)
     theirs = None if base is None else find_median(base, accuracy)
     ends = [outcome.points[-1] for outcome in series.samples]
-    counts = series.samples[-1].staleness
+    counts: Counter[int] = Counter()
+    for outcome in series.samples:
+        counts.update(outcome.staleness)
     mean = sum(late * times for late, times in counts.items()) / max(1, sum(counts.values()))
     return [
         "never" if ours is None else f"{ours:.2f}",

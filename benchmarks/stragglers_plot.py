@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def draw(path: Path, found: Mapping[Cell, Series[Outcome]], accuracy: float, not
 
 def _draw_panel(axis: Axes, cells: Mapping[Cell, Series[Outcome]], accuracy: float) -> None:
     axis.axhline(accuracy, color="#888888", lw=1, ls=":")
-    for colour, (cell, series) in zip(COLOURS, cells.items(), strict=False):
+    for colour, (cell, series) in zip(itertools.cycle(COLOURS), cells.items(), strict=False):
         for number, outcome in enumerate(series.samples):
             axis.plot(
                 [point.seconds for point in outcome.points],

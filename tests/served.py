@@ -95,6 +95,11 @@ class Way:
     bound: int | None
     delay: float = 0.0
     """Seconds by which a worker's step may be longer."""
+    sleeper: int | None = None
+    """A rank whose steps are longer, after its first five."""
+    sleep: float = 0.0
+    sleeps: int = 1
+    """How many steps, and by how many seconds each."""
     dtype: str = "float32"
     longest: int | None = None
     """Bytes of an MPI message."""
@@ -118,6 +123,8 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
     for step in range(way.steps):
         if rank == way.victim and step == SOON_STEPS:
             way.lose()
+        if rank == way.sleeper and 5 <= step < 5 + way.sleeps:
+            time.sleep(way.sleep)
         batch = draw(samples)
         serving.begin_step()
         find_loss(model, batch).backward()
@@ -143,6 +150,7 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     elif rank == way.victim:
         time.sleep(SOON)
         way.lose()
+    serving.finish_epoch()
     serving.settle()
     found = flatten(model)
     digests = session.gather(found.view(torch.uint8).numpy().tobytes())

@@ -77,7 +77,7 @@ def test_the_table_has_a_row_for_every_way():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--stragglers", "3=4"], "--stragglers: expected ranks 0 to 2, found '3=4'"),
+        (["--stragglers", "2=4"], "--stragglers: expected ranks 0 to 1, found '2=4'"),
         (["--stragglers", "first=4"], "RANK=FACTOR"),
         (["--staleness", "some"], "staleness: expected a number of steps, or unlimited"),
         (["--accuracy", "97"], "--accuracy: expected at most 1, found 97"),

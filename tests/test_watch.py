@@ -56,3 +56,14 @@ def test_between_epochs_nobody_is_late():
     watch.hear(2)
     clock.now = 1011
     assert watch.find_lost() == [0, 1]
+
+
+def test_who_has_finished_its_epoch_owes_nothing_and_begins_none():
+    watch, clock = make()
+    watch.excuse(0)
+    clock.now = 100
+    assert watch.find_lost() == []
+    watch.hear(1)
+    watch.excuse(0)
+    clock.now = 111
+    assert watch.find_lost() == [2]

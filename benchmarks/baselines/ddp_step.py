@@ -67,6 +67,9 @@ class Step:
         """After it."""
         self.optimizer.step()
 
+    def finish_epoch(self) -> None:
+        """All have as many steps."""
+
     def settle(self) -> None:
         """All have the same weights."""
 

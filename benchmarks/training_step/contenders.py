@@ -35,7 +35,6 @@ WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 0.0005
 """Of every contender's SGD, with Nesterov's momentum; the rate is small, since the samples never
 change."""
-WORKER = "benchmarks.training_step.worker"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from benchmarks.training_step.verdicts import judge
 from benchmarks.training_step.workloads import Workload
 from benchmarks.two_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.training.config import UNLIMITED
 
 WORKER = "benchmarks.training_step.worker"
 VISIT_SECONDS = 1.0
@@ -133,17 +134,25 @@ class Group:
         return series.samples if series is not None else ()
 
 
-def read_answers(answers: Sequence[Mapping[str, Any]], steps: int) -> Visit:
-    """What the ranks' answers come to. Raises RefusedError if any rank cannot do it."""
+def read_answers(
+    answers: Sequence[Mapping[str, Any]], steps: int, *, has_bound: bool = True
+) -> Visit:
+    """What the ranks' answers come to. Raises RefusedError if any rank cannot do it.
+
+    ``has_bound``: in the long run all workers go at the pace of the slowest.
+    """
     refuse(answers)
     workers = [answer for answer in answers if "seconds" in answer]
+    slowest = max(worker["seconds"] for worker in workers)
     counted = [answer["interfaces"] for answer in answers if "interfaces" in answer]
     return Visit(
         steps,
-        max(worker["seconds"] for worker in workers) / steps,
+        slowest / steps,
         max(worker["compute"] for worker in workers) / steps,
         max(worker["update"] for worker in workers) / steps,
-        sum(worker["samples"] / worker["seconds"] for worker in workers),
+        sum(
+            worker["samples"] / (slowest if has_bound else worker["seconds"]) for worker in workers
+        ),
         Reading.make(counted, steps, len(answers)),
     )
 
@@ -261,7 +270,8 @@ class Visitor:
 
     def visit(self, contender: Contender, steps: int) -> Visit:
         """Time it. Raises RefusedError."""
-        visit = read_answers(self._ask(contender, "measure", steps=steps), steps)
+        answers = self._ask(contender, "measure", steps=steps)
+        visit = read_answers(answers, steps, has_bound=contender.staleness != UNLIMITED)
         self._usual[contender] = visit.seconds
         self._bar.update()
         return visit

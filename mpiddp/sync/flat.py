@@ -23,7 +23,8 @@ class FlatModel:
         if len(kinds) != 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ConfigurationError(
-                f"expected parameters of one type on one device, found {found or 'none'}"
+                f"parameter servers expect trained parameters of one type on one device, found "
+                f"{found or 'none'}: use --sync auto"
             )
         ((dtype, device),) = kinds
         self._lengths = [each.numel() for each in self._trained]

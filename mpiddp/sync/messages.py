@@ -57,12 +57,12 @@ class Message:
             self._done += 1
             if status is not None and self._done == 1 and status.Get_count() == 0:
                 self.is_empty = True
-                self._forget()
+                self.cancel()
         return True
 
-    def _forget(self) -> None:
-        """Nothing will come into the other parts."""
-        for part in self._parts[1:]:
+    def cancel(self) -> None:
+        """Nothing will come, or nothing more."""
+        for part in self._parts[self._done :]:
             part.Cancel()
             part.Wait()
         self._done = len(self._parts)
@@ -90,6 +90,12 @@ class Wire:
         """The other end, with as large a buffer."""
         parts = _cut(buffer, self.longest)
         return Message([self.communicator.Irecv(part, rank, tag) for part in parts])
+
+    def meet(self) -> None:
+        """Wait for all ranks, however long they take: who is lost is found by whom it owes."""
+        request, pauses = self.communicator.Ibarrier(), Pauses()
+        while not request.Test():
+            pauses.sleep()
 
     def wait(self, message: Message, what: str, patience: float = 0.0) -> None:
         """Until it is complete, which may take ``patience`` seconds more than the others' time-out.

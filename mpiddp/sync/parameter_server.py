@@ -3,19 +3,20 @@
 A server holds a part of the weights and the optimiser's state for them (Li et al., Scaling
 Distributed Machine Learning with the Parameter Server, OSDI 2014). Synchronous servers wait for all
 workers, add their gradients in the order of ranks, and make one update of the average; others make
-an update of each gradient as it comes, divided by the number of workers, so that a pass over the
-data moves the weights as far. Which worker may go on when is the `Clock`'s to say.
+an update of each gradient as it comes, at the learning rate divided by the number of workers, so
+that a pass over the data moves the weights as far. Which worker may go on when is the `Clock`'s to
+say.
 
 Messages, for each server and worker: one from the worker with its gradient, which asks for weights,
-too, and one back with the weights. An empty one from the worker says that its last step is done.
+too, and one back with the weights. An empty one from the worker says that its epoch is over.
 Without a bound server 0 also says which batch the worker should take next, so that a slow worker
 takes fewer of them, and nobody waits for it before the epoch is over.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,9 +26,6 @@ from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.messages import Array, Message, Pauses, Wire
 from mpiddp.sync.staleness import Clock
 from mpiddp.sync.watch import Watch
-
-if TYPE_CHECKING:
-    pass
 
 GRADIENT, WEIGHTS, TICKET = range(3)
 """What a message is, added to three times the number of its server to make its tag."""
@@ -83,6 +81,7 @@ class Server:
                 number by where in its tensor it stands.
             make_optimizer: its optimiser is this server's own.
             rate: the learning rate of a step, counted from 0.
+            clock: says who may go on; this server's own.
         """
         self._wire = wire
         self.number = number
@@ -115,20 +114,21 @@ class Server:
         self._tickets = np.zeros((len(workers), 1), np.int64)
         """For each worker, the batch that it was last told to take."""
         self._next_ticket = len(workers)
+        self._receives: dict[int, Message] = {}
+        """From workers that have weights."""
+        self._stopped = threading.Event()
 
     def serve(self) -> None:
-        """Answer all workers until the last one has left. Raises PeerLostError."""
+        """Answer all workers until ``stop`` is called. Raises PeerLostError."""
         from mpi4py import MPI
 
-        receives = {place: self._listen(place) for place in range(len(self._workers))}
+        for place in range(len(self._workers)):
+            self._listen(place)
         status, pauses = MPI.Status(), Pauses()
-        while receives:
-            came = {place: each for place, each in receives.items() if each.test(status)}
-            for place, message in came.items():
-                self._watch.hear(place)
-                del receives[place]
-                if not message.is_empty:
-                    receives[place] = self._take(place)
+        while not self._stopped.is_set():
+            came = [place for place, each in self._receives.items() if each.test(status)]
+            for place in came:
+                self._hear(place, self._receives.pop(place))
             if lost := self._watch.find_lost():
                 missing = ", ".join(self._name(place) for place in lost)
                 raise PeerLostError(
@@ -139,31 +139,42 @@ class Server:
                 pauses.begin()
             else:
                 pauses.sleep()
+        for message in self._receives.values():
+            message.cancel()
         for place in list(self._sends):
             self._finish_sends(place)
+
+    def stop(self) -> None:
+        """Have ``serve`` return; from another thread, once no worker will send anything more."""
+        self._stopped.set()
+
+    def _hear(self, place: int, message: Message) -> None:
+        if message.is_empty:
+            self._watch.excuse(place)
+            self._listen(place)
+        else:
+            self._watch.hear(place)
+            self._take(place)
 
     def _name(self, place: int) -> str:
         return self._wire.names[self._workers[place]]
 
-    def _listen(self, place: int) -> Message:
+    def _listen(self, place: int) -> None:
         buffer, tag = _view_bytes(self._gradients[place]), _tag(self.number, GRADIENT)
-        return self._wire.receive(buffer, self._workers[place], tag)
+        self._receives[place] = self._wire.receive(buffer, self._workers[place], tag)
 
-    def _take(self, place: int) -> Message:
-        """A gradient has come; listens for the next one."""
+    def _take(self, place: int) -> None:
+        """A gradient has come."""
         self.clock.push(place)
         if self.clock.bound == 0:
             self._here.add(place)
             self.aggregate()
         else:
-            gradient = self._gradients[place].div_(len(self._workers))
-            self.update(gradient, self.clock.updates // len(self._workers))
+            count = len(self._workers)
+            self.update(self._gradients[place], self.clock.updates // count, 1 / count)
             self.clock.update(place)
-        # The worker sends no gradient before it has had its weights.
-        request = self._listen(place)
         for ready in self.clock.release():
             self._answer(ready)
-        return request
 
     def aggregate(self) -> None:
         """Add what has come of the present step, in order; with the last one, update."""
@@ -177,13 +188,20 @@ class Server:
             self._added += 1
         if self._added == len(self._workers):
             self._added = 0
+            for place in range(len(self._workers)):
+                # All have taken the weights that are about to change, or they had not come here.
+                self._finish_sends(place)
             self.update(self._sum.div_(len(self._workers)), self.clock.updates)
             self.clock.update_together()
 
-    def update(self, gradient: torch.Tensor, step: int) -> None:
-        """One step of the optimiser, with this server's part of a gradient, flat."""
+    def update(self, gradient: torch.Tensor, step: int, share: float = 1.0) -> None:
+        """One step of the optimiser, with this server's part of a gradient, flat.
+
+        ``share``: of the step's learning rate. It is not the gradient's: weight decay is to have
+        its share, too, and some optimisers do not care how large a gradient is.
+        """
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(step)
+            group["lr"] = share * self._rate(step)
         for parameter, piece in zip(
             self._parameters, torch.split(gradient, list(self._pieces)), strict=True
         ):
@@ -199,6 +217,8 @@ class Server:
 
     def _answer(self, place: int) -> None:
         self._finish_sends(place)
+        self._listen(place)
+        self._watch.expect(place)
         if self._shares_batches:
             self._tickets[place] = self._next_ticket
             self._next_ticket += 1
@@ -207,7 +227,6 @@ class Server:
             # The weights change while they are on their way to a slow worker.
             self._answers[place].copy_(self._weights)
         self._send(place, _view_bytes(self._answers[place]), WEIGHTS)
-        self._watch.expect(place)
 
     def _send(self, place: int, message: Array, kind: int) -> None:
         rank, tag = self._workers[place], _tag(self.number, kind)
@@ -291,12 +310,14 @@ class Worker:
         if self._weights is not self._model.parameters:
             self._model.parameters.copy_(self._weights)
 
-    def leave(self) -> None:
-        """Tell all servers that there will be no more gradients."""
+    def finish_epoch(self) -> None:
+        """Tell all servers that there will be no gradient before the next epoch."""
         for number, rank in enumerate(self._servers):
             nothing = np.empty(0, np.uint8)
             message = self._wire.send(nothing, rank, _tag(number, GRADIENT))
-            self._wire.wait(message, f"waited for {self._wire.names[rank]} to be told of the end")
+            self._wire.wait(
+                message, f"waited for {self._wire.names[rank]} to hear of an epoch's end"
+            )
 
 
 def _view_bytes(tensor: torch.Tensor) -> Array:

@@ -33,9 +33,10 @@ def assign_roles(ranks: int, servers: int, *, dedicated: bool) -> Roles:
     """
     everyone = tuple(range(ranks))
     if dedicated and servers >= ranks:
+        fewer = "" if servers == ranks else f"{ranks} --servers or fewer and "
         raise ConfigurationError(
             f"{servers} dedicated servers leave no worker on {ranks} ranks: start more ranks, or "
-            "use --server-placement colocated"
+            f"use {fewer}--server-placement colocated"
         )
     if servers > ranks:
         raise ConfigurationError(
@@ -85,7 +86,7 @@ class Serving:
         self._thread: threading.Thread | None = None
         self._fail = fail
         rank = session.world.rank
-        wire = self._make_wire(session)
+        self._wire = wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
             shard = self._shards[number]
@@ -141,6 +142,16 @@ class Serving:
         self._worker.push_gradients()
         self._worker.pull_weights()
 
+    def finish_epoch(self) -> None:
+        """This rank has no more steps; wait for those who have. Collective.
+
+        Epochs may take longer than the time-out of a collective call, which a server that does
+        nothing else would make at once.
+        """
+        if self._worker is not None:
+            self._worker.finish_epoch()
+        self._wire.meet()
+
     def settle(self) -> None:
         """Give all ranks the servers' weights; an epoch begins. Collective, between two steps."""
         dist.barrier()
@@ -154,9 +165,9 @@ class Serving:
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""
-        if self._worker is not None:
-            self._worker.leave()
-        if self._thread is not None:
+        self._wire.meet()
+        if self._server is not None and self._thread is not None:
+            self._server.stop()
             self._thread.join()
         self._communicator.Free()
 
@@ -165,6 +176,7 @@ def describe_roles(roles: Roles, bound: int | None) -> str:
     """For people."""
     servers, workers = len(roles.servers), len(roles.workers)
     noun = "server" if servers == 1 else "servers"
+    others = "worker" if workers == 1 else "workers"
     where = "colocated" if set(roles.servers) & set(roles.workers) else "dedicated"
     pace = {0: "in step", None: "at their own pace"}.get(bound, f"up to {bound} steps apart")
-    return f"{servers} {where} parameter {noun}, {workers} workers {pace}"
+    return f"{servers} {where} parameter {noun}, {workers} {others} {pace}"

@@ -31,6 +31,10 @@ class Watch:
                 self.expect(each)
         self._due.pop(worker, None)
 
+    def excuse(self, worker: int) -> None:
+        """Nothing more is due of it in this epoch."""
+        self._due.pop(worker, None)
+
     def expect(self, worker: int) -> None:
         """It has been given weights."""
         self._due[worker] = self._now() + self._timeout

@@ -6,7 +6,8 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """glibc's names, of mallopt(3)."""
-NEVER = 2**31 - 1
+NEVER = -1
+"""Of a threshold, which is unsigned inside."""
 
 
 def keep_freed_memory() -> None:

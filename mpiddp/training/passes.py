@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from mpiddp.training.batches import Batch
 
-WARM_UP, PASSES = 3, 10
+WARM_UP, PASSES = 3, 20
 """Passes before those that are timed, and these."""
 
 
@@ -38,7 +39,7 @@ def rehearse(model: nn.Module, module: nn.Module, batch: Batch) -> Iterator[Call
 
 
 def time_pass(take_pass: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a pass takes by itself: of a few, the quickest one, which waited least."""
+    """Seconds that a pass takes here and now: the median of some."""
     seconds = []
     for _ in range(WARM_UP + PASSES):
         begin = time.perf_counter()
@@ -46,4 +47,4 @@ def time_pass(take_pass: Callable[[], object], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)
-    return min(seconds[WARM_UP:])
+    return statistics.median(seconds[WARM_UP:])

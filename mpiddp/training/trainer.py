@@ -39,7 +39,7 @@ class Result:
     parameters: str
     """SHA-256 of the trained parameters."""
     steps: int
-    """Optimizer steps taken."""
+    """Steps taken, as the last row of the metrics has it."""
     run_directory: Path
 
 
@@ -47,7 +47,7 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     """Train as the configuration says; collective over all ranks of the session.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
-    same configuration and number of ranks on CPUs.
+    same configuration and number of ranks on CPUs, unless gradients may be stale.
 
     Args:
         configuration: resolved.
@@ -203,6 +203,7 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
         _take_step(task.engine, features.to(device), labels.to(device), totals)
         task.way_out.step = step + 1
         loaded = time.perf_counter()
+    task.engine.update.finish_epoch()
     average = totals.reduce()
     seconds = time.perf_counter() - begin
     _refuse_divergence("training", average, epoch)

@@ -23,6 +23,9 @@ class Update(Protocol):
     def finish_step(self) -> None:
         """After it: the weights are new."""
 
+    def finish_epoch(self) -> None:
+        """This rank has no more steps. Collective."""
+
     def settle(self) -> None:
         """Give all ranks the same weights. Collective, between two steps."""
 
@@ -49,6 +52,9 @@ class LocalUpdate:
             group["lr"] = self._rate(self._step)
         self._optimizer.step()
         self._step += 1
+
+    def finish_epoch(self) -> None:
+        """All have as many steps."""
 
     def settle(self) -> None:
         """They have the same."""
