@@ -149,6 +149,14 @@ def test_an_algorithm_that_leaves_ranks_out_is_refused_in_one_line(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.gpu
+def test_gradients_of_a_gpu_are_served_through_pinned_memory(tmp_path):
+    _, plain = train(1, tmp_path, "plain", *SMALL)
+    result, run = train(1, tmp_path, "served", *SMALL, *SERVED)
+    assert "Starting distributed training on 1 GPU" in result.stdout
+    assert read_last(run)["test_loss"] == pytest.approx(read_last(plain)["test_loss"], rel=1e-4)
+
+
 @pytest.mark.slurm
 def test_gradients_become_one_between_nodes(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
