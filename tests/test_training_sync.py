@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import launchers
 from mpiddp.training.config import read_toml
@@ -151,6 +152,8 @@ def test_an_algorithm_that_leaves_ranks_out_is_refused_in_one_line(tmp_path):
 
 @pytest.mark.gpu
 def test_gradients_of_a_gpu_are_served_through_pinned_memory(tmp_path):
+    if not torch.cuda.device_count():
+        pytest.skip("no GPU")
     _, plain = train(1, tmp_path, "plain", *SMALL)
     result, run = train(1, tmp_path, "served", *SMALL, *SERVED)
     assert "Starting distributed training on 1 GPU" in result.stdout
