@@ -22,7 +22,6 @@ from torch import nn
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
-from mpiddp.sync import serving as serving_module
 from mpiddp.sync.serving import Serving, assign_roles
 from ranks import write_report
 
@@ -139,8 +138,9 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     torch.set_default_dtype(getattr(torch, way.dtype))
     model = make_model()
     session._timeout = way.deadline
+    os.environ.pop("MPIDDP_MESSAGE_BYTES", None)
     if way.longest is not None:
-        serving_module.LONGEST_MESSAGE = way.longest
+        os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
     serving = Serving(
         session, roles, model, make_optimizer, lambda step: RATE, way.bound, way_out.fail
     )

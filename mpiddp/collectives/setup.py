@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -240,7 +240,7 @@ def _lay_out(
 def _list_messengers(
     launch: Launch, waiter: Waiter, facts: list[_Facts]
 ) -> Mapping[str, Callable[[], Messenger]]:
-    longest = _find_longest([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
+    longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
 
     def make_mpi() -> Messenger:
         from mpiddp.collectives.transport.mpi import MpiMessenger
@@ -255,8 +255,11 @@ def _list_messengers(
     return {MPI: make_mpi, TORCH: partial(make_torch, False), NCCL: partial(make_torch, True)}
 
 
-def _find_longest(wishes: list[str], has_network: bool) -> int:
-    """Bytes of an MPI message: what the environment says, or what suits where the ranks are."""
+def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
+    """Bytes of an MPI message: what the environment says, or what suits where the ranks are.
+
+    ``wishes``: every rank's variable. Raises ConfigurationError.
+    """
     from mpiddp.collectives.transport.mpi import LONGEST_MESSAGE, NETWORK_MESSAGE
 
     if len(set(wishes)) > 1:

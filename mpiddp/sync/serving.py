@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import nn
 
-from mpiddp.collectives.transport.mpi import LONGEST_MESSAGE, NETWORK_MESSAGE
+from mpiddp import environment
+from mpiddp.collectives.setup import find_longest_message
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.flat import FlatModel
@@ -106,9 +108,10 @@ class Serving:
             self._worker = Worker(wire, roles.servers, self._model, place, bound)
 
     def _make_wire(self, session: Session) -> Wire:
-        hosts = session.gather(session.world.hostname)
-        names = tuple(f"rank {rank} on {host}" for rank, host in enumerate(hosts))
-        longest = NETWORK_MESSAGE if session.world.node_count > 1 else LONGEST_MESSAGE
+        wish = os.environ.get(environment.MESSAGE_BYTES, "")
+        found = session.gather((session.world.hostname, wish))
+        names = tuple(f"rank {rank} on {host}" for rank, (host, _) in enumerate(found))
+        longest = find_longest_message([each for _, each in found], session.world.node_count > 1)
         return Wire(self._communicator, names, session.timeout, longest)
 
     @property
