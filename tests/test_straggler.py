@@ -43,7 +43,7 @@ def test_a_rank_that_computes_nothing_is_no_straggler():
 
 def test_it_is_described():
     assert describe_straggler(Straggler(2, 4)).startswith("Straggler: rank 2, whose passes take 4 ")
-    assert "another worker in each step" in describe_straggler(Straggler(None, 4))
+    assert "a worker drawn for each step" in describe_straggler(Straggler(None, 4))
 
 
 @given(st.integers(0, 2**63), st.integers(0, 10**6))

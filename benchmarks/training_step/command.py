@@ -106,7 +106,7 @@ def _make_parser() -> Parser:
     add("--device", choices=DEVICES, default="auto", metavar="DEVICE", help="auto, cpu or gpu; "
         "auto takes GPUs where every rank has one")  # fmt: skip
     add("--straggler", metavar="WHO=FACTOR", help="slow a worker's passes: RANK=FACTOR, or "
-        "random=FACTOR, another one in each step")  # fmt: skip
+        "random=FACTOR, drawn anew for each step")  # fmt: skip
     add("--ranks", type=count, nargs="+", metavar="N", help="default: 2 4; with srun 4")
     add("--repetitions", type=count, default=5, metavar="N", help="rounds (default: 5)")
     add("--warm-up", type=number, default=0, metavar="N", help="rounds before them, after a first "

@@ -100,25 +100,25 @@ class Configuration:
     """How gradients become one: framework, auto, an algorithm (as ring), or parameter-server."""
 
     transport: Literal["auto", "shared-memory", "shared-memory+mpi", "mpi", "torch"] = "auto"
-    """What carries them, unless sync is framework."""
+    """What carries gradients, with sync auto or an algorithm."""
 
     wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """In which type they travel, unless sync is framework; auto is their own."""
+    """In which type gradients travel, with sync auto or an algorithm; auto is their own."""
 
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Whether the backward pass goes on meanwhile, unless sync is framework; auto measures both."""
+    """Whether gradients travel during the backward pass, with sync auto or an algorithm."""
 
     servers: int = 1
-    """Parameter servers that share the weights."""
+    """Servers that share the weights, with sync parameter-server."""
 
     server_placement: Literal["colocated", "dedicated"] = "colocated"
-    """Whether the ranks that serve compute, too."""
+    """Whether the ranks that serve compute, too, with sync parameter-server."""
 
     staleness: str = "0"
-    """Steps that a worker may be ahead of the slowest, or unlimited."""
+    """Steps that a worker may be ahead of the slowest, or unlimited, with sync parameter-server."""
 
     straggler: str | None = None
-    """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, another in each step."""
+    """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
