@@ -89,25 +89,40 @@ def parse(arguments: Sequence[str]) -> Options:
 
 def check(options: Options) -> launchers.Mpirun | Srun:
     """Refuse what cannot work before anything is measured; returns the launcher to use."""
+    outputs = (options.json, options.plot)
+    return check_start(options.ranks, options.launcher, options.nodes, *outputs)
+
+
+def check_start(
+    ranks: tuple[int, ...],
+    wanted: str | None,
+    nodes: int | None,
+    json: Path | None,
+    plot: Path | None,
+) -> launchers.Mpirun | Srun:
+    """What every benchmark that starts ranks must refuse; returns the launcher to use.
+
+    Raises LaunchError and ConfigurationError.
+    """
     launcher = find_launcher()
     # A step of one task holds its allocation's cores: a step inside would wait for it.
-    fewest = 1 if is_srun(options.launcher) else 2
+    fewest = 1 if is_srun(wanted) else 2
     if launcher is not None and (launcher.size or 1) >= fewest:
         raise LaunchError(
             f"{launcher.name} started {_count_processes(launcher.size)} of this benchmark, which "
             "starts its ranks itself: run it without a launcher"
         )
-    for path in filter(None, (options.json, options.plot)):
+    for path in filter(None, (json, plot)):
         records.check_writable(path)
-    if options.plot is not None:
+    if plot is not None:
         from benchmarks.strips import check_drawable
 
-        check_drawable(options.plot)
-    if options.launcher is not None and is_srun(options.launcher):
-        return find_srun(options.launcher, options.nodes, options.ranks)
-    if options.nodes is not None:
+        check_drawable(plot)
+    if wanted is not None and is_srun(wanted):
+        return find_srun(wanted, nodes, ranks)
+    if nodes is not None:
         raise ConfigurationError("--nodes needs a cluster: --launcher srun")
-    return launchers.find_mpirun(options.launcher)
+    return launchers.find_mpirun(wanted)
 
 
 def _count_processes(size: int | None) -> str:

@@ -122,19 +122,8 @@ def check(options: Options) -> launchers.Mpirun:
     for staleness in options.staleness:
         _configure(options, Cell(options.stragglers[0], staleness))
     records.check_outputs(options.json, options.plot)
-    found = startup.check(
-        startup.Options(
-            ranks=(options.ranks,),
-            repetitions=options.repetitions,
-            warm_up=0,
-            seed=options.seed,
-            deadline=options.deadline,
-            launcher=options.launcher,
-            nodes=None,
-            json=options.json,
-            plot=options.plot,
-        )
-    )
+    outputs = (options.json, options.plot)
+    found = startup.check_start((options.ranks,), options.launcher, None, *outputs)
     if not isinstance(found, launchers.Mpirun):
         raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
     return found

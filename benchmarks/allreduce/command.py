@@ -132,26 +132,11 @@ def check(options: Options) -> launchers.Mpirun | Srun:
     if min(options.ranks) < 2:
         raise ConfigurationError("--ranks: expected at least 2, found 1")
     records.check_outputs(options.json, options.plot)
-    found = startup.check(_as_startup(options))
+    outputs = (options.json, options.plot)
+    found = startup.check_start(options.ranks, options.launcher, options.nodes, *outputs)
     if plan.link and not (isinstance(found, Srun) and found.nodes > 1):
         raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")
     return found
-
-
-def _as_startup(options: Options) -> startup.Options:
-    """What both benchmarks are told alike, and check alike: the launcher and the outputs."""
-    plan = options.plan
-    return startup.Options(
-        ranks=options.ranks,
-        repetitions=plan.repetitions,
-        warm_up=plan.warm_up,
-        seed=plan.seed,
-        deadline=plan.deadline,
-        launcher=options.launcher,
-        nodes=options.nodes,
-        json=options.json,
-        plot=options.plot,
-    )
 
 
 def report(groups: Sequence[Group], targets: Sequence[Target]) -> str:

@@ -143,7 +143,8 @@ def check(options: Options) -> launchers.Mpirun | Srun:
                 f"found {slow}"
             )
     records.check_outputs(options.json, options.plot)
-    found = startup.check(_as_startup(options))
+    outputs = (options.json, options.plot)
+    found = startup.check_start(options.ranks, options.launcher, options.nodes, *outputs)
     if plan.link and not (isinstance(found, Srun) and found.nodes > 1):
         raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")
     return found
@@ -167,22 +168,6 @@ def check_contender(contender: Contender, ranks: int, plan: Plan) -> None:
             )
     elif contender.sync == DATA_PARALLEL and plan.device == "cpu":
         raise ConfigurationError("--sync data-parallel drives GPUs, but --device is cpu")
-
-
-def _as_startup(options: Options) -> startup.Options:
-    """What both benchmarks are told alike, and check alike: the launcher and the outputs."""
-    plan = options.plan
-    return startup.Options(
-        ranks=options.ranks,
-        repetitions=plan.repetitions,
-        warm_up=plan.warm_up,
-        seed=plan.seed,
-        deadline=plan.deadline,
-        launcher=options.launcher,
-        nodes=options.nodes,
-        json=options.json,
-        plot=options.plot,
-    )
 
 
 def main(arguments: Sequence[str]) -> None:
