@@ -13,6 +13,7 @@ import pytest
 
 import facts
 import launchers
+import ranks
 import slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
@@ -184,6 +185,13 @@ def test_traps_of_real_nodes_do_no_harm(library, mpi, slurm_cluster, tmp_path):
     assert [row["set"]["GLOO_SOCKET_IFNAME"] for row in found] == ["ens1f1", "ens1f0"]
     assert [row["set"]["NCCL_SOCKET_IFNAME"] for row in found] == ["=ens1f1", "=ens1f0"]
     assert {row["master"][0].rsplit(".", 1)[1] for row in found} == {"1"}
+
+
+def test_mpich_starts_whatever_lies_behind_its_address(slurm_cluster):
+    """Without mpiddp.launch.slurm_pmi, MPI_Init aborts in a part of the ranks here."""
+    launcher = slurm_cluster.srun("--nodes=2", mpi="pmi2", library="mpich")
+    reports, _ = ranks.collect(launcher, 3, "dense_memory.py", timeout=DEADLINE)
+    assert len(set(reports[0])) == 2 and reports == [reports[0]] * 3
 
 
 TOGETHER = """

@@ -281,7 +281,7 @@ class WayOut:
         try:
             with watch.phase("MPI"):
                 module = mpi.load(self.launcher)
-                mpi.initialize(module)
+                mpi.initialize(module, self.launcher)
                 self.join(module.COMM_WORLD)
         except Exception:  # What failed first is what the user must read.
             return

@@ -23,6 +23,7 @@ from mpiddp.errors import LaunchError
 from mpiddp.launch.compatibility import check_gpu_support, check_library, library_path
 from mpiddp.launch.launcher import Launcher
 from mpiddp.launch.mpi_interfaces import told_interfaces
+from mpiddp.launch.slurm_pmi import shortened_values
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -92,11 +93,11 @@ class Initialization:
     """To which MPI's TCP transports were confined; empty where they choose."""
 
 
-def initialize(MPI: Any) -> Initialization:
+def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
     """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
 
     Errors of MPI calls become exceptions. Processes started from here on do not initialise MPI on
-    import.
+    import. ``launcher`` started this process.
     """
     if MPI.Is_finalized():
         raise LaunchError(
@@ -108,11 +109,15 @@ def initialize(MPI: Any) -> Initialization:
     if initialized_here:
         library = ctypes.CDLL(MPI.__file__)
         provided = ctypes.c_int()
-        with told_interfaces(MPI.Get_library_version(), library_path()) as interfaces:
+        version = MPI.Get_library_version()
+        with (
+            told_interfaces(version, library_path()) as interfaces,
+            shortened_values(version, launcher),
+        ):
             code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         if code != MPI.SUCCESS:
             raise LaunchError(f"MPI_Init failed with MPI's error code {code}")
-        _let_others_leave(MPI.Get_library_version(), MPI.COMM_WORLD.Get_size())
+        _let_others_leave(version, MPI.COMM_WORLD.Get_size())
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
     # die or join a job that does not expect it.

@@ -176,7 +176,7 @@ class Starter:
             return
         session._module = module
         if way_out.communicator is None:
-            initialization = mpi.initialize(module)
+            initialization = mpi.initialize(module, self.launcher)
             session._finalize = initialization.here
             self.mpi_interfaces = initialization.interfaces
         version = module.Get_library_version()
