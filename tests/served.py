@@ -14,10 +14,12 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Options, Session
@@ -138,6 +140,7 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     torch.set_default_dtype(getattr(torch, way.dtype))
     model = make_model()
     session._timeout = way.deadline
+    _set_pg_timeout(timedelta(seconds=way.deadline))
     os.environ.pop("MPIDDP_MESSAGE_BYTES", None)
     if way.longest is not None:
         os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
