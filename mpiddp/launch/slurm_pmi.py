@@ -56,14 +56,14 @@ def shortened_values(version: str, launcher: Launcher | None) -> Iterator[None]:
         stack.callback(os.close, server)
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
-        inheritable = os.get_inheritable(descriptor)
-        with theirs:
-            os.dup2(theirs.fileno(), descriptor, inheritable)
-        stack.callback(os.dup2, server, descriptor, inheritable)
         relay = threading.Thread(target=_relay, args=(server, ours), name="mpiddp-pmi", daemon=True)
         relay.start()
         stack.callback(relay.join)
         stack.callback(ours.shutdown, socket.SHUT_RDWR)
+        inheritable = os.get_inheritable(descriptor)
+        with theirs:
+            os.dup2(theirs.fileno(), descriptor, inheritable)
+        stack.callback(os.dup2, server, descriptor, inheritable)
         yield
 
 
@@ -71,8 +71,12 @@ def find_descriptor(version: str, launcher: Launcher | None) -> int | None:
     """The file descriptor over which MPICH will speak to Slurm, or None where it will not."""
     if launcher is None or launcher.key != "slurm" or not version.startswith("MPICH"):
         return None
-    descriptor = os.environ.get(environment.PMI_DESCRIPTOR, "")
-    return int(descriptor) if descriptor.isdecimal() else None
+    try:
+        descriptor = int(os.environ.get(environment.PMI_DESCRIPTOR, ""))
+        os.fstat(descriptor)
+    except (ValueError, OSError):
+        return None
+    return descriptor
 
 
 def shorten_answer(answer: bytes) -> bytes:
