@@ -53,16 +53,31 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+def _check(row: launchers.Launcher) -> launchers.Launcher:
+    if absent := row.missing():
+        pytest.fail(f"{row.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
+    return row
+
+
 @pytest.fixture(
     params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
     ids=lambda row: row.name,
 )
 def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """Each launcher that starts several ranks; a test that uses it is marked ``mpi``."""
-    row: launchers.Launcher = request.param
-    if absent := row.missing():
-        pytest.fail(f"{row.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
-    return row
+    return _check(request.param)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name == "openmpi4")])
+        for row in launchers.available()
+    ],
+    ids=lambda row: row.name,
+)
+def recent_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
+    """As ``launcher``; Open MPI 4, of 2019 to 2024, only with ``-m long``."""
+    return _check(request.param)
 
 
 @pytest.fixture(scope="session")

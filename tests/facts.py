@@ -29,8 +29,8 @@ def find_listening():
     connections = psutil.Process().net_connections("inet")
     return [list(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN]
 
-def initialize(module, initialize=mpi.initialize):
-    answer = initialize(module)
+def initialize(module, launcher, initialize=mpi.initialize):
+    answer = initialize(module, launcher)
     facts["MPI listens"] = find_listening()
     return answer
 

@@ -107,6 +107,8 @@ class Way:
     victim: int | None = None
     how: str = ""
     """What happens to that rank."""
+    late: bool = False
+    """At the end of the epoch, when nobody has gradients any more; else soon."""
     deadline: float = 20.0
     """Seconds after which the others give it up."""
 
@@ -122,7 +124,7 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
     samples = torch.Generator().manual_seed(place)
     dice = random.Random(rank)
     for step in range(way.steps):
-        if rank == way.victim and step == SOON_STEPS:
+        if rank == way.victim and step == SOON_STEPS and not way.late:
             way.lose()
         if rank == way.sleeper and 5 <= step < 5 + way.sleeps:
             time.sleep(way.sleep)
@@ -132,6 +134,15 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
         # Most are small, and some are not.
         time.sleep(way.delay * dice.random() ** 3)
         serving.finish_step()
+
+
+def lose_late(way: Way, serving: Serving) -> None:
+    """A worker goes when it has said that it is done, a server when all workers have."""
+    if serving._worker is not None:
+        serving._worker.finish_epoch()
+    while not (serving._server is None or serving._server.is_epoch_over):
+        time.sleep(0.01)
+    way.lose()
 
 
 def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
@@ -150,9 +161,11 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     session.comm.Barrier()
     if rank in roles.workers:
         work(way, rank, roles.workers.index(rank), model, serving)
-    elif rank == way.victim:
+    elif rank == way.victim and not way.late:
         time.sleep(SOON)
         way.lose()
+    if rank == way.victim and way.late:
+        lose_late(way, serving)
     serving.finish_epoch()
     serving.settle()
     found = flatten(model)

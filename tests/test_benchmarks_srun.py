@@ -426,6 +426,7 @@ def run_benchmark(cluster, *arguments: str, around: tuple[str, ...] = ()):
     )
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):

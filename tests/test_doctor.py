@@ -33,9 +33,9 @@ def write_wrapper(folder: Path, *lines: str) -> Path:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_good_launch(launcher, ranks, tmp_path):
+def test_a_good_launch(recent_launcher, ranks, tmp_path):
     reading = examine(
-        launcher,
+        recent_launcher,
         ranks,
         "--json",
         "report.json",
@@ -82,7 +82,7 @@ def test_one_process_without_mpi(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_comes_once_and_needs_nothing(launcher, tmp_path):
+def test_help_comes_once_and_needs_nothing(recent_launcher, tmp_path):
     program = (
         "import sys, runpy\n"
         "sys.argv = ['doctor', '--help']\n"
@@ -91,7 +91,7 @@ def test_help_comes_once_and_needs_nothing(launcher, tmp_path):
         "finally:\n"
         "    assert not {'torch', 'mpi4py.MPI'} & sys.modules.keys()\n"
     )
-    result = launchers.run(launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
+    result = launchers.run(recent_launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
     assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
     assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
 

@@ -120,9 +120,11 @@ COLLECTIVES = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_collectives_that_sleep_give_what_mpi4pys_give(launcher, ranks):
-    launchers.run(launcher, ranks, ["-c", COLLECTIVES], timeout=90).expect(0)
+@pytest.mark.parametrize(
+    "ranks", [5, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 2))]
+)
+def test_collectives_that_sleep_give_what_mpi4pys_give(recent_launcher, ranks):
+    launchers.run(recent_launcher, ranks, ["-c", COLLECTIVES], timeout=90).expect(0)
 
 
 HELLO = textwrap.dedent("""
@@ -163,8 +165,10 @@ def test_one_rank_under_mpirun_works_without_mpi(without_mpi4py):
     assert "size 1 None (1, 2) True" in result.stdout
 
 
-def test_two_ranks_need_mpi4py(launcher, without_mpi4py):
-    result = launchers.run(launcher, 2, ["-c", HELLO], timeout=60, env=without_mpi4py).expect(3)
+def test_two_ranks_need_mpi4py(recent_launcher, without_mpi4py):
+    result = launchers.run(
+        recent_launcher, 2, ["-c", HELLO], timeout=60, env=without_mpi4py
+    ).expect(3)
     one_message(result, "mpi4py is not installed", "pip install mpi4py")
 
 

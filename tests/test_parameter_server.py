@@ -107,12 +107,12 @@ def test_nobody_gets_further_ahead_than_allowed():
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("bound", [0, 100])
-def test_an_epoch_may_take_longer_than_a_collective_call(bound):
+def test_an_epoch_may_take_longer_than_a_collective_call():
     # The dedicated server, and with a large bound the other worker, have nothing to do for 4.5 s.
-    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "bound": bound, "deadline": 3.0}
-    (reports,) = train("openmpi", 3, [{**way, "sleeper": 0, "sleep": 1.5, "sleeps": 3}])
-    assert all(report["same"] for report in reports)
+    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 3.0}
+    slow = {**way, "sleeper": 0, "sleep": 1.5, "sleeps": 3}
+    for reports in train("openmpi", 3, [{**slow, "bound": bound} for bound in (0, 100)]):
+        assert all(report["same"] for report in reports)
 
 
 @pytest.mark.mpi
@@ -120,9 +120,9 @@ def test_an_epoch_may_take_longer_than_a_collective_call(bound):
 @pytest.mark.parametrize(
     ("who", "role", "how", "bound"),
     [
-        (1, "worker", "is killed", 0),
+        pytest.param(1, "worker", "is killed", 0, marks=pytest.mark.long),
         (1, "worker", "is stopped", 0),
-        (1, "worker", "is stopped", None),
+        pytest.param(1, "worker", "is stopped", None, marks=pytest.mark.long),
         (2, "server", "is killed", None),
         (2, "server", "is stopped", 0),
     ],
@@ -148,6 +148,26 @@ def test_a_worker_or_server_that_is_lost_ends_the_job(who, role, how, bound, tmp
         "server": r"waited for the weights of the parameter server that is rank 2 on \S+, for 5 s",
     }
     assert re.search(said[role], result.stderr), str(result)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("who", "bound", "whom"),
+    [(1, 0, r"one of rank 0 on \S+, rank 1 on \S+"), (2, None, r"rank 2 on \S+")],
+)
+def test_who_stops_when_an_epoch_is_over_owes_nobody_and_is_missed(who, bound, whom, tmp_path):
+    way = {
+        "steps": STEPS, "servers": 1, "placement": "dedicated", "bound": bound,
+        "victim": who, "how": "is stopped", "late": True, "deadline": DEADLINE,
+    }  # fmt: skip
+    program = [ranks.HERE / "served.py", json.dumps([way])]
+    result = launchers.run(launchers.table()["openmpi"], 3, program, timeout=60, cwd=tmp_path)
+    seconds = time.time() - float((tmp_path / "failed").read_text())
+    result.expect(6)
+    assert DEADLINE <= seconds < 2 * DEADLINE + 10
+    said = rf"waited at an epoch's end, which all workers have reached, for {whom} for 3 s"
+    assert re.search(said, result.stderr), str(result)
 
 
 OPTIMIZERS = {

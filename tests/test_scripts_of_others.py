@@ -269,8 +269,8 @@ def check(found, ranks, arguments):
 BATCHES = [14.0, 41.0]
 
 
-def test_a_torchrun_script_with_workers(launcher, tmp_path):
-    result, found = train(launcher, 2, ["bare", "--epochs", "3"], tmp_path)
+def test_a_torchrun_script_with_workers(recent_launcher, tmp_path):
+    result, found = train(recent_launcher, 2, ["bare", "--epochs", "3"], tmp_path)
     check(found, 2, ["bare", "--epochs", "3"])
     for facts in found:
         assert facts["workers"] == dict.fromkeys(("fork", "spawn", "forkserver"), BATCHES)
@@ -395,8 +395,8 @@ def test_mistakes_of_one_process(arguments, words):
 
 
 @pytest.mark.parametrize("arguments", [["absent.py"], ["--interface", "absent0", "-m", "timeit"]])
-def test_mistakes_of_every_rank_are_said_once(launcher, arguments):
-    result = launchers.run(launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)
+def test_mistakes_of_every_rank_are_said_once(recent_launcher, arguments):
+    result = launchers.run(recent_launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)
     (line,) = messages(result)
     assert arguments[arguments.index("--interface") + 1 if len(arguments) > 1 else 0] in line
     assert "Traceback" not in result.output

@@ -52,13 +52,13 @@ def test_what_every_rank_is_given(launcher, ranks):
         assert row["is_torchelastic_launched"] is True
 
 
-def test_rank_0_knows_how_long_each_phase_took(launcher):
+def test_rank_0_knows_how_long_each_phase_took(recent_launcher):
     program = (
         "import mpiddp\n"
         "with mpiddp.init(timeout=60) as session:\n"
         "    print(session.world.rank, sorted(session.seconds.items()))\n"
     )
-    result = launchers.run(launcher, 2, ["-c", program], timeout=90).expect(0)
+    result = launchers.run(recent_launcher, 2, ["-c", program], timeout=90).expect(0)
     rows = dict(line.split(" ", 1) for line in result.stdout.splitlines())
     assert rows["1"] == "[]"
     seconds = dict(ast.literal_eval(rows["0"]))
@@ -228,8 +228,8 @@ with mpiddp.init(timeout=30) as session:
 """
 
 
-def test_ranks_that_differ_are_named(launcher):
-    result = launchers.run(launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
+def test_ranks_that_differ_are_named(recent_launcher):
+    result = launchers.run(recent_launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
     wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
     assert result.stderr.count(wanted) == 1
     (line,) = [line for line in result.stderr.splitlines() if wanted in line]
@@ -263,8 +263,8 @@ def test_without_mpi_a_second_session_works():
     assert result.stdout == "closed 1\nclosed 2\n"
 
 
-def test_with_mpi_a_second_session_is_refused(launcher):
-    result = launchers.run(launcher, 2, ["-c", TWICE], timeout=60).expect(3)
+def test_with_mpi_a_second_session_is_refused(recent_launcher):
+    result = launchers.run(recent_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
     assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
     assert result.stderr.count("MPI was shut down earlier in this process") == 1
     assert "Traceback" not in result.output
@@ -284,13 +284,13 @@ session.any("raise" in sys.argv)
 """
 
 
-def test_a_session_without_with_is_closed_at_exit(launcher):
-    result = launchers.run(launcher, 2, ["-c", BARE], timeout=60).expect(0)
+def test_a_session_without_with_is_closed_at_exit(recent_launcher):
+    result = launchers.run(recent_launcher, 2, ["-c", BARE], timeout=60).expect(0)
     assert "Traceback" not in result.output and result.stdout.count("rank ") == 2
 
 
-def test_a_session_without_with_ends_the_job_when_a_rank_raises(launcher):
-    result = launchers.run(launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
+def test_a_session_without_with_ends_the_job_when_a_rank_raises(recent_launcher):
+    result = launchers.run(recent_launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
     assert result.stderr.count("ValueError: bare") == 1
     assert result.stderr.count("Traceback") == 1
     assert "mpiddp: rank 1 of 2 on " in result.stderr
@@ -316,8 +316,8 @@ with mpiddp.init(timeout=30) as session:
 
 
 @pytest.mark.mpi
-def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(launcher):
-    result = launchers.run(launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
+def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(recent_launcher):
+    result = launchers.run(recent_launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
     lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]
     assert len(lines) == 1, str(result)
     said = (
@@ -339,8 +339,8 @@ assert MPI.COMM_WORLD.allreduce(1) == 2
 """
 
 
-def test_an_mpi_that_was_up_before_stays_up(launcher):
-    launchers.run(launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
+def test_an_mpi_that_was_up_before_stays_up(recent_launcher):
+    launchers.run(recent_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
 
 
 GROUP_IS_UP = """

@@ -371,8 +371,12 @@ ROLL_CALL = (
 
 @pytest.mark.parametrize(
     ("module", "function", "says"),
-    [("mpi", "initialize", SILENT_INIT), ("network", "list_interfaces", ROLL_CALL)],
-    ids=["in MPI_Init", "after it"],
+    [
+        pytest.param("mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
+        pytest.param(
+            "network", "list_interfaces", ROLL_CALL, id="after it", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_a_node_cut_during_start_up_is_named(module, function, says, slurm_cluster, tmp_path):
     program = WAITING.format(

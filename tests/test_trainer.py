@@ -78,7 +78,13 @@ def test_the_default_model_learns_each_data_set(
     assert run(configuration.resolve(), session).test_accuracy > 0.9
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "resnet18"))
+        for name in sorted(MODELS)
+    ],
+)
 def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Path) -> None:
     epochs = 2 if model == "resnet18" else 4
     configuration = Configuration(runs_dir=tmp_path, model=model, epochs=epochs)
@@ -221,7 +227,7 @@ TOY = ("--data", "toy", "--samples", "200", "--epochs", "2")
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_digits_are_learnt_to_97_per_cent(ranks: int, tmp_path: Path) -> None:
     result = launch(OPENMPI, ranks, tmp_path, "--name", "digits")
     assert result.returncode == 0, result

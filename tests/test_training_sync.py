@@ -42,7 +42,7 @@ def read_last(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
     _, plain = train(ranks, tmp_path, "plain")

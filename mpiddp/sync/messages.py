@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,10 +91,18 @@ class Wire:
         parts = _cut(buffer, self.longest)
         return Message([self.communicator.Irecv(part, rank, tag) for part in parts])
 
-    def meet(self) -> None:
-        """Wait for all ranks, however long they take: who is lost is found by whom it owes."""
-        request, pauses = self.communicator.Ibarrier(), Pauses()
+    def meet(self, communicator: MPI.Comm, is_due: Callable[[], bool], what: str = "") -> None:
+        """Wait for all ranks of a communicator, however long they take until ``is_due``.
+
+        Raises PeerLostError, which begins with ``what``, where one does not come within the
+        time-out from then on.
+        """
+        request, pauses, due = communicator.Ibarrier(), Pauses(), None
         while not request.Test():
+            if due is None and is_due():
+                due = time.monotonic() + self.timeout
+            if due is not None and time.monotonic() > due:
+                raise PeerLostError(f"{what} for {self.timeout:g} s")
             pauses.sleep()
 
     def wait(self, message: Message, what: str, patience: float = 0.0) -> None:

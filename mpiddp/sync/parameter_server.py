@@ -116,6 +116,7 @@ class Server:
         self._next_ticket = len(workers)
         self._receives: dict[int, Message] = {}
         """From workers that have weights."""
+        self._finished: set[int] = set()
         self._stopped = threading.Event()
 
     def serve(self) -> None:
@@ -144,12 +145,18 @@ class Server:
         for place in list(self._sends):
             self._finish_sends(place)
 
+    @property
+    def is_epoch_over(self) -> bool:
+        """Whether all workers have said that they have no more gradients; from any thread."""
+        return len(self._finished) == len(self._workers)
+
     def stop(self) -> None:
         """Have ``serve`` return; from another thread, once no worker will send anything more."""
         self._stopped.set()
 
     def _hear(self, place: int, message: Message) -> None:
         if message.is_empty:
+            self._finished.add(place)
             self._watch.excuse(place)
             self._listen(place)
         else:
@@ -213,6 +220,7 @@ class Server:
         target.copy_(self._weights)
         self.clock.renew()
         self._watch.rest()
+        self._finished.clear()
         self._next_ticket = len(self._workers)
 
     def _answer(self, place: int) -> None:

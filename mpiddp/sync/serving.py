@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.messages import Wire
 from mpiddp.sync.parameter_server import MakeOptimizer, Server, Worker, check_threads
 from mpiddp.sync.staleness import Clock
+
+MANY = 8
+"""Ranks that are counted in a message, not listed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ class Serving:
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._fail = fail
-        rank = session.world.rank
+        self._rank = rank = session.world.rank
+        self._workers = communicator.Split(int(rank in roles.workers))
+        """Of the workers; the other servers have one of theirs, and no use for it."""
         self._wire = wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
@@ -149,11 +154,25 @@ class Serving:
         """This rank has no more steps; wait for those who have. Collective.
 
         Epochs may take longer than the time-out of a collective call, which a server that does
-        nothing else would make at once.
+        nothing else would make at once. So the time-out begins when all workers have finished:
+        a server is told by each of them, and they meet first.
         """
+
+        def is_over() -> bool:
+            return self._server is not None and self._server.is_epoch_over
+
+        def describe(ranks: Sequence[int]) -> str:
+            others = [self._wire.names[rank] for rank in ranks if rank != self._rank]
+            listed = ", ".join(others) if len(others) <= MANY else f"{len(others)} ranks"
+            whom = listed if len(others) == 1 else f"one of {listed}"
+            return f"waited at an epoch's end, which all workers have reached, for {whom}"
+
         if self._worker is not None:
             self._worker.finish_epoch()
-        self._wire.meet()
+            self._wire.meet(self._workers, is_over, describe(self._roles.workers))
+            self._wire.meet(self._communicator, lambda: True, describe(self._roles.servers))
+        else:
+            self._wire.meet(self._communicator, is_over, describe(range(len(self._wire.names))))
 
     def settle(self) -> None:
         """Give all ranks the servers' weights; an epoch begins. Collective, between two steps."""
@@ -168,10 +187,11 @@ class Serving:
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""
-        self._wire.meet()
+        self._wire.meet(self._communicator, lambda: False)
         if self._server is not None and self._thread is not None:
             self._server.stop()
             self._thread.join()
+        self._workers.Free()
         self._communicator.Free()
 
 
