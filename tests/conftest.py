@@ -15,12 +15,18 @@ import browser
 import launchers
 import slurm
 from markers import (
+    pytest_collection_modifyitems,
     pytest_make_collect_report,
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_terminal_summary"]
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+    "pytest_terminal_summary",
+]
 
 # With it, print writes each of its arguments by itself, and the launcher forwards lines that are
 # mixed of several ranks'. Containers like to set it; what a test wants at once, it flushes.

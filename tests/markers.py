@@ -67,6 +67,15 @@ def _markers_of(report: pytest.TestReport) -> list[str]:
     return getattr(report, "markers", []) or ["none"]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked ``long`` unless it is asked for, by -m or by a test's name."""
+    if "long" in config.getoption("markexpr") or any("::" in each for each in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield

@@ -140,7 +140,7 @@ def lose_late(way: Way, serving: Serving) -> None:
     """A worker goes when it has said that it is done, a server when all workers have."""
     if serving._worker is not None:
         serving._worker.finish_epoch()
-    while not (serving._server is None or serving._server.is_epoch_over):
+    while not (serving._server is None or serving._server.epochs):
         time.sleep(0.01)
     way.lose()
 

@@ -21,8 +21,9 @@ from mpiddp.launch.failure import WayOut
 from mpiddp.launch.outcome import read_outcome
 from mpiddp.launch.world import World
 
-FAILING = {"once": (0, 2, 1, 0), "often": (0, 2, 1, 0, 0, 2, 1, 1, 0, 2)}
-"""The failing rank of each repetition, of 2 and of 3 ranks in turn."""
+FAILING = {"once": (0, 2, 1, 0, 0, 2), "often": (0, 2, 1, 0, 0, 2, 1, 1, 0, 2)}
+"""The failing rank of each repetition, of 2 and of 3 ranks in turn: of each launcher once or twice,
+or of each rank several times."""
 PROMISED = 2.0
 """Seconds in which a failure ends the job."""
 HUNG = 15.0
@@ -97,7 +98,7 @@ def run(row, ranks, stage, who, how, folder, timeout=60.0, **env):
 
 
 def repetitions(failing):
-    """Launcher, ranks and failing rank of each repetition: all of them, rank 0 included."""
+    """Launcher, ranks and failing rank of each repetition."""
     rows = launchers.available()
     for number, who in enumerate(failing):
         yield rows[number % len(rows)], 2 + number % 2, who
@@ -117,10 +118,13 @@ def lines_of(result, start):
 
 
 def check_times(seconds):
-    """``seconds`` by failing rank: one that always takes long is not outvoted by the others."""
+    """``seconds`` by failing rank.
+
+    Where each failed several times, one that always takes long is not outvoted by the others.
+    """
     assert max(map(max, seconds.values())) < HUNG, seconds
-    repeated = min(map(len, seconds.values())) > 2
-    for times in seconds.values() if repeated else [list(chain(*seconds.values()))]:
+    several = min(map(len, seconds.values())) > 2
+    for times in seconds.values() if several else [list(chain(*seconds.values()))]:
         assert statistics.median(times) < PROMISED, seconds
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import markers
 
-MARKERS = "[pytest]\nmarkers =\n    mpi\n    slurm\n    gpu\n    browser\n"
+MARKERS = "[pytest]\nmarkers =\n    mpi\n    slurm\n    gpu\n    browser\n    long\n"
 
 
 @pytest.fixture
@@ -16,14 +16,14 @@ def made_up(pytester, monkeypatch):
     """Runs a made-up test file, with what ``why_required`` answers for slurm and browser."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the tests
 
-    def run(source: str, *, required: bool = False) -> pytest.RunResult:
+    def run(source: str, *options: str, required: bool = False) -> pytest.RunResult:
         if required:
             answers = {"gpu": None}
             monkeypatch.setattr(markers, "why_required", lambda name: answers.get(name, "it can"))
         pytester.makeconftest("from markers import *")
         pytester.makeini(MARKERS)
         pytester.makepyfile(source)
-        return pytester.runpytest_inprocess("-p", "no:cacheprovider")
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
 
     return run
 
@@ -107,6 +107,36 @@ def test_a_parameter_is_no_marker(made_up):
         "import pytest\n@pytest.mark.parametrize('x', ['slurm'])\ndef test_slurm(x): pass\n"
     )
     result.stdout.fnmatch_lines(["slurm: 0 ran, 0 skipped"])
+
+
+LONG = """
+import pytest
+
+@pytest.mark.long
+@pytest.mark.slurm
+def test_often():
+    pass
+
+@pytest.mark.slurm
+def test_once():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "passed"),
+    [
+        ((), ["test_once"]),
+        (("-m", "slurm"), ["test_once"]),
+        (("-m", "long"), ["test_often"]),
+        (("-m", "slurm and not long"), ["test_once"]),
+        (("test_what_is_long_has_to_be_asked_for.py::test_often",), ["test_often"]),
+    ],
+)
+def test_what_is_long_has_to_be_asked_for(options, passed, made_up):
+    result = made_up(LONG, "-v", *options)
+    result.assert_outcomes(passed=1, deselected=0 if "::" in "".join(options) else 1)
+    result.stdout.fnmatch_lines([f"*::{name} PASSED*" for name in passed])
 
 
 def test_notes_are_printed_and_the_summary_is_last(made_up):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -119,8 +120,16 @@ def run_inside(launcher, allocation, command) -> launchers.Result:
 
 
 def test_a_heterogeneous_job(slurm_cluster):
-    inside = [slurm.find_program("srun"), "--mpi=pmix", "--het-group=0,1"]
-    result = run_inside(slurm_cluster.srun(), ["-n1", ":", "-n2", "--nodes=2"], inside).expect(0)
+    # Where both components end together, two threads of Slurm 22.05's srun may wait for the end of
+    # one and the same third (pmixp_abort_agent_stop in its plugins/mpi/pmix/pmixp_agent.c): one of
+    # them for ever, in one of sixteen runs, long after the ranks have gone.
+    srun = ["timeout", "--signal=KILL", "25", slurm.find_program("srun")]
+    inside = [*srun, "--mpi=pmix", "--het-group=0,1"]
+    for _ in range(3):
+        result = run_inside(slurm_cluster.srun(), ["-n1", ":", "-n2", "--nodes=2"], inside)
+        if result.returncode != 128 + signal.SIGKILL:
+            break
+    result.expect(0)
     assert [row[:2] for row in seen(result)] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
 
 
@@ -371,12 +380,8 @@ ROLL_CALL = (
 
 @pytest.mark.parametrize(
     ("module", "function", "says"),
-    [
-        pytest.param("mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
-        pytest.param(
-            "network", "list_interfaces", ROLL_CALL, id="after it", marks=pytest.mark.long
-        ),
-    ],
+    [("mpi", "initialize", SILENT_INIT), ("network", "list_interfaces", ROLL_CALL)],
+    ids=["in MPI_Init", "after it"],
 )
 def test_a_node_cut_during_start_up_is_named(module, function, says, slurm_cluster, tmp_path):
     program = WAITING.format(

@@ -15,6 +15,8 @@ from mpiddp import environment
 from mpiddp.launch.launcher import Launcher
 from mpiddp.launch.slurm_pmi import (
     LONGEST_COMMAND,
+    LONGEST_VALUE,
+    NOT_FOUND,
     find_descriptor,
     shorten_answer,
     shortened_values,
@@ -54,8 +56,12 @@ def test_the_limit_is_lowered_while_mpi_starts_and_nothing_else_is_touched(conne
     with shortened_values(MPICH, launched("slurm")):
         assert ask(client, server, b"cmd=get_maxes\n", MAXES % 1024) == (
             b"cmd=get_maxes\n",
-            MAXES % 900,
+            MAXES % LONGEST_VALUE,
         )
+        told = b"cmd=get_result rc=0 value=%s\n"
+        fits, does_not = (b"(" * (LONGEST_VALUE - each) for each in (1, 0))
+        assert ask(client, server, b"cmd=get\n", told % fits)[1] == told % fits
+        assert ask(client, server, b"cmd=get\n", told % does_not)[1] == NOT_FOUND
         for length in (1, 1023, 1024):
             command, answer = b"x" * length, b"y" * length
             assert ask(client, server, command, answer) == (command, answer)
@@ -69,6 +75,17 @@ def test_a_server_that_goes_is_heard_of(connection):
         server.shutdown(socket.SHUT_RDWR)
         assert client.recv(1) == b""
     assert client.recv(1) == b""
+
+
+def test_a_server_that_goes_without_having_listened_is_heard_of(connection):
+    server, client = connection
+    with shortened_values(MPICH, launched("slurm")):
+        client.sendall(b"cmd=get_maxes\n")
+        # Both are on their way, so that the relay's next read or write is an error.
+        client.sendall(b"cmd=barrier_in\n")
+        server.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
 
 
 def test_an_error_in_between_leaves_the_connection_as_it_was(connection):
@@ -114,4 +131,4 @@ def test_every_command_fits_what_slurm_reads(job, step, key, limit):
     command = f"cmd=put kvsname={job}.{step} key={key} value={value}\n"
     assert len(command) <= LONGEST_COMMAND and told <= limit
     # Segments of a long value are cut by one rule and joined by another.
-    assert told < 900 or (told - 2) // 2 == (told - 1) // 2
+    assert told < LONGEST_VALUE or (told - 2) // 2 == (told - 1) // 2

@@ -9,7 +9,11 @@ other words come; and it publishes 4096 bytes whatever the address's length
 are shortened, so most starts stay below the limit; one whose memory holds something denser there
 loses a part of the address, and MPI_Init aborts or hangs.
 
-So Slurm's answer to "how long may a value be" is changed on its way to MPICH.
+So Slurm's answer to "how long may a value be" is changed on its way to MPICH. All ranks must be
+told the same, since they cut and join long values by it: a job in which a part of the ranks
+initialises MPI by itself is not helped. MPICH would also cut what it reads to that length; the one
+longer value that Slurm has, which rank is on which node of an irregular layout, it finds out by
+itself where Slurm does not tell.
 """
 
 from __future__ import annotations
@@ -27,13 +31,16 @@ from mpiddp.launch.launcher import Launcher
 
 LONGEST_COMMAND = 1024
 """What Slurm reads of a command, in bytes."""
-OTHER_WORDS = 124
-"""What a command has beside its value: ``cmd=put kvsname= key= value=`` and a newline are 28 bytes,
-a key at most 64, and Slurm's name of the store, the numbers of job and step, at most 21."""
-LONGEST_VALUE = LONGEST_COMMAND - OTHER_WORDS
-"""Even, as it must be: of an odd limit MPICH's sender and receiver make segments of two sizes."""
+OTHER_WORDS = 29 + 64 + 21
+"""What a command has beside its value: ``cmd=put kvsname= key= value=`` and a newline, a key, and
+Slurm's name of the store, which is the numbers of job and step; each at its longest."""
+LONGEST_VALUE = (LONGEST_COMMAND - OTHER_WORDS) // 2 * 2
+"""With a byte for the end. Even: of an odd limit MPICH makes segments of one size where it cuts a
+value, and of another one where it joins them."""
 ROOM = 1 << 16
-ANSWER = re.compile(rb"\b(vallen_max=)(\d+)\b")
+LIMIT = re.compile(rb"\b(vallen_max=)(\d+)\b")
+VALUE = re.compile(rb"^cmd=get_result\b.*\bvalue=(\S*)")
+NOT_FOUND = b"cmd=get_result rc=1\n"
 
 
 @contextlib.contextmanager
@@ -80,8 +87,14 @@ def find_descriptor(version: str, launcher: Launcher | None) -> int | None:
 
 
 def shorten_answer(answer: bytes) -> bytes:
-    """An answer of Slurm's, with a limit on values that its commands leave room for."""
-    return ANSWER.sub(lambda found: found[1] + b"%d" % min(int(found[2]), LONGEST_VALUE), answer)
+    """An answer of Slurm's, with a limit on values that its commands leave room for.
+
+    A value that is longer is said not to be there.
+    """
+    value = VALUE.match(answer)
+    if value is not None and len(value[1]) >= LONGEST_VALUE:
+        return NOT_FOUND
+    return LIMIT.sub(lambda found: found[1] + b"%d" % min(int(found[2]), LONGEST_VALUE), answer)
 
 
 def _relay(server: int, ours: socket.socket) -> None:
@@ -90,14 +103,17 @@ def _relay(server: int, ours: socket.socket) -> None:
     Each is one write on its side and at most one is under way, so what a read gives is whole.
     """
     client = ours.fileno()
-    with selectors.DefaultSelector() as selector, contextlib.suppress(OSError):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(OSError))
+        # However it ends, MPICH must not wait for answers that nobody brings.
+        stack.callback(ours.shutdown, socket.SHUT_RDWR)
+        selector = stack.enter_context(selectors.DefaultSelector())
         selector.register(server, selectors.EVENT_READ)
         selector.register(client, selectors.EVENT_READ)
         while True:
             for ready, _ in selector.select():
                 data = os.read(ready.fd, ROOM)
                 if not data:
-                    ours.shutdown(socket.SHUT_RDWR)
                     return
                 if ready.fd == client:
                     os.write(server, data)

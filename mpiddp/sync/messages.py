@@ -91,18 +91,17 @@ class Wire:
         parts = _cut(buffer, self.longest)
         return Message([self.communicator.Irecv(part, rank, tag) for part in parts])
 
-    def meet(self, communicator: MPI.Comm, is_due: Callable[[], bool], what: str = "") -> None:
-        """Wait for all ranks of a communicator, however long they take until ``is_due``.
+    def meet(self, is_due: Callable[[], bool], what: str) -> None:
+        """Wait for all ranks, for any time until ``is_due()``, then for the time-out.
 
-        Raises PeerLostError, which begins with ``what``, where one does not come within the
-        time-out from then on.
+        Raises PeerLostError, which begins with ``what``.
         """
-        request, pauses, due = communicator.Ibarrier(), Pauses(), None
+        request, pauses, due = self.communicator.Ibarrier(), Pauses(), None
         while not request.Test():
             if due is None and is_due():
                 due = time.monotonic() + self.timeout
             if due is not None and time.monotonic() > due:
-                raise PeerLostError(f"{what} for {self.timeout:g} s")
+                raise PeerLostError(f"{what} within {self.timeout:g} s")
             pauses.sleep()
 
     def wait(self, message: Message, what: str, patience: float = 0.0) -> None:

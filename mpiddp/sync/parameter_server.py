@@ -8,7 +8,8 @@ that a pass over the data moves the weights as far. Which worker may go on when 
 say.
 
 Messages, for each server and worker: one from the worker with its gradient, which asks for weights,
-too, and one back with the weights. An empty one from the worker says that its epoch is over.
+too, and one back with the weights. An empty one from the worker says that its epoch is over; it is
+answered by signs of life until all workers' are.
 Without a bound server 0 also says which batch the worker should take next, so that a slow worker
 takes fewer of them, and nobody waits for it before the epoch is over.
 """
@@ -16,6 +17,7 @@ takes fewer of them, and nobody waits for it before the epoch is over.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,8 +29,12 @@ from mpiddp.sync.messages import Array, Message, Pauses, Wire
 from mpiddp.sync.staleness import Clock
 from mpiddp.sync.watch import Watch
 
-GRADIENT, WEIGHTS, TICKET = range(3)
-"""What a message is, added to three times the number of its server to make its tag."""
+GRADIENT, WEIGHTS, TICKET, SIGN = range(4)
+"""What a message is, added to four times the number of its server to make its tag."""
+PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
+"""Signs to a worker that waits for an epoch's end."""
+SIGNS = 4
+"""Of them in the time after which a server that gives none is lost."""
 PATIENCE = 2.0
 """Seconds by which workers wait longer than servers, who know which worker all wait for."""
 
@@ -36,7 +42,7 @@ MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 def _tag(server: int, kind: int) -> int:
-    return 3 * server + kind
+    return 4 * server + kind
 
 
 def shares_batches(server: int, bound: int | None) -> bool:
@@ -57,6 +63,13 @@ def check_threads() -> None:
 
 class Server:
     """One server's weights and optimiser; ``serve`` is its life."""
+
+    number: int
+    """Of this server, from 0."""
+    clock: Clock
+    """Who has come how far, and how stale gradients were."""
+    epochs: int
+    """In how many all workers have said that they have no more gradients; from any thread."""
 
     def __init__(
         self,
@@ -85,11 +98,9 @@ class Server:
         """
         self._wire = wire
         self.number = number
-        """Of this server, from 0."""
         self._workers = tuple(workers)
         self._rate = rate
         self.clock = clock
-        """Who has come how far, and how stale gradients were."""
         self._watch = Watch(len(workers), wire.timeout)
         self._weights = weights.clone()
         self._pieces = tuple(pieces)
@@ -117,6 +128,8 @@ class Server:
         self._receives: dict[int, Message] = {}
         """From workers that have weights."""
         self._finished: set[int] = set()
+        self._sign_due = 0.0
+        self.epochs = 0
         self._stopped = threading.Event()
 
     def serve(self) -> None:
@@ -136,6 +149,8 @@ class Server:
                     f"parameter server {self.number} has heard nothing of {missing} for "
                     f"{self._wire.timeout:g} s"
                 )
+            if time.monotonic() > self._sign_due:
+                self._sign(PRESENT)
             if came:
                 pauses.begin()
             else:
@@ -145,23 +160,28 @@ class Server:
         for place in list(self._sends):
             self._finish_sends(place)
 
-    @property
-    def is_epoch_over(self) -> bool:
-        """Whether all workers have said that they have no more gradients; from any thread."""
-        return len(self._finished) == len(self._workers)
-
     def stop(self) -> None:
         """Have ``serve`` return; from another thread, once no worker will send anything more."""
         self._stopped.set()
 
     def _hear(self, place: int, message: Message) -> None:
         if message.is_empty:
-            self._finished.add(place)
             self._watch.excuse(place)
             self._listen(place)
+            self._finished.add(place)
+            if len(self._finished) == len(self._workers):
+                self._sign(OVER)
+                self._finished.clear()
+                self.epochs += 1
         else:
             self._watch.hear(place)
             self._take(place)
+
+    def _sign(self, sign: Array) -> None:
+        """Tell those who wait for the epoch's end how things are."""
+        self._sign_due = time.monotonic() + self._wire.timeout / SIGNS
+        for place in self._finished:
+            self._send(place, sign, SIGN)
 
     def _name(self, place: int) -> str:
         return self._wire.names[self._workers[place]]
@@ -220,7 +240,6 @@ class Server:
         target.copy_(self._weights)
         self.clock.renew()
         self._watch.rest()
-        self._finished.clear()
         self._next_ticket = len(self._workers)
 
     def _answer(self, place: int) -> None:
@@ -319,13 +338,24 @@ class Worker:
             self._model.parameters.copy_(self._weights)
 
     def finish_epoch(self) -> None:
-        """Tell all servers that there will be no gradient before the next epoch."""
+        """Tell all servers that there will be no gradient before the next epoch.
+
+        Waits until all workers have done so, however long that takes: meanwhile servers give signs
+        of life. Raises PeerLostError where one does not.
+        """
         for number, rank in enumerate(self._servers):
             nothing = np.empty(0, np.uint8)
             message = self._wire.send(nothing, rank, _tag(number, GRADIENT))
             self._wire.wait(
                 message, f"waited for {self._wire.names[rank]} to hear of an epoch's end"
             )
+        for number, rank in enumerate(self._servers):
+            sign = PRESENT.copy()
+            while sign[0] == PRESENT[0]:
+                message = self._wire.receive(sign, rank, _tag(number, SIGN))
+                name = self._wire.names[rank]
+                what = f"heard nothing, at an epoch's end, of the parameter server that is {name},"
+                self._wire.wait(message, what)
 
 
 def _view_bytes(tensor: torch.Tensor) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -91,8 +91,7 @@ class Serving:
         self._thread: threading.Thread | None = None
         self._fail = fail
         self._rank = rank = session.world.rank
-        self._workers = communicator.Split(int(rank in roles.workers))
-        """Of the workers; the other servers have one of theirs, and no use for it."""
+        self._epochs = 0
         self._wire = wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
@@ -154,25 +153,23 @@ class Serving:
         """This rank has no more steps; wait for those who have. Collective.
 
         Epochs may take longer than the time-out of a collective call, which a server that does
-        nothing else would make at once. So the time-out begins when all workers have finished:
-        a server is told by each of them, and they meet first.
+        nothing else would make at once. So its time-out begins when all workers have finished.
         """
-
-        def is_over() -> bool:
-            return self._server is not None and self._server.is_epoch_over
-
-        def describe(ranks: Sequence[int]) -> str:
-            others = [self._wire.names[rank] for rank in ranks if rank != self._rank]
-            listed = ", ".join(others) if len(others) <= MANY else f"{len(others)} ranks"
-            whom = listed if len(others) == 1 else f"one of {listed}"
-            return f"waited at an epoch's end, which all workers have reached, for {whom}"
-
+        self._epochs += 1
         if self._worker is not None:
             self._worker.finish_epoch()
-            self._wire.meet(self._workers, is_over, describe(self._roles.workers))
-            self._wire.meet(self._communicator, lambda: True, describe(self._roles.servers))
-        else:
-            self._wire.meet(self._communicator, is_over, describe(range(len(self._wire.names))))
+        self._meet("all workers have finished an epoch, and", self._is_epoch_over)
+
+    def _is_epoch_over(self) -> bool:
+        """A worker has waited for it."""
+        return self._server is None or self._server.epochs >= self._epochs
+
+    def _meet(self, when: str, is_due: Callable[[], bool]) -> None:
+        names = self._wire.names
+        others = [*names[: self._rank], *names[self._rank + 1 :]]
+        listed = ", ".join(others) if len(others) <= MANY else f"{len(others)} ranks"
+        whom = listed if len(others) == 1 else f"one of {listed}"
+        self._wire.meet(is_due, f"{when} {whom} did not come")
 
     def settle(self) -> None:
         """Give all ranks the servers' weights; an epoch begins. Collective, between two steps."""
@@ -187,11 +184,10 @@ class Serving:
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""
-        self._wire.meet(self._communicator, lambda: False)
+        self._meet("at the end of training", lambda: True)
         if self._server is not None and self._thread is not None:
             self._server.stop()
             self._thread.join()
-        self._workers.Free()
         self._communicator.Free()
 
 
