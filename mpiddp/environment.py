@@ -93,8 +93,9 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
     ),
 )
 
-# A process manager that no row above describes still leaves one of these.
 PMI_DESCRIPTOR = "PMI_FD"
+
+# A process manager that no row above describes still leaves one of these.
 MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", PMI_DESCRIPTOR, "PMI_PORT")
 
 PMIX_SIGNS = ("PMIX_NAMESPACE", "PMIX_RANK")

@@ -59,7 +59,6 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
     before = host_state()
     with slurm.bring_up("--nodes=2", "--cpus=2") as cluster:
         state = json.loads((cluster.directory / "shape.json").read_text())
-        began = time.monotonic()
         # The name of an interface says what it is to connect, and one is a prefix of the other.
         rows = table(cluster)
         assert [row[1] for row in rows.values()] == ["ens1f1", "ens1f0np0"]
@@ -92,7 +91,6 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         assert sorted(result.stdout.split()) == ["node1", "node2"]
         refused = cluster.control("up", "--nodes=3")
         assert refused.returncode == 1 and "--nodes 2 is up" in refused.stderr
-        assert time.monotonic() - began < 60
         began = time.monotonic()
         cluster.must("down")
         assert time.monotonic() - began < DOWN_SECONDS
@@ -104,7 +102,8 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
 
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
-def test_down_ends_what_runs(slurm_cluster):
+def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
+    elsewhere = shutil.copytree(slurm.COMMANDS, tmp_path / "cluster") / "down"
     began = time.monotonic()
     with slurm.bring_up("--nodes=4") as cluster:
         assert time.monotonic() - began < UP_SECONDS
@@ -113,9 +112,10 @@ def test_down_ends_what_runs(slurm_cluster):
         with launchers.start(cluster.srun(*flags, mpi="none"), 4, program, timeout=60) as job:
             job.until(lambda: job.stdout().count("up") == 4, "all ranks")
             began = time.monotonic()
-            cluster.must("down")
+            cluster.must(str(elsewhere))
             assert time.monotonic() - began < DOWN_SECONDS
             job.process.wait(20)
+        assert not cluster.directory.exists()
         assert processes_in(cluster.directory) == []
 
 

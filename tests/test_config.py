@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -302,29 +303,27 @@ def test_help_is_silent_where_another_rank_shows_it(capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
 
 
-def test_help_imports_neither_torch_nor_mpi() -> None:
+def test_help_imports_nothing_but_the_parser() -> None:
+    # Whatever else it imported, it would wait for; how long it takes, the benchmark of start-up
+    # tells (`--help` is one of its contenders).
     program = (
         "import sys, json, runpy\n"
+        "before = set(sys.modules)\n"
         "sys.argv = ['train', '--help']\n"
         "try: runpy.run_module('mpiddp.train', run_name='__main__')\n"
         "except SystemExit: pass\n"
-        "sys.stderr.write(json.dumps(sorted(sys.modules)))"
+        "sys.stderr.write(json.dumps(sorted(set(sys.modules) - before)))"
     )
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    modules = json.loads(answer.stderr)
-    assert "tyro" in modules
-    assert {"torch", "numpy", "mpi4py", "mpi4py.MPI", "tqdm"} & set(modules) == set()
+    packages = {name.partition(".")[0] for name in json.loads(answer.stderr)}
+    imported = packages - sys.stdlib_module_names
+    assert {"mpiddp", "tyro"} <= imported
+    assert imported <= {"mpiddp", "tyro", *dependencies_of("tyro")}
 
 
-def test_help_takes_less_than_four_tenths_of_a_second() -> None:
-    durations = []
-    for _ in range(7):
-        begin = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "mpiddp.train", "--help"], check=True, capture_output=True
-        )
-        durations.append(time.perf_counter() - begin)
-    # The quickest: what else runs on the machine only ever adds to it.
-    assert min(durations) < 0.4
+def dependencies_of(package: str) -> set[str]:
+    """The import names of what a distribution requires, where they are the distributions' own."""
+    names = (re.split(r"[^\w-]", line)[0] for line in metadata.requires(package) or ())
+    return {name.replace("-", "_") for name in names}

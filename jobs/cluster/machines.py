@@ -78,12 +78,17 @@ def kill_all() -> None:
 
 
 def _boots(pid: int) -> bool:
-    """Whether a process runs boot.sh for the state directory, or is the unshare before it."""
+    """Whether a process runs boot.sh for the state directory, or is the unshare before it.
+
+    Anybody's boot.sh: another checkout's cluster ends as well.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     except OSError:
         return False
-    return words[-1:] == [os.fsencode(directory())] and os.fsencode(BOOT) in words
+    if len(words) < 4 or words[-1] != os.fsencode(directory()):
+        return False
+    return words[-4] == b"bash" and words[-3].endswith(b"/" + os.fsencode(BOOT.name))
 
 
 def _kill(dying: Sequence[int]) -> None:

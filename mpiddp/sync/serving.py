@@ -161,7 +161,7 @@ class Serving:
         self._meet("all workers have finished an epoch, and", self._is_epoch_over)
 
     def _is_epoch_over(self) -> bool:
-        """A worker has waited for it."""
+        """Whether this rank's server, if it has one, has seen all workers finish the epoch."""
         return self._server is None or self._server.epochs >= self._epochs
 
     def _meet(self, when: str, is_due: Callable[[], bool]) -> None:
