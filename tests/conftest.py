@@ -16,6 +16,7 @@ import launchers
 import slurm
 from markers import (
     pytest_collection_modifyitems,
+    pytest_configure,
     pytest_make_collect_report,
     pytest_runtest_makereport,
     pytest_terminal_summary,
@@ -23,6 +24,7 @@ from markers import (
 
 __all__ = [
     "pytest_collection_modifyitems",
+    "pytest_configure",
     "pytest_make_collect_report",
     "pytest_runtest_makereport",
     "pytest_terminal_summary",

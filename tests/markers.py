@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -65,6 +66,11 @@ def why_required(marker: str) -> str | None:
 def _markers_of(report: pytest.TestReport) -> list[str]:
     # Not report.keywords: those hold names and parameters as well.
     return getattr(report, "markers", []) or ["none"]
+
+
+def pytest_configure() -> None:
+    """End as by Ctrl-C when terminated: fixtures take down the clusters that they brought up."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

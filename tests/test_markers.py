@@ -109,6 +109,27 @@ def test_a_parameter_is_no_marker(made_up):
     result.stdout.fnmatch_lines(["slurm: 0 ran, 0 skipped"])
 
 
+TERMINATED = """
+import os, pathlib, pytest, signal, time
+
+@pytest.fixture(scope="session")
+def cluster():
+    yield
+    pathlib.Path("down").touch()
+
+def test_is_terminated(cluster):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+"""
+
+
+def test_a_terminated_run_takes_down_what_it_has_brought_up(made_up, pytester):
+    # pytester hands the interrupt of the made-up run on.
+    with pytest.raises(KeyboardInterrupt):
+        made_up(TERMINATED)
+    assert (pytester.path / "down").exists()
+
+
 LONG = """
 import pytest
 

@@ -59,10 +59,8 @@ class Reader:
                 "PATH": os.pathsep.join(map(str, path)),
                 "MPI4PY_LIBMPI": str(launcher.libmpi),
                 "PYTHONPATH": str(self.root),
-                # Nothing is installed, and tests/run.sh does all but run these tests again.
+                # Nothing is installed.
                 "MPIDDP_PYTHON": sys.executable,
-                "PYTEST_ADDOPTS": "--collect-only -qq",
-                "MYPY_CACHE_DIR": str(launchers.ROOT / ".mypy_cache"),
                 "MPIDDP_CLUSTER_DIR": str(self.state),
                 **self.slurm(),
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import launchers
 from mpiddp.training.config import read_toml
+from ranks import HERE
 
 OPENMPI = launchers.table()["openmpi"]
 pytestmark = pytest.mark.timeout(150)
@@ -36,6 +38,19 @@ def train(
     return result, folder / "runs" / name
 
 
+def train_each(
+    ranks: int,
+    folder: Path,
+    ways: dict[str, Sequence[str]],
+    launcher: launchers.Launcher = OPENMPI,
+) -> tuple[launchers.Result, dict[str, dict[str, Any]]]:
+    """A run for each of ``ways``, all in one job; the job and each run's last row of metrics."""
+    lines = json.dumps([["--name", name, *options] for name, options in ways.items()])
+    program = [HERE / "trainings.py", lines]
+    result = launchers.run(launcher, ranks, program, timeout=120, cwd=folder).expect(0)
+    return result, {name: read_last(folder / "runs" / name) for name in ways}
+
+
 def read_last(run: Path) -> dict[str, Any]:
     row: dict[str, Any] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     return row
@@ -45,17 +60,19 @@ def read_last(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
-    _, plain = train(ranks, tmp_path, "plain")
-    accuracy = read_last(plain)["test_accuracy"]
-    assert accuracy > 0.97
-    _, run = train(ranks, tmp_path, "whole", "--sync", "auto")
-    assert read_last(run)["test_accuracy"] >= accuracy - POINTS
-    narrow = ["--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"]
-    _, run = train(ranks, tmp_path, "narrow", *narrow)
-    assert read_last(run)["test_accuracy"] >= accuracy - NARROW_POINTS
-    _, run = train(ranks, tmp_path, "served", *SERVED, "--servers", "2")
-    assert read_last(run)["test_accuracy"] >= accuracy - POINTS
-    assert set(read_last(run)["staleness"]) == {"0"}
+    ways = {
+        "plain": (),
+        "whole": ("--sync", "auto"),
+        "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
+        "served": (*SERVED, "--servers", "2"),
+    }
+    _, rows = train_each(ranks, tmp_path, ways)
+    accuracy = {name: row["test_accuracy"] for name, row in rows.items()}
+    assert accuracy["plain"] > 0.97
+    assert accuracy["whole"] >= accuracy["plain"] - POINTS
+    assert accuracy["narrow"] >= accuracy["plain"] - NARROW_POINTS
+    assert accuracy["served"] >= accuracy["plain"] - POINTS
+    assert set(rows["served"]["staleness"]) == {"0"}
 
 
 @pytest.mark.mpi
@@ -121,19 +138,20 @@ def test_the_choice_of_overlap_is_measured_told_and_used_again(tmp_path):
     assert saved > 0.035 if during else saved < 0.065
     settings = read_toml(run / "config.toml")
     assert settings["overlap"] == ("on" if during else "off")
-    # The same choice, and the other one, lead to the same bits.
-    for name, overlap in (("same", settings["overlap"]), ("other", "off" if during else "on")):
-        result, again = train(2, tmp_path, name, *SMALL, "--sync", "direct", "--overlap", overlap)
-        assert "ms with overlap" not in result.stdout
-        assert read_last(again)["parameters"] == read_last(run)["parameters"]
+    # That choice, and the other one, lead to the same bits.
+    ways = {way: (*SMALL, "--sync", "direct", "--overlap", way) for way in ("on", "off")}
+    result, rows = train_each(2, tmp_path, ways)
+    assert "ms with overlap" not in result.stdout
+    for row in rows.values():
+        assert row["parameters"] == read_last(run)["parameters"]
 
 
 @pytest.mark.mpi
 def test_running_averages_are_the_same_on_all_ranks(tmp_path):
     # The trainer refuses parameters and buffers that differ between ranks.
-    options = ("--data", "synthetic", "--samples", "60", "--batch-size", "8", "--epochs", "1")
-    for name, sync in (("plain", "framework"), ("ring", "ring")):
-        train(2, tmp_path, name, *options, "--model", "resnet18", "--sync", sync)
+    words = "--model resnet18 --data synthetic --samples 60 --batch-size 8 --epochs 1 --sync"
+    ways = {sync: (*words.split(), sync) for sync in ("framework", "ring")}
+    train_each(2, tmp_path, ways)
 
 
 @pytest.mark.mpi
@@ -170,10 +188,9 @@ def test_gradients_become_one_between_nodes(slurm_cluster, tmp_path):
         "sharded": (*SERVED, "--servers", "3"),
         "unbounded": (*SERVED, "--servers", "2", "--staleness", "unlimited"),
     }
-    losses = {}
-    for name, options in ways.items():
-        _, run = train(3, tmp_path, name, *SMALL, *options, launcher=launcher)
-        losses[name] = read_last(run)["test_loss"]
+    small = {name: (*SMALL, *options) for name, options in ways.items()}
+    _, rows = train_each(3, tmp_path, small, launcher)
+    losses = {name: row["test_loss"] for name, row in rows.items()}
     for name in ("schedule", "central", "sharded"):
         assert losses[name] == pytest.approx(losses["plain"], rel=1e-4), losses
     assert losses["unbounded"] == pytest.approx(losses["plain"], rel=0.3), losses
