@@ -454,6 +454,7 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     assert slurm_cluster.ask("squeue", "-h") == ""
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
 def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):

@@ -1250,9 +1250,9 @@ def test_two_starts_in_the_shell_of_an_allocation_share_their_logs(slurm):
 
 @pytest.mark.slurm
 def test_a_benchmark_starts_its_ranks_in_a_job(slurm):
-    words = shlex.split("startup --launcher srun --ranks 2 --repetitions 1 --warm-up 0")
+    words = shlex.split("allreduce --launcher srun --ranks 2 --sizes 8 --algorithms ring")
+    words += shlex.split("--repetitions 1 --warm-up 0 --iterations 3")
     identity = slurm.submit("--nodes=2", f"{JOBS}/benchmark.sbatch", *words)
-    # Five contenders one after another, torchrun's three imports of torch among them.
     [job] = slurm.wait(identity, 3 * JOB_SECONDS)
     assert (job.state, job.code) == ("COMPLETED", 0), job.output + job.log("err")
     assert "2 ranks on 2 nodes" in job.log("out")

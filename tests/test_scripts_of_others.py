@@ -269,8 +269,11 @@ def check(found, ranks, arguments):
 BATCHES = [14.0, 41.0]
 
 
-def test_a_torchrun_script_with_workers(recent_launcher, tmp_path):
-    result, found = train(recent_launcher, 2, ["bare", "--epochs", "3"], tmp_path)
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+def test_a_torchrun_script_with_workers(name, tmp_path):
+    row = launchers.table()[name]
+    result, found = train(row, 2, ["bare", "--epochs", "3"], tmp_path)
     check(found, 2, ["bare", "--epochs", "3"])
     for facts in found:
         assert facts["workers"] == dict.fromkeys(("fork", "spawn", "forkserver"), BATCHES)

@@ -19,7 +19,8 @@ QUIET = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "^ofi,uct,openib,usnic,smcuda",
     "UCX_MEM_EVENTS": "n",
-    # Nodes share this machine's cores: a rank that waits must let the others run.
+    # Nodes share this machine's cores: a rank or thread that waits must let the others run.
+    "OMP_WAIT_POLICY": "PASSIVE",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "MPIDDP_WAIT": "yield",
     # Slurm asks for the munge component of PMIx, which the wheel of Open MPI lacks.
