@@ -78,7 +78,9 @@ def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
 
 @pytest.fixture(
     params=[
-        pytest.param(row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name == "openmpi4")])
+        pytest.param(
+            row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name in launchers.OPTIONAL)]
+        )
         for row in launchers.available()
     ],
     ids=lambda row: row.name,

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -69,8 +70,17 @@ def _markers_of(report: pytest.TestReport) -> list[str]:
 
 
 def pytest_configure() -> None:
-    """End as by Ctrl-C when terminated: fixtures take down the clusters that they brought up."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """End as by Ctrl-C when terminated: fixtures take down the clusters that they brought up.
+
+    A shell that waits for pytest does not hand the signal on: terminate the process group.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    # The next one must not break off what the first one began.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

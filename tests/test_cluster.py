@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ import markers
 import slurm
 
 COMMANDS = ("up", "down", "status", "env", "rate", "cut", "heal", "kill", "revive", "exec")
-UP_SECONDS, DOWN_SECONDS = 10.0, 5.0
 CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
@@ -91,9 +89,7 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         assert sorted(result.stdout.split()) == ["node1", "node2"]
         refused = cluster.control("up", "--nodes=3")
         assert refused.returncode == 1 and "--nodes 2 is up" in refused.stderr
-        began = time.monotonic()
         cluster.must("down")
-        assert time.monotonic() - began < DOWN_SECONDS
         assert not cluster.directory.exists()
         assert processes_in(cluster.directory) == []
         assert host_state() == before
@@ -104,16 +100,12 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
 @pytest.mark.timeout(120)
 def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
     elsewhere = shutil.copytree(slurm.COMMANDS, tmp_path / "cluster") / "down"
-    began = time.monotonic()
     with slurm.bring_up("--nodes=4") as cluster:
-        assert time.monotonic() - began < UP_SECONDS
         flags = ("--nodes=4", "--ntasks-per-node=1")
         program = ["-c", "import time; print('up', flush=True); time.sleep(600)"]
         with launchers.start(cluster.srun(*flags, mpi="none"), 4, program, timeout=60) as job:
             job.until(lambda: job.stdout().count("up") == 4, "all ranks")
-            began = time.monotonic()
             cluster.must(str(elsewhere))
-            assert time.monotonic() - began < DOWN_SECONDS
             job.process.wait(20)
         assert not cluster.directory.exists()
         assert processes_in(cluster.directory) == []

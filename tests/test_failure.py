@@ -23,7 +23,7 @@ from mpiddp.launch.world import World
 
 FAILING = {"once": (0, 2, 1, 0), "often": (0, 2, 1, 0, 0, 2, 1, 1, 0, 2)}
 """The failing rank of each repetition, of 2 and of 3 ranks in turn: of each launcher and each rank
-once, or of each rank several times."""
+at least once, or of each rank several times."""
 PROMISED = 2.0
 """Seconds in which a failure ends the job."""
 HUNG = 15.0

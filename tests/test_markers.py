@@ -115,6 +115,7 @@ import os, pathlib, pytest, signal, time
 @pytest.fixture(scope="session")
 def cluster():
     yield
+    os.kill(os.getpid(), signal.SIGTERM)
     pathlib.Path("down").touch()
 
 def test_is_terminated(cluster):
@@ -123,10 +124,13 @@ def test_is_terminated(cluster):
 """
 
 
-def test_a_terminated_run_takes_down_what_it_has_brought_up(made_up, pytester):
-    # pytester hands the interrupt of the made-up run on.
-    with pytest.raises(KeyboardInterrupt):
-        made_up(TERMINATED)
+def test_a_terminated_run_takes_down_what_it_has_brought_up(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(markers.__file__).parent))
+    pytester.makeconftest("from markers import *")
+    pytester.makepyfile(TERMINATED)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=20)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
     assert (pytester.path / "down").exists()
 
 

@@ -270,7 +270,13 @@ BATCHES = [14.0, 41.0]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(row.name, marks=[pytest.mark.long] * (row.name != "openmpi"))
+        for row in launchers.available()
+    ],
+)
 def test_a_torchrun_script_with_workers(name, tmp_path):
     row = launchers.table()[name]
     result, found = train(row, 2, ["bare", "--epochs", "3"], tmp_path)

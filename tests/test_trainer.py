@@ -260,7 +260,7 @@ def test_every_launcher_trains(launcher: launchers.Launcher, tmp_path: Path) -> 
 
 @pytest.mark.mpi
 def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    # In a job of its own, and after another one's end.
+    # a in a job of its own, b after another training in the same job.
     for job in (("a",), ("c", "b")):
         seeds = {"a": "0", "b": "0", "c": "1"}
         lines = [["--epochs", "2", "--name", name, "--seed", seeds[name]] for name in job]

@@ -25,16 +25,10 @@ SERVED = ("--sync", "parameter-server")
 SMALL = ("--data", "toy", "--samples", "200", "--epochs", "2")
 
 
-def train(
-    ranks: int,
-    folder: Path,
-    name: str,
-    *options: str,
-    launcher: launchers.Launcher = OPENMPI,
-) -> tuple[launchers.Result, Path]:
+def train(ranks: int, folder: Path, name: str, *options: str) -> tuple[launchers.Result, Path]:
     """A run in ``folder``; the finished job and the run's directory."""
     words = ["-m", "mpiddp.train", "--name", name, *options]
-    result = launchers.run(launcher, ranks, words, timeout=120, cwd=folder).expect(0)
+    result = launchers.run(OPENMPI, ranks, words, timeout=120, cwd=folder).expect(0)
     return result, folder / "runs" / name
 
 

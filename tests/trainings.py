@@ -19,7 +19,7 @@ def main(command_lines: list[list[str]]) -> None:
         from mpiddp.training.trainer import train
 
         for words in command_lines:
-            train(parse(words), session, WayOut())
+            train(parse(words), session, way_out)
 
 
 if __name__ == "__main__":
