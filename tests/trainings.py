@@ -16,6 +16,7 @@ from mpiddp.training.config import parse
 
 def main(command_lines: list[list[str]]) -> None:
     with WayOut() as way_out, start(Options(timeout=60), way_out) as session:
+        # Here, as in mpiddp.train: it imports torch, which start imports while MPI starts.
         from mpiddp.training.trainer import train
 
         for words in command_lines:

@@ -50,6 +50,7 @@ class TorchCalls:
         """Where this job is, and whether it has GPUs."""
         if self._nccl is None:
             return {"nccl": None, "gpu": None, **describe_place()}
+        # torch has no types for it.
         version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         gpu = {"nccl": ".".join(map(str, version)), "gpu": torch.cuda.get_device_name()}
         return {**gpu, **describe_place()}

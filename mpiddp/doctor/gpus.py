@@ -70,6 +70,7 @@ def _nccl_version() -> str:
 
     if not torch.distributed.is_nccl_available():
         return ""
+    # torch has no types for it.
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
@@ -109,6 +110,7 @@ def measure_product(device: torch.device) -> float:
     result = torch.empty_like(left)
     best = float("inf")
     for _ in range(TRIALS + 1):
+        # torch has no types for these.
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
