@@ -1,20 +1,15 @@
-"""A program for the ranks of a job: collective calls whose results are known exactly.
-
-    mpirun -n 3 python tests/battery.py sums moves
+"""Collective calls of the ranks of a pool, whose results are known exactly.
 
 Every rank knows what all of them put in, whole numbers that no type rounds, so it knows the
-result, too. It writes what went wrong to ``RANK.json`` in the working directory; rank 0 adds which
-calls were made, and how.
+result, too. It reports what went wrong; rank 0 adds which calls were made, and how.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +21,7 @@ from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call, select
 from mpiddp.errors import PeerLostError
 from pairs import Row, cover, find_all, find_pairs
-from ranks import write_report
 
-CORES = 2
-"""As many as the ranks of a node may use together, so that on any machine some have to wait."""
 GUARDS = 3
 """Elements before and behind each buffer, which nobody may touch; they spoil the alignment."""
 COUNTS = (0, 1, 7, 1000, 200003)
@@ -240,7 +232,7 @@ def name_choice(size: int) -> str:
     return f"{chosen.name} over {chosen.transport}"
 
 
-def run(session: mpiddp.Session, parts: list[str]) -> dict[str, Any]:
+def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
     """The rows of the parts that were asked for; what was found."""
     rank, size = session.world.rank, session.world.size
     described = mpiddp.describe_collectives()
@@ -276,14 +268,3 @@ def check_reports(
     made = {pair for row in rows for pair in find_pairs(row)}
     for dimensions in lists:
         assert set(find_all(dimensions, is_possible)) <= made
-
-
-def main() -> None:
-    """Run and report."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    with mpiddp.init(timeout=30) as session:
-        write_report(Path(), session, run(session, sys.argv[1:] or ["sums", "moves"]))
-
-
-if __name__ == "__main__":
-    main()

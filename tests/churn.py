@@ -1,4 +1,4 @@
-"""A program for the ranks of a job: thousands of calls with buffers that come and go.
+"""Thousands of calls of a pool's or a job's ranks, with buffers that come and go.
 
 Lengths, transports and memory change all the time, as the ranks' common random numbers say; where
 a buffer lies, each rank decides for itself. It reports what grows, and what was wrong.
@@ -94,20 +94,23 @@ class Churn:
             self.kept.clear()
 
 
+def run(session: mpiddp.Session, total: int) -> dict[str, Any]:
+    """Make ``total`` calls; measure in between and at the end."""
+    churn = Churn(session.world.rank, session.world.size)
+    report: dict[str, Any] = {}
+    for number in range(total):
+        if number == min(WARM, total // 2):
+            churn.kept.clear()
+            report["before"] = measure()
+        churn.call(number)
+    churn.kept.clear()
+    return report | {"after": measure(), "wrong": churn.wrong, "changed": churn.changed}
+
+
 def main() -> None:
-    """Run, measure in between, and report."""
-    total = int(sys.argv[1])
+    """Run, and leave a report."""
     with mpiddp.init(timeout=60) as session:
-        churn = Churn(session.world.rank, session.world.size)
-        report: dict[str, Any] = {}
-        for number in range(total):
-            if number == min(WARM, total // 2):
-                churn.kept.clear()
-                report["before"] = measure()
-            churn.call(number)
-        churn.kept.clear()
-        report |= {"after": measure(), "wrong": churn.wrong, "changed": churn.changed}
-        write_report(Path(), session, report)
+        write_report(Path(), session, run(session, int(sys.argv[1])))
         mpiddp.barrier()
 
 

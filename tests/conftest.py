@@ -21,6 +21,7 @@ from markers import (
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from pool import Pools
 
 __all__ = [
     "pytest_collection_modifyitems",
@@ -102,6 +103,22 @@ def slurm_cluster() -> Iterator[slurm.Cluster]:
     options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}", f"--gpus={slurm.GPUS}"]
     with slurm.bring_up(*options) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pools]:
+    """Ranks that stay: ``pool("openmpi", 3).call(function, …)``. Mark its tests ``mpi``."""
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="module")
+def cluster_pool(slurm_cluster: slurm.Cluster) -> Iterator[Pools]:
+    """As ``pool``, for launchers of the cluster, whose nodes they hold until the module ends."""
+    pools = Pools()
+    yield pools
+    pools.close()
 
 
 @pytest.fixture(scope="session")

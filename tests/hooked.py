@@ -1,13 +1,10 @@
-"""A program for the ranks of a job: DDP trains, its gradients averaged in several ways.
+"""DDP on the ranks of a pool, its gradients averaged in several ways.
 
-The answer to every way is what plain DDP came to, on the same samples, from the same parameters.
+Every way must lead to what plain DDP leads to, on the same samples, from the same parameters.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
 from mpiddp.sync.hooks import Synchronization, attach
-from ranks import write_report
 
 STEPS = 6
 BUCKET_MEGABYTES = 0.05
@@ -54,24 +50,18 @@ def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Ten
     return flat, {"shared": sorted(shared), "overlaps": len(overlaps)}
 
 
-def main() -> None:
-    """Arguments: JSON, a list of ways, each the arguments of a Synchronization."""
-    ways: list[dict[str, Any]] = json.loads(sys.argv[1])
-    with mpiddp.init(timeout=60) as session:
-        torch.set_num_threads(1)
-        plain, _ = train(session.world.rank, None)
-        reports = []
-        for way in ways:
-            name = way.get("wire_dtype")
-            found, said = train(
-                session.world.rank,
-                Synchronization(**{**way, "wire_dtype": name and getattr(torch, name)}),
-            )
-            digest = session.gather(found.numpy().tobytes())
-            difference = float((found - plain).abs().max() / plain.abs().max())
-            reports.append({"same": len(set(digest)) == 1, "difference": difference, **said})
-        write_report(Path.cwd(), session, reports)
-
-
-if __name__ == "__main__":
-    main()
+def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Train in each of ``ways``, arguments of a Synchronization; compare with plain DDP."""
+    torch.set_num_threads(1)
+    plain, _ = train(session.world.rank, None)
+    reports = []
+    for way in ways:
+        name = way.get("wire_dtype")
+        found, said = train(
+            session.world.rank,
+            Synchronization(**{**way, "wire_dtype": name and getattr(torch, name)}),
+        )
+        digest = session.gather(found.numpy().tobytes())
+        difference = float((found - plain).abs().max() / plain.abs().max())
+        reports.append({"same": len(set(digest)) == 1, "difference": difference, **said})
+    return reports

@@ -244,9 +244,9 @@ class Job:
         """Wait for ``condition``; JobError if the job ends or its time is up before."""
         while not condition():
             if self.process.poll() is not None:
-                raise JobError(f"the job ended while waiting for {what}: {self._result()}")
+                raise JobError(f"the job ended while waiting for {what}: {self.result()}")
             if time.monotonic() > self.deadline:
-                raise JobError(f"{self._timeout} s were up, waiting for {what}: {self._result()}")
+                raise JobError(f"{self._timeout} s were up, waiting for {what}: {self.result()}")
             time.sleep(0.02)
 
     def stdout(self) -> str:
@@ -269,9 +269,9 @@ class Job:
             self.kill()
             raise JobError(
                 f"still running after {self._timeout} s; killed. Alive were\n{alive}\n"
-                f"{self._result()}"
+                f"{self.result()}"
             ) from None
-        result = self._result()
+        result = self.result()
         left = self._wait_until_gone()
         if left:
             self.kill()
@@ -286,7 +286,8 @@ class Job:
             time.sleep(0.02)
         return []
 
-    def _result(self) -> Result:
+    def result(self) -> Result:
+        """What the job has left so far."""
         code = self.process.poll()
         return Result(
             tuple(map(str, self.process.args)),

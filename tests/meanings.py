@@ -1,4 +1,4 @@
-"""A program for the ranks of a job: what the collective calls mean beside their sums.
+"""What the collective calls of a pool's ranks mean beside their sums.
 
 Asserts what each rank can see for itself, and reports what only all of them together show.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mpiddp
 from mpiddp.collectives import registry
-from ranks import write_report
 
 TRANSPORTS = ("shared-memory", "shared-memory+mpi", "mpi", "torch")
 LATE = 0.3
@@ -167,22 +165,17 @@ def spread_nan(rank: int, transport: str) -> None:
             assert tensor.isnan().nonzero().tolist() == [[20]], (dtype, op)
 
 
-def main() -> None:
-    """Run and report."""
-    with mpiddp.init(timeout=30) as session:
-        rank, size = session.world.rank, session.world.size
-        report: dict[str, Any] = {"times": meet(rank, size), "done": {}}
-        for transport in TRANSPORTS:
-            report["done"][transport] = start_many(rank, size, transport, session.comm)
-            part_and_gather(rank, size, transport)
-            add_widely(rank, size, transport)
-            prepare_well(rank, size, transport)
-            fix_order(rank, transport)
-            spread_nan(rank, transport)
-        keep_shapes(rank, size)
-        report["rounded"] = round_alike(rank)
-        write_report(Path(), session, report)
-
-
-if __name__ == "__main__":
-    main()
+def run(session: mpiddp.Session) -> dict[str, Any]:
+    """Everything; what only all ranks together can judge."""
+    rank, size = session.world.rank, session.world.size
+    report: dict[str, Any] = {"times": meet(rank, size), "done": {}}
+    for transport in TRANSPORTS:
+        report["done"][transport] = start_many(rank, size, transport, session.comm)
+        part_and_gather(rank, size, transport)
+        add_widely(rank, size, transport)
+        prepare_well(rank, size, transport)
+        fix_order(rank, transport)
+        spread_nan(rank, transport)
+    keep_shapes(rank, size)
+    report["rounded"] = round_alike(rank)
+    return report

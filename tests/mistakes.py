@@ -1,4 +1,4 @@
-"""A program for the ranks of a job: calls that cannot be made, by name, and what each says.
+"""Calls that cannot be made, by name, and what each says to the ranks of a pool, or of a job.
 
 Every rank makes the same mistake, hears of it at once, and makes good calls afterwards.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mpiddp
 from mpiddp.errors import ConfigurationError
-from ranks import write_report
+from pool_rank import renew
 
 
 def ones(count: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -117,22 +116,26 @@ def sum_well(size: int) -> None:
             assert torch.equal(tensor, torch.full((count,), float(size)))
 
 
+def run(session: mpiddp.Session) -> dict[str, str]:
+    """All mistakes."""
+    renew(session)
+    report = hear_variables(session)
+    sum_well(session.world.size)
+    for case, make in CALLS.items():
+        report[case] = hear(make)
+    sum_well(session.world.size)
+    return report
+
+
 def main() -> None:
-    """All mistakes; with an argument only that one, and nobody to catch it."""
+    """The mistake that the argument names, and nobody to catch it."""
     with mpiddp.init(timeout=30) as session:
-        if len(sys.argv) > 1:
-            sum_well(session.world.size)
-            if "alone" not in sys.argv or session.world.rank == 1:
-                CALLS[sys.argv[1]]()
-            mpiddp.all_reduce(ones())
-            mpiddp.barrier()
-            raise SystemExit("not reached")
-        report = hear_variables(session)
         sum_well(session.world.size)
-        for case, make in CALLS.items():
-            report[case] = hear(make)
-        sum_well(session.world.size)
-        write_report(Path(), session, report)
+        if "alone" not in sys.argv or session.world.rank == 1:
+            CALLS[sys.argv[1]]()
+        mpiddp.all_reduce(ones())
+        mpiddp.barrier()
+        raise SystemExit("not reached")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A program for the ranks of a job: parameter servers train a small model.
+"""Parameter servers on the ranks of a pool, or of a job that loses one, train a small model.
 
-Argument: JSON, a list of ways to train, each a `Way`. Every rank reports of each how far its
-weights are from those of one process alone that takes all workers' samples in each step, and from
-those of DDP where all ranks are workers; every server, how stale gradients were.
+Every rank reports how far its weights are from those of one process alone that takes all workers'
+samples in each step, and from those of DDP where all ranks are workers; every server reports how
+stale gradients were. As a program its argument is JSON, a list of ways to train, each a `Way`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from mpiddp.launch.failure import WayOut
-from mpiddp.launch.session import Options, Session
-from mpiddp.launch.startup import start
+import mpiddp
+from mpiddp.launch.session import Session
 from mpiddp.sync.serving import Serving, assign_roles
-from ranks import write_report
 
 RATE = 0.05
 SOON = 0.2
@@ -145,7 +144,7 @@ def lose_late(way: Way, serving: Serving) -> None:
     way.lose()
 
 
-def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
+def train(way: Way, session: Session) -> dict[str, object]:
     rank = session.world.rank
     roles = assign_roles(session.world.size, way.servers, dedicated=way.placement == "dedicated")
     torch.set_default_dtype(getattr(torch, way.dtype))
@@ -156,7 +155,7 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     if way.longest is not None:
         os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
     serving = Serving(
-        session, roles, model, make_optimizer, lambda step: RATE, way.bound, way_out.fail
+        session, roles, model, make_optimizer, lambda step: RATE, way.bound, session._way_out.fail
     )
     session.comm.Barrier()
     if rank in roles.workers:
@@ -183,11 +182,15 @@ def train(way: Way, session: Session, way_out: WayOut) -> dict[str, object]:
     return report
 
 
+def run(session: Session, ways: list[dict[str, Any]]) -> list[dict[str, object]]:
+    """Train in each of ``ways``."""
+    torch.set_num_threads(1)
+    return [train(Way(**each), session) for each in ways]
+
+
 def main() -> None:
-    with WayOut() as way_out, start(Options(timeout=60), way_out) as session:
-        torch.set_num_threads(1)
-        ways = [Way(**each) for each in json.loads(sys.argv[1])]
-        write_report(Path.cwd(), session, [train(way, session, way_out) for way in ways])
+    with mpiddp.init(timeout=60) as session:
+        run(session, json.loads(sys.argv[1]))
 
 
 if __name__ == "__main__":

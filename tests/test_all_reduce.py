@@ -6,7 +6,6 @@ import pytest
 
 import battery
 import launchers
-import ranks
 from mpiddp.collectives import registry
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
@@ -15,13 +14,7 @@ TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 """MPICH takes the ranks in turn for ranks of two nodes."""
 OWN_NODES = {"MPIR_CVAR_NOLOCAL": "1"}
 """MPICH takes every rank for a node of its own."""
-
-
-def run(name: str, size: int, *parts: str, env: dict[str, str] | None = None) -> list[dict]:
-    """The battery's reports, by rank."""
-    row = launchers.table()[name]
-    reports, _ = ranks.collect(row, size, "battery.py", *parts, timeout=140, env=env)
-    return reports
+DEADLINE = 140.0
 
 
 def test_the_battery_has_every_algorithm_and_all_types():
@@ -38,17 +31,18 @@ ONE_NODE = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
 @pytest.mark.parametrize(
     ("name", "size", "parts", "variables", "wait"),
     [
-        # The program leaves the ranks two cores, and more ranks than cores must not spin.
+        # A pool leaves the ranks two cores, and more ranks than cores must not spin.
         ("openmpi", 2, ("sums", "moves"), {}, "spin"),
         ("mpich", 3, ("sums", "moves"), {"MPIDDP_MESSAGE_BYTES": "30000"}, "yield"),
         ("openmpi", 4, ("moves",), {"MPIDDP_WAIT": "sleep"}, "sleep"),
-        ("openmpi", 5, ("sums",), {}, "yield"),
-        *[(name, 2, ("moves",), {"MPIDDP_WAIT": "yield"}, "yield") for name in launchers.OPTIONAL
-          if not launchers.table()[name].missing()],
+        pytest.param("openmpi", 5, ("sums",), {}, "yield", marks=pytest.mark.long),
+        *[pytest.param(name, 2, ("moves",), {"MPIDDP_WAIT": "yield"}, "yield",
+                       marks=pytest.mark.long)
+          for name in launchers.OPTIONAL if not launchers.table()[name].missing()],
     ],
 )  # fmt: skip
-def test_calls_on_one_node_are_exact(name, size, parts, variables, wait):
-    reports = run(name, size, *parts, env=variables)
+def test_calls_on_one_node_are_exact(name, size, parts, variables, wait, pool):
+    reports = pool(name, size).call(battery.run, *parts, timeout=DEADLINE, env=variables).values
     battery.check_reports(reports, [battery.LISTS[part](size, ONE_NODE) for part in parts])
     described = reports[0]["describe"]
     assert set(described["transports"]) == set(ONE_NODE[1:])
@@ -59,8 +53,8 @@ def test_calls_on_one_node_are_exact(name, size, parts, variables, wait):
     assert reports[0]["chosen"][str(1 << 22)] == "direct over shared-memory"
 
 
-def test_calls_on_uneven_nodes_in_cyclic_order_are_exact():
-    reports = run("mpich", 5, "sums", env=TWO_NODES)
+def test_calls_on_uneven_nodes_in_cyclic_order_are_exact(pool):
+    reports = pool("mpich", 5, **TWO_NODES).call(battery.run, "sums", timeout=DEADLINE).values
     transports = ("auto", "mpi", "torch", "shared-memory+mpi")
     battery.check_reports(reports, [battery.list_sums(5, transports)])
     described = reports[0]["describe"]
@@ -72,8 +66,8 @@ def test_calls_on_uneven_nodes_in_cyclic_order_are_exact():
         assert {report["chosen"][length] for report in reports} == {expected}
 
 
-def test_calls_on_nodes_of_one_rank_are_exact():
-    reports = run("mpich", 3, "between", env=OWN_NODES)
+def test_calls_on_nodes_of_one_rank_are_exact(pool):
+    reports = pool("mpich", 3, **OWN_NODES).call(battery.run, "between", timeout=DEADLINE).values
     battery.check_reports(
         reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))]
     )

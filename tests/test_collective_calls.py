@@ -9,6 +9,8 @@ import pytest
 
 import facts
 import launchers
+import meanings
+import mistakes
 import ranks
 
 SIZE = 3
@@ -16,8 +18,8 @@ SIZE = 3
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 @pytest.mark.mpi
-def test_what_calls_mean(name):
-    reports, _ = ranks.collect(launchers.table()[name], SIZE, "meanings.py")
+def test_what_calls_mean(name, pool):
+    reports = pool(name, SIZE).call(meanings.run).values
     # Nobody leaves a barrier before the last one has come.
     for times in zip(*(report["times"] for report in reports), strict=True):
         assert max(came for came, _ in times) <= min(left for _, left in times)
@@ -150,9 +152,8 @@ SAID = {
     ],
 )
 @pytest.mark.mpi
-def test_mistakes_are_said_in_one_line_on_every_rank(name, variables, shared):
-    row = launchers.table()[name]
-    reports, _ = ranks.collect(row, SIZE, "mistakes.py", env=variables)
+def test_mistakes_are_said_in_one_line_on_every_rank(name, variables, shared, pool):
+    reports = pool(name, SIZE, **variables).call(mistakes.run).values
     wanted = {**SAID, "shared memory": shared}
     for report in reports:
         assert report.keys() == wanted.keys()

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import churn
 import launchers
 import ranks
 
@@ -31,9 +32,8 @@ def check_growth(reports: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
-def test_buffers_come_and_go_and_leave_nothing(name):
-    row = launchers.table()[name]
-    reports, _ = ranks.collect(row, 2, "churn.py", str(CALLS))
+def test_buffers_come_and_go_and_leave_nothing(name, pool):
+    reports = pool(name, 2).call(churn.run, CALLS).values
     check_growth(reports)
     # Addresses came back with memory of the other kind, or this shows little.
     assert all(report["changed"] > 100 for report in reports)

@@ -26,10 +26,12 @@ PAIR = ("--nodelist=node[1-2]", "--nodes=2")
         (5, "cyclic", "mpich", "pmi2", ("between",), [3, 2]),
     ],
 )
-def test_calls_between_nodes_are_exact(size, placement, library, mpi, parts, nodes, slurm_cluster):
+def test_calls_between_nodes_are_exact(
+    size, placement, library, mpi, parts, nodes, slurm_cluster, cluster_pool
+):
     flags = (*PAIR, f"--distribution={placement}", "--exclusive")
     launcher = slurm_cluster.srun(*flags, mpi=mpi, library=library)
-    reports, _ = ranks.collect(launcher, size, "battery.py", *parts, timeout=DEADLINE)
+    reports = cluster_pool(launcher, size).call(battery.run, *parts, timeout=DEADLINE).values
     battery.check_reports(reports, [battery.LISTS[part](size, TRANSPORTS) for part in parts])
     described = reports[0]["describe"]
     assert described["transports"] == ["shared-memory+mpi", "mpi", "torch"]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import launchers
-import ranks
+import hooked
 from crews import Crew
 from mpiddp.collectives.registry import names
 from mpiddp.errors import ConfigurationError
@@ -28,21 +24,14 @@ WHOLE = [name for name in names() if name != "central"]
 """All algorithms that leave nobody out."""
 
 
-def train(launcher: str, size: int, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """For each rank what it says of each way."""
-    found, _ = ranks.collect(
-        launchers.table()[launcher], size, "hooked.py", json.dumps(ways), timeout=120
-    )
-    return found
-
-
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("launcher", "size"), [("openmpi", 2), ("mpich", 3), ("openmpi", 4)])
-def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size):
+def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, pool):
     ways = [{"algorithm": name} for name in ("auto", *WHOLE, "ring:segments=3")]
     ways += [{"algorithm": "ring", "transport": each} for each in ("mpi", "torch")]
-    for rank, reports in enumerate(train(launcher, size, ways)):
+    found = pool(launcher, size).call(hooked.compare, ways, timeout=120).values
+    for rank, reports in enumerate(found):
         for way, report in zip(ways, reports, strict=True):
             assert report["same"], (rank, way)
             assert report["difference"] <= ROUNDING, (rank, way, report)
@@ -55,14 +44,14 @@ def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size):
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-def test_gradients_travel_in_a_narrower_type():
+def test_gradients_travel_in_a_narrower_type(pool):
     ways = [
         {"algorithm": algorithm, "transport": transport, "wire_dtype": name, "overlap": overlap}
         for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
         for name in ("bfloat16", "float16")
         for overlap in (True, False)
     ]
-    for reports in train("openmpi", 3, ways):
+    for reports in pool("openmpi", 3).call(hooked.compare, ways).values:
         for way, report in zip(ways, reports, strict=True):
             assert report["same"], way
             # Something was rounded on the way, and not much.

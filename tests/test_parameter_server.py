@@ -17,12 +17,14 @@ from torch import nn
 
 import launchers
 import ranks
+import served
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync import serving
 from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.parameter_server import Server
 from mpiddp.sync.serving import assign_roles, describe_roles
 from mpiddp.sync.staleness import Clock
+from pool import Pool
 
 STEPS = 20
 ROUNDING = 1e-6
@@ -53,19 +55,18 @@ IN_STEP = {
 """By launcher and number of ranks."""
 
 
-def train(launcher: str, size: int, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def train(pool: Pool, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """For each way what every rank says of it."""
-    row = launchers.table()[launcher]
-    found, _ = ranks.collect(row, size, "served.py", json.dumps(ways), timeout=120)
+    found = pool.call(served.run, ways, timeout=120).values
     return [list(reports) for reports in zip(*found, strict=True)]
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("launcher", "size"), IN_STEP)
-def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size):
+def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size, pool):
     ways = IN_STEP[launcher, size]
-    for way, reports in zip(ways, train(launcher, size, ways), strict=True):
+    for way, reports in zip(ways, train(pool(launcher, size), ways), strict=True):
         for report in reports:
             assert report["same"], way
             # Contributions are added in the order of ranks; the optimiser rounds some numbers by
@@ -78,7 +79,7 @@ def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(laun
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-def test_nobody_gets_further_ahead_than_allowed():
+def test_nobody_gets_further_ahead_than_allowed(pool):
     ways = [
         {
             "steps": STEPS,
@@ -92,7 +93,7 @@ def test_nobody_gets_further_ahead_than_allowed():
         }
         for bound in (1, 3, None)
     ]
-    for way, reports in zip(ways, train("openmpi", 4, ways), strict=True):
+    for way, reports in zip(ways, train(pool("openmpi", 4), ways), strict=True):
         late: Counter[int] = Counter()
         for report in reports:
             assert report["same"], way
@@ -107,11 +108,12 @@ def test_nobody_gets_further_ahead_than_allowed():
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-def test_an_epoch_may_take_longer_than_a_collective_call():
-    # The dedicated server, and with a large bound the other worker, have nothing to do for 4.5 s.
-    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 3.0}
-    slow = {**way, "sleeper": 0, "sleep": 1.5, "sleeps": 3}
-    for reports in train("openmpi", 3, [{**slow, "bound": bound} for bound in (0, 100)]):
+def test_an_epoch_may_take_longer_than_a_collective_call(pool):
+    # The dedicated server, and with a large bound the other worker, have nothing to do for 3 s.
+    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 2.0}
+    slow = {**way, "sleeper": 0, "sleep": 1.0, "sleeps": 3}
+    ways = [{**slow, "bound": bound} for bound in (0, 100)]
+    for reports in train(pool("openmpi", 3), ways):
         assert all(report["same"] for report in reports)
 
 

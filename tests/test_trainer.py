@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import launchers
+import trainings
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.outcome import read_outcome
@@ -32,7 +33,7 @@ from mpiddp.training.trainer import (
     train,
 )
 from mpiddp.training.updates import learning_rate_factor
-from ranks import HERE
+from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]
 TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds"}
@@ -231,9 +232,8 @@ TOY = ("--data", "toy", "--samples", "200", "--epochs", "2")
 @pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 3))]
 )
-def test_digits_are_learnt_to_97_per_cent(ranks: int, tmp_path: Path) -> None:
-    result = launch(OPENMPI, ranks, tmp_path, "--name", "digits")
-    assert result.returncode == 0, result
+def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Path) -> None:
+    called = pool("openmpi", ranks).call(trainings.run, ["--name", "digits"], cwd=tmp_path)
     run = tmp_path / "runs" / "digits"
     outcome = read_outcome(run)
     assert outcome is not None
@@ -242,7 +242,7 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, tmp_path: Path) -> None:
     assert last["test_accuracy"] >= 0.97
     assert last["epoch"] == Configuration().epochs
     kind = "CPUs" if ranks > 1 else "CPU"
-    lines = result.stdout.splitlines()
+    lines = called.stdout[0].splitlines()
     assert re.fullmatch(rf"Starting distributed training on {ranks} (GPUs?|{kind})", lines[0])
     assert re.fullmatch(rf"1 node x {ranks} ranks? per node = {ranks} ranks?", lines[1])
     assert re.fullmatch(r"Master node: \S+", lines[2])
@@ -259,23 +259,21 @@ def test_every_launcher_trains(launcher: launchers.Launcher, tmp_path: Path) -> 
 
 
 @pytest.mark.mpi
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    # a in a job of its own, b after another training in the same job.
-    for job in (("a",), ("c", "b")):
-        seeds = {"a": "0", "b": "0", "c": "1"}
-        lines = [["--epochs", "2", "--name", name, "--seed", seeds[name]] for name in job]
-        program = [HERE / "trainings.py", json.dumps(lines)]
-        launchers.run(OPENMPI, 2, program, timeout=90, cwd=tmp_path).expect(0)
+def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
+    # a in a job of its own, b after another training of the same processes.
+    seeds = {"a": "0", "c": "1", "b": "0"}
+    lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
+    assert launch(OPENMPI, 2, tmp_path, *lines[0]).returncode == 0
+    pool("openmpi", 2).call(trainings.run, *lines[1:], cwd=tmp_path)
     rows = {name: without_times(read_rows(tmp_path / "runs" / name)) for name in "abc"}
     assert rows["a"] == rows["b"]
     assert rows["a"][-1]["parameters"] != rows["c"][-1]["parameters"]
 
 
 @pytest.mark.mpi
-def test_more_ranks_than_test_samples(tmp_path: Path) -> None:
-    options = ("--data", "toy", "--samples", "10", "--batch-size", "2", "--name", "few")
-    result = launch(OPENMPI, 3, tmp_path, *options)
-    assert result.returncode == 0, result
+def test_more_ranks_than_test_samples(pool: Pools, tmp_path: Path) -> None:
+    options = ["--data", "toy", "--samples", "10", "--batch-size", "2", "--name", "few"]
+    pool("openmpi", 3).call(trainings.run, options, cwd=tmp_path)
     # Two test samples for three ranks: each counted once, the accuracy is a half.
     assert read_rows(tmp_path / "runs" / "few")[-1]["test_accuracy"] in (0, 0.5, 1)
 
@@ -292,8 +290,15 @@ BAD = {
 }
 
 
+LAUNCHED = {"option", "ranks", "place"}
+"""Before MPI, on every rank once it is up, on one rank: the ways in which the launch ends."""
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in LAUNCHED)) for name in BAD],
+)
 def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
     options, fragment = BAD[name]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
@@ -303,6 +308,18 @@ def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
     assert len(complaints) == 1, result
     assert "Traceback" not in result.output
     assert result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", sorted(BAD.keys() - LAUNCHED))
+def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Path) -> None:
+    options, fragment = BAD[name]
+    (tmp_path / "bad.toml").write_text("epoch = 3\n")
+    called = pool("openmpi", 2).call(trainings.refuse, *options, cwd=tmp_path)
+    for said in called.values:
+        assert fragment in said and "\n" not in said
+    assert called.output == ""
     assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 

@@ -1,27 +1,25 @@
-"""A program for the ranks of a job: several trainings, one after the other, in one session.
-
-Argument: JSON, a list of the trainer's command lines. A launch costs more than a small training.
-"""
+"""Trainings on the ranks of a pool, one after the other: a launch costs more than a small one."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Sequence
 
-from mpiddp.launch.failure import WayOut
-from mpiddp.launch.session import Options
-from mpiddp.launch.startup import start
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Session
 from mpiddp.training.config import parse
+from mpiddp.training.trainer import train
 
 
-def main(command_lines: list[list[str]]) -> None:
-    with WayOut() as way_out, start(Options(timeout=60), way_out) as session:
-        # Here, as in mpiddp.train: it imports torch, which start imports while MPI starts.
-        from mpiddp.training.trainer import train
-
-        for words in command_lines:
-            train(parse(words), session, way_out)
+def run(session: Session, *command_lines: Sequence[str]) -> None:
+    """Train with each of the trainer's command lines."""
+    for words in command_lines:
+        train(parse(list(words)), session, session._way_out)
 
 
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+def refuse(session: Session, *words: str) -> str:
+    """Why this training is refused; every rank must refuse it."""
+    try:
+        run(session, words)
+    except ConfigurationError as error:
+        return str(error)
+    raise AssertionError(f"{words} trained")
