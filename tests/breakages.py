@@ -122,8 +122,9 @@ def try_all(entries: list[SimpleNamespace], jobs: int) -> tuple[int, int]:
         finally:
             free.put(copy)
 
-    # Its path is short, since sockets are made below it.
+    # Its path is short, since sockets are made below it; some tests read it as another user.
     with tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
         for number in range(jobs):
             free.put(Copy(Path(folder) / str(number)))
         with ThreadPoolExecutor(jobs) as pool:

@@ -15,6 +15,7 @@ import browser
 import launchers
 import slurm
 from markers import (
+    pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_make_collect_report,
@@ -24,6 +25,7 @@ from markers import (
 from pool import Pools
 
 __all__ = [
+    "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_make_collect_report",
@@ -87,7 +89,16 @@ def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     ids=lambda row: row.name,
 )
 def recent_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
-    """As ``launcher``; Open MPI 4, of 2019 to 2024, only with ``-m long``."""
+    """As ``launcher``; Open MPI 4, of 2019 to 2024, only with ``--all``."""
+    return _check(request.param)
+
+
+@pytest.fixture(
+    params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
+    ids=lambda row: row.name,
+)
+def either_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
+    """One of the launchers, by the test's name; the others as well with ``--all``."""
     return _check(request.param)
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,11 @@ PACKAGES = {
     "browser": ("chromium", "chromium-driver"),
 }
 """The Debian packages that the tests of a marker need; root is expected to install them."""
+
+CLUSTER, POOLS = "cluster", "pools"
+"""Groups of tests: one worker runs a group, and nothing else meanwhile."""
+CLUSTER_MODULES = ("test_readme",)
+"""Whose tests build on each other, some of them on a cluster."""
 
 OS_RELEASE = Path("/etc/os-release")
 REPORTED = ("mpi", "slurm", "gpu", "browser")
@@ -69,6 +75,10 @@ def _markers_of(report: pytest.TestReport) -> list[str]:
     return getattr(report, "markers", []) or ["none"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests marked long as well")
+
+
 def pytest_configure() -> None:
     """End as by Ctrl-C when terminated: fixtures take down the clusters that they brought up.
 
@@ -84,12 +94,48 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``long`` unless it is asked for, by -m or by a test's name."""
-    if "long" in config.getoption("markexpr") or any("::" in each for each in config.args):
+    """Choose and order tests: those that take longest first, so that both workers end together."""
+    for item in items:
+        if "either_launcher" in getattr(item, "fixturenames", ()) and not _is_first_choice(item):
+            item.add_marker(pytest.mark.long)
+    _leave_out_long(config, items)
+    groups = [_find_group(item) for item in items]
+    for item, group in zip(items, groups, strict=True):
+        item.add_marker(pytest.mark.xdist_group(group))
+    launching = {
+        group for item, group in zip(items, groups, strict=True) if item.get_closest_marker("mpi")
+    }
+    order = {CLUSTER: 0, POOLS: 1} | dict.fromkeys(launching - {CLUSTER, POOLS}, 2)
+    ranks = [order.get(group, 3) for group in groups]
+    places = sorted(range(len(items)), key=lambda place: (ranks[place], groups[place], place))
+    items[:] = [items[place] for place in places]
+
+
+def _is_first_choice(item: pytest.Item) -> bool:
+    """Whether this launcher is the one that the test runs under by default."""
+    names = ("openmpi", "mpich")
+    chosen = names[zlib.crc32(item.originalname.encode()) % len(names)]
+    return item.callspec.params["either_launcher"].name == chosen
+
+
+def _leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked ``long`` unless it is asked for, by option or by a test's name."""
+    if config.getoption("all", default=False) or "long" in config.getoption("markexpr"):
+        return
+    if any("::" in each for each in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def _find_group(item: pytest.Item) -> str:
+    """The tests that one worker runs one after the other: they share what takes long to start."""
+    if item.get_closest_marker("slurm") or item.path.stem in CLUSTER_MODULES:
+        return CLUSTER
+    if "pool" in getattr(item, "fixturenames", ()):
+        return POOLS
+    return item.path.stem
 
 
 @pytest.hookimpl(wrapper=True)

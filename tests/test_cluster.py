@@ -27,14 +27,20 @@ def table(cluster) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in (re.split(r" {2,}", line) for line in lines)}
 
 
-def host_state() -> dict[str, object]:
-    """What a cluster could leave behind on this machine."""
-    interfaces = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True).stdout
-    return {
-        "interfaces": re.findall(r"^\d+: (\S+?)[@:]", interfaces, re.MULTILINE),
-        "mounts": Path("/proc/mounts").read_text().splitlines(),
-        "namespaces": sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else [],
-    }
+def traces_of(cluster, link: str) -> list[str]:
+    """What a cluster could leave behind on this machine, where there may be other clusters."""
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    found = [line for line in mounts if str(cluster.directory) in line]
+    # Unlike the interface's name, its number does not come back.
+    return found + [link] * (link in map(number_of, Path("/sys/class/net").iterdir()))
+
+
+def number_of(interface: Path) -> str:
+    """The kernel's number of an interface, which may go meanwhile."""
+    try:
+        return (interface / "ifindex").read_text()
+    except OSError:
+        return ""
 
 
 def processes_in(directory) -> list[str]:
@@ -54,9 +60,10 @@ def processes_in(directory) -> list[str]:
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
-    before = host_state()
     with slurm.bring_up("--nodes=2", "--cpus=2") as cluster:
         state = json.loads((cluster.directory / "shape.json").read_text())
+        link = number_of(Path("/sys/class/net", state["host_interface"]))
+        assert len(traces_of(cluster, link)) > 1
         # The name of an interface says what it is to connect, and one is a prefix of the other.
         rows = table(cluster)
         assert [row[1] for row in rows.values()] == ["ens1f1", "ens1f0np0"]
@@ -92,7 +99,7 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         cluster.must("down")
         assert not cluster.directory.exists()
         assert processes_in(cluster.directory) == []
-        assert host_state() == before
+        assert traces_of(cluster, link) == []
         assert "no cluster is up" in cluster.must("down")
 
 

@@ -35,9 +35,12 @@ JOBS: dict[str, tuple[str, int, str, dict[str, str]]] = {
 }
 
 
-def break_jobs(how: str, who: int, parent: Path) -> dict[str, tuple[launchers.Result, float]]:
-    """One job for each transport, in which a rank is lost; the result, and seconds from then on."""
-    folders = ranks.make_folders(parent, list(JOBS))
+def break_jobs(
+    names: Sequence[str], how: str, who: int, parent: Path
+) -> dict[str, tuple[launchers.Result, float]]:
+    """Jobs in which a rank is lost, by transport; the result, and seconds from then on."""
+    folders = ranks.make_folders(parent, names)
+    jobs = [JOBS[name] for name in names]
     programs = [
         (
             name,
@@ -46,12 +49,12 @@ def break_jobs(how: str, who: int, parent: Path) -> dict[str, tuple[launchers.Re
             {**SLEEP, **variables},
             folder,
         )
-        for (name, size, transport, variables), folder in zip(JOBS.values(), folders, strict=True)
+        for (name, size, transport, variables), folder in zip(jobs, folders, strict=True)
     ]
     results = ranks.run_together(programs, 60)
     return {
         job: (result, ended - float((folder / "failed").read_text()))
-        for job, folder, (result, ended) in zip(JOBS, folders, results, strict=True)
+        for job, folder, (result, ended) in zip(names, folders, results, strict=True)
     }
 
 
@@ -62,9 +65,18 @@ def find_report(result: launchers.Result) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("how", ["is killed", "is stopped", "stays away"])
-def test_a_rank_that_is_lost_ends_the_job(how, tmp_path):
-    for job, (result, seconds) in break_jobs(how, 1, tmp_path).items():
+@pytest.mark.parametrize(
+    ("how", "jobs"),
+    [
+        ("is killed", ("torch", "shared-memory+mpi")),
+        ("is stopped", ("shared-memory", "shared-memory+mpi")),
+        ("stays away", ("shared-memory", "mpi", "torch")),
+        *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
+          for how in ("is killed", "is stopped", "stays away")),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_lost_ends_the_job(how, jobs, tmp_path):
+    for job, (result, seconds) in break_jobs(jobs, how, 1, tmp_path).items():
         assert seconds < DEADLINE + HUNG, (job, seconds)
         assert "Traceback" not in result.output, str(result)
         if how == "is killed" and result.returncode != 6:
@@ -112,7 +124,10 @@ with mpiddp.init(timeout=60) as session:
 """
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", "mpi", "torch"])
+@pytest.mark.parametrize(
+    "transport",
+    ["shared-memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("mpi", "torch"))],
+)
 def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transport):
     row = launchers.table()["openmpi"]
     result = launchers.run(row, 2, ["-c", LONELY, transport], timeout=60).expect(5)
@@ -121,26 +136,24 @@ def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transp
     assert refused.startswith("ConfigurationError: an earlier collective call failed (")
 
 
-def differ(
-    jobs: Sequence[str], parent: Path, variables: dict[str, str], code: int
-) -> dict[str, list[Any]]:
+def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
     """For each transport the ranks' reports of calls in which rank 1 differs."""
     folders = ranks.make_folders(parent, jobs)
     programs = []
     for job, folder in zip(jobs, folders, strict=True):
         name, _, transport, more = JOBS[job]
         arguments = [ranks.HERE / "differences.py", transport]
-        programs.append((name, 3, arguments, {**more, **variables}, folder))
+        programs.append((name, 3, arguments, {**more, **SLEEP}, folder))
     found = {}
     results = ranks.run_together(programs, 90)
     for job, folder, (result, _) in zip(jobs, folders, results, strict=True):
-        result.expect(code)
+        result.expect(differences.DONE)
         found[job] = ranks.read_reports(folder, 3)
     return found
 
 
 def test_calls_that_differ_are_never_summed(tmp_path):
-    for job, reports in differ(list(JOBS), tmp_path, SLEEP, differences.DONE).items():
+    for job, reports in differ(list(JOBS), tmp_path).items():
         for case in differences.make_cases(job):
             outcomes = [report[case] for report in reports]
             errors = [outcome for outcome in outcomes if outcome[0] == "error"]
@@ -152,14 +165,17 @@ def test_calls_that_differ_are_never_summed(tmp_path):
                 assert re.search(r"rank \d", said), (job, case, said)
 
 
-def test_calls_that_differ_are_compared_for_debugging(tmp_path):
-    variables = {**SLEEP, "MPIDDP_DEBUG": "1"}
-    jobs = ("shared-memory", "shared-memory+mpi")
-    for job, reports in differ(jobs, tmp_path, variables, 0).items():
-        for case in differences.make_cases(job):
-            for rank, report in enumerate(reports):
-                kind, *said = report[case]
-                assert kind == "error", (job, case, rank, said)
-                assert said[0] == "ConfigurationError"
-                assert re.search(r"differs from rank 0's on rank 1: rank 0 has .*rank 1", said[1])
-        assert [report["good"] for report in reports] == [[3.0] * 5] * 3
+@pytest.mark.parametrize(
+    "job", ["shared-memory", pytest.param("shared-memory+mpi", marks=pytest.mark.long)]
+)
+def test_calls_that_differ_are_compared_for_debugging(job, pool):
+    name, _, transport, variables = JOBS[job]
+    ranks = pool(name, 3, **variables)
+    reports = ranks.call(differences.compare, transport, env={"MPIDDP_DEBUG": "1"}).values
+    for case in differences.make_cases(transport):
+        for rank, report in enumerate(reports):
+            kind, *said = report[case]
+            assert kind == "error", (job, case, rank, said)
+            assert said[0] == "ConfigurationError"
+            assert re.search(r"differs from rank 0's on rank 1: rank 0 has .*rank 1", said[1])
+    assert [report["good"] for report in reports] == [[3.0] * 5] * 3

@@ -32,10 +32,10 @@ def write_wrapper(folder: Path, *lines: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_good_launch(recent_launcher, ranks, tmp_path):
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_a_good_launch(either_launcher, ranks, tmp_path):
     reading = examine(
-        recent_launcher,
+        either_launcher,
         ranks,
         "--json",
         "report.json",
@@ -82,7 +82,7 @@ def test_one_process_without_mpi(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_comes_once_and_needs_nothing(recent_launcher, tmp_path):
+def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
     program = (
         "import sys, runpy\n"
         "sys.argv = ['doctor', '--help']\n"
@@ -91,7 +91,7 @@ def test_help_comes_once_and_needs_nothing(recent_launcher, tmp_path):
         "finally:\n"
         "    assert not {'torch', 'mpi4py.MPI'} & sys.modules.keys()\n"
     )
-    result = launchers.run(recent_launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
+    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
     assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
     assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
 
@@ -101,7 +101,7 @@ def test_help_comes_once_and_needs_nothing(recent_launcher, tmp_path):
     [
         (["--jsn", "x"], ["--jsn", "--help"]),
         (["--json", "nowhere/x.json"], ["--json nowhere/x.json", "cannot be written"]),
-        (["--timeout", "0"], ["timeout", "above 0"]),
+        pytest.param(["--timeout", "0"], ["timeout", "above 0"], marks=pytest.mark.long),
     ],
 )
 @pytest.mark.mpi
@@ -169,7 +169,7 @@ BROKEN = "ImportError: libtorch_cpu.so: cannot open shared object file"
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("has_other_code", [False, True])
+@pytest.mark.parametrize("has_other_code", [pytest.param(False, marks=pytest.mark.long), True])
 def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
     folder = tmp_path / "broken"
     (folder / "torch").mkdir(parents=True)
@@ -328,12 +328,12 @@ def test_a_stage_that_takes_too_long(tmp_path):
     result = launchers.run(
         launchers.table()["openmpi"],
         3,
-        ["-c", program, "--timeout", "8", "--json", "report.json"],
+        ["-c", program, "--timeout", "5", "--json", "report.json"],
         timeout=40,
         cwd=tmp_path,
     ).expect(4)
     (line,) = messages(result)
-    assert "'code' within 8 s; waited for rank 1 on " in line
+    assert "'code' within 5 s; waited for rank 1 on " in line
     assert "MPI library" in result.stdout and "Traceback" not in result.output
     # What was known until then has been written.
     report = json.loads((tmp_path / "report.json").read_text())

@@ -60,6 +60,7 @@ def examine(
     return read(run(cluster.nodes, *program, *options, wraps=wraps), exit_code=exit_code)
 
 
+@pytest.mark.long
 def test_three_good_nodes(cluster, hosts, tmp_path):
     connect(cluster)
     wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
@@ -91,6 +92,7 @@ if rank == 1:
 """
 
 
+@pytest.mark.long
 def test_faults_of_single_nodes(cluster, hosts, tmp_path):
     connect(cluster)
     runs, debian = tmp_path / "runs", tmp_path / "debian"

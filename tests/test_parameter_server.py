@@ -125,7 +125,7 @@ def test_an_epoch_may_take_longer_than_a_collective_call(pool):
         pytest.param(1, "worker", "is killed", 0, marks=pytest.mark.long),
         (1, "worker", "is stopped", 0),
         pytest.param(1, "worker", "is stopped", None, marks=pytest.mark.long),
-        (2, "server", "is killed", None),
+        pytest.param(2, "server", "is killed", None, marks=pytest.mark.long),
         (2, "server", "is stopped", 0),
     ],
 )
@@ -167,7 +167,11 @@ NO_SIGN = (
     ("way", "said"),
     [
         ({"victim": 1, "placement": "dedicated", "bound": 0, "late": True}, DID_NOT_COME),
-        ({"victim": 2, "placement": "dedicated", "bound": None, "late": True}, DID_NOT_COME),
+        pytest.param(
+            {"victim": 2, "placement": "dedicated", "bound": None, "late": True},
+            DID_NOT_COME,
+            marks=pytest.mark.long,
+        ),
         # Its own last step, for which nobody but the server in the same process waits.
         ({"victim": 2, "placement": "colocated", "bound": 100, "sleeper": 2, "sleep": 2}, NO_SIGN),
     ],

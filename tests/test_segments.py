@@ -254,8 +254,9 @@ def test_one_thread_can_look_while_another_frees():
 # ---- other processes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("process", [os.getpid(), "self"])
+@pytest.mark.parametrize("process", ["number", "self"])
 def test_what_one_side_writes_the_other_reads(process):
+    process = os.getpid() if process == "number" else process
     owner, peer = Segments(), Segments()
     tensor = owner.empty((100,), torch.float32)
     place = find(owner, tensor[30:])

@@ -13,7 +13,7 @@ import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Options
 
-SIZES = [1, 3, 4]
+SIZES = [1, 3, pytest.param(4, marks=pytest.mark.long)]
 
 TORCHRUN = {
     "RANK",
@@ -52,13 +52,13 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
         assert row["is_torchelastic_launched"] is True
 
 
-def test_rank_0_knows_how_long_each_phase_took(recent_launcher):
+def test_rank_0_knows_how_long_each_phase_took(either_launcher):
     program = (
         "import mpiddp\n"
         "with mpiddp.init(timeout=60) as session:\n"
         "    print(session.world.rank, sorted(session.seconds.items()))\n"
     )
-    result = launchers.run(recent_launcher, 2, ["-c", program], timeout=90).expect(0)
+    result = launchers.run(either_launcher, 2, ["-c", program], timeout=90).expect(0)
     rows = dict(line.split(" ", 1) for line in result.stdout.splitlines())
     assert rows["1"] == "[]"
     seconds = dict(ast.literal_eval(rows["0"]))
@@ -153,7 +153,7 @@ def check_listening(found: list[dict], address: str) -> None:
         assert len(ours) <= 2 + (rank == 0)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
     found, _ = facts.collect(recent_launcher.name, ranks)
     check_listening(found, "127.0.0.1")
@@ -179,8 +179,8 @@ NAMES = {"openmpi": r"Open MPI 5\.\S+", "openmpi4": r"Open MPI 4\.\S+", "mpich":
 PHASES = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
 
 
-def test_the_block(launcher):
-    found, result = facts.collect(launcher.name, 3)
+def test_the_block(recent_launcher):
+    found, result = facts.collect(recent_launcher.name, 3)
     host = found[0]["gethostname"]
     rows = block(result)
     assert list(rows) == [
@@ -199,7 +199,7 @@ def test_the_block(launcher):
     assert rows["interface"] == "lo"
     assert rows["backend"] == "gloo"
     assert re.match(r"CPU, \d+ threads? per rank", rows["devices"])
-    assert re.fullmatch(NAMES[launcher.name], rows["MPI"])
+    assert re.fullmatch(NAMES[recent_launcher.name], rows["MPI"])
     phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([012])\)(?:, |$)", rows["seconds"])
     assert [phase for phase, *_ in phases] == PHASES
     assert sum(float(seconds) for _, seconds, _ in phases) < 60
@@ -228,8 +228,8 @@ with mpiddp.init(timeout=30) as session:
 """
 
 
-def test_ranks_that_differ_are_named(recent_launcher):
-    result = launchers.run(recent_launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
+def test_ranks_that_differ_are_named(either_launcher):
+    result = launchers.run(either_launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
     wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
     assert result.stderr.count(wanted) == 1
     (line,) = [line for line in result.stderr.splitlines() if wanted in line]
@@ -263,8 +263,8 @@ def test_without_mpi_a_second_session_works():
     assert result.stdout == "closed 1\nclosed 2\n"
 
 
-def test_with_mpi_a_second_session_is_refused(recent_launcher):
-    result = launchers.run(recent_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
+def test_with_mpi_a_second_session_is_refused(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
     assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
     assert result.stderr.count("MPI was shut down earlier in this process") == 1
     assert "Traceback" not in result.output
@@ -284,13 +284,13 @@ session.any("raise" in sys.argv)
 """
 
 
-def test_a_session_without_with_is_closed_at_exit(recent_launcher):
-    result = launchers.run(recent_launcher, 2, ["-c", BARE], timeout=60).expect(0)
+def test_a_session_without_with_is_closed_at_exit(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", BARE], timeout=60).expect(0)
     assert "Traceback" not in result.output and result.stdout.count("rank ") == 2
 
 
-def test_a_session_without_with_ends_the_job_when_a_rank_raises(recent_launcher):
-    result = launchers.run(recent_launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
+def test_a_session_without_with_ends_the_job_when_a_rank_raises(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
     assert result.stderr.count("ValueError: bare") == 1
     assert result.stderr.count("Traceback") == 1
     assert "mpiddp: rank 1 of 2 on " in result.stderr
@@ -316,8 +316,8 @@ with mpiddp.init(timeout=30) as session:
 
 
 @pytest.mark.mpi
-def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(recent_launcher):
-    result = launchers.run(recent_launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
+def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
     lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]
     assert len(lines) == 1, str(result)
     said = (
@@ -339,8 +339,8 @@ assert MPI.COMM_WORLD.allreduce(1) == 2
 """
 
 
-def test_an_mpi_that_was_up_before_stays_up(recent_launcher):
-    launchers.run(recent_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
+def test_an_mpi_that_was_up_before_stays_up(either_launcher):
+    launchers.run(either_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
 
 
 GROUP_IS_UP = """
