@@ -27,8 +27,8 @@ PACKAGES = {
 
 CLUSTER, POOLS = "cluster", "pools"
 """Groups of tests: one worker runs a group, and nothing else meanwhile."""
-CLUSTER_MODULES = ("test_readme",)
-"""Whose tests build on each other, some of them on a cluster."""
+FOLLOWED = "test_readme"
+"""Whose tests build on each other, in their order."""
 
 OS_RELEASE = Path("/etc/os-release")
 REPORTED = ("mpi", "slurm", "gpu", "browser")
@@ -93,6 +93,8 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+# Before xdist writes the groups into the names of the tests.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose and order tests: those that take longest first, so that both workers end together."""
     for item in items:
@@ -105,8 +107,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     launching = {
         group for item, group in zip(items, groups, strict=True) if item.get_closest_marker("mpi")
     }
-    order = {CLUSTER: 0, POOLS: 1} | dict.fromkeys(launching - {CLUSTER, POOLS}, 2)
-    ranks = [order.get(group, 3) for group in groups]
+    first = [CLUSTER, FOLLOWED, POOLS, "test_failure"]
+    order = {group: place for place, group in enumerate(first)}
+    order |= dict.fromkeys(launching - set(first), len(first))
+    ranks = [order.get(group, len(first) + 1) for group in groups]
     places = sorted(range(len(items)), key=lambda place: (ranks[place], groups[place], place))
     items[:] = [items[place] for place in places]
 
@@ -131,7 +135,9 @@ def _leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _find_group(item: pytest.Item) -> str:
     """The tests that one worker runs one after the other: they share what takes long to start."""
-    if item.get_closest_marker("slurm") or item.path.stem in CLUSTER_MODULES:
+    if item.path.stem == FOLLOWED:
+        return FOLLOWED
+    if item.get_closest_marker("slurm"):
         return CLUSTER
     if "pool" in getattr(item, "fixturenames", ()):
         return POOLS

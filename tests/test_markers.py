@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import markers
 
-MARKERS = "[pytest]\nmarkers =\n    mpi\n    slurm\n    gpu\n    browser\n    long\n"
+MARKERS = (
+    "[pytest]\nmarkers =\n    mpi\n    slurm\n    gpu\n    browser\n    long\n    xdist_group\n"
+)
 
 
 @pytest.fixture
@@ -154,14 +157,65 @@ def test_once():
         ((), ["test_once"]),
         (("-m", "slurm"), ["test_once"]),
         (("-m", "long"), ["test_often"]),
+        (("--all",), ["test_often", "test_once"]),
         (("-m", "slurm and not long"), ["test_once"]),
         (("test_what_is_long_has_to_be_asked_for.py::test_often",), ["test_often"]),
     ],
 )
 def test_what_is_long_has_to_be_asked_for(options, passed, made_up):
     result = made_up(LONG, "-v", *options)
-    result.assert_outcomes(passed=1, deselected=0 if "::" in "".join(options) else 1)
+    left_out = 0 if "::" in "".join(options) else 2 - len(passed)
+    result.assert_outcomes(passed=len(passed), deselected=left_out)
     result.stdout.fnmatch_lines([f"*::{name} PASSED*" for name in passed])
+
+
+EITHER = """
+import pytest
+
+class Row:
+    def __init__(self, name):
+        self.name = name
+
+@pytest.fixture(params=[Row("openmpi"), Row("mpich"), Row("openmpi4")], ids=lambda row: row.name)
+def either_launcher(request):
+    return request.param
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one(either_launcher, number): pass
+def test_two(either_launcher): pass
+def test_three(either_launcher): pass
+def test_four(either_launcher): pass
+"""
+
+
+def test_each_test_has_one_of_the_launchers_and_both_have_some(made_up):
+    result = made_up(EITHER, "-v")
+    result.assert_outcomes(passed=5, deselected=10)
+    chosen = re.findall(r"::(test_\w+)\[(?:\d-)?([a-z0-9]+)(?:-\d)?\] PASSED", result.stdout.str())
+    assert len(set(chosen)) == 4 and {name for _, name in chosen} == {"openmpi", "mpich"}
+    made_up(EITHER, "--all").assert_outcomes(passed=15)
+
+
+GROUPS = """
+import pytest
+
+@pytest.fixture
+def pool(): pass
+
+def test_plain(): pass
+@pytest.mark.mpi
+def test_launches(): pass
+@pytest.mark.mpi
+def test_in_a_pool(pool): pass
+@pytest.mark.slurm
+def test_on_a_cluster(pool): pass
+"""
+
+
+def test_what_shares_something_has_one_worker_and_what_takes_longest_comes_first(made_up):
+    result = made_up(GROUPS, "-v")
+    names = re.findall(r"::(\w+) PASSED", result.stdout.str())
+    assert names == ["test_on_a_cluster", "test_in_a_pool", "test_plain", "test_launches"]
 
 
 def test_notes_are_printed_and_the_summary_is_last(made_up):

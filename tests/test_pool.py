@@ -1,0 +1,120 @@
+"""Ranks that stay: what a call returns, what it may change, and how a damaged pool is replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import mpiddp
+from pool import PoolError, Pools
+
+pytestmark = pytest.mark.mpi
+
+
+def see(session, number):
+    """What a call sees of the rank that makes it."""
+    print(f"rank {session.world.rank} prints {number}", flush=True)
+    os.write(2, b"and writes\n")
+    return session.world.rank + number, Path.cwd(), os.environ.get("GIVEN"), os.getpid()
+
+
+def test_every_rank_answers_for_itself(pool, tmp_path):
+    called = pool("openmpi", 2).call(see, 10, cwd=tmp_path, env={"GIVEN": "x"})
+    assert [value[:3] for value in called.values] == [(10, tmp_path, "x"), (11, tmp_path, "x")]
+    assert called.stdout == ["rank 0 prints 10\n", "rank 1 prints 10\n"]
+    assert called.stderr == ["and writes\n"] * 2
+    again = pool("openmpi", 2).call(see, 10).values
+    # The same processes, and nothing is left of the first call.
+    assert [value[3] for value in again] == [value[3] for value in called.values]
+    assert {value[2] for value in again} == {None} and tmp_path not in {each[1] for each in again}
+
+
+def change(session):
+    """Change whatever a call may change."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(3)
+    session._timeout = 1.0
+
+
+def find_state(session):
+    return (
+        os.sched_getaffinity(0), torch.get_default_dtype(), torch.get_num_threads(), session.timeout
+    )  # fmt: skip
+
+
+def test_what_a_call_changes_is_restored(pool):
+    ranks = pool("openmpi", 2)
+    before = ranks.call(find_state).values
+    ranks.call(change)
+    assert ranks.call(find_state).values == before
+
+
+def find_wait(session):
+    return mpiddp.describe_collectives()["wait"]
+
+
+def test_variables_that_collective_calls_read_once_are_read_again(pool):
+    ranks = pool("openmpi", 2)
+    usual = ranks.call(find_wait).values
+    for wait in ("sleep", "yield"):
+        assert ranks.call(find_wait, env={"MPIDDP_WAIT": wait}).values == [wait] * 2
+    assert ranks.call(find_wait).values == usual
+
+
+def fail(session, how):
+    """Rank 1 does not answer."""
+    if session.world.rank == 1:
+        if how == "raises":
+            raise ValueError("on purpose")
+        if how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "leaves":
+            return
+        time.sleep(60)
+    session.comm.Barrier()
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds", "said"),
+    [
+        ("raises", 30, r"rank 1: Traceback(.|\n)*ValueError: on purpose"),
+        ("is killed", 30, "rank [01] did not answer"),
+        ("hangs", 1, r"rank 0, 1 did not answer within 1 s(.|\n)*in fail"),
+    ],
+)
+def test_a_damaged_pool_is_replaced(how, seconds, said):
+    pools = Pools()
+    try:
+        ranks = pools("openmpi", 2)
+        first = ranks.call(see, 1).values
+        began = time.monotonic()
+        with pytest.raises(PoolError) as caught:
+            ranks.call(fail, how, timeout=seconds)
+        assert re.search(said, str(caught.value)), caught.value
+        assert time.monotonic() - began < 15
+        assert not ranks.is_open
+        if how == "raises":
+            assert pools("openmpi", 2).call(see, 1).values[0][3] != first[0][3]
+    finally:
+        pools.close()
+    assert not any(Path(f"/proc/{value[3]}").exists() for value in first)
+
+
+def warn(session):
+    import warnings
+
+    warnings.warn("nobody heeds this", stacklevel=1)
+
+
+def test_warnings_are_errors():
+    pools = Pools()
+    with pytest.raises(PoolError, match="UserWarning: nobody heeds this"):
+        pools("openmpi", 1).call(warn)
+    pools.close()
