@@ -16,6 +16,7 @@ import launchers
 import slurm
 from markers import (
     pytest_addoption,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_make_collect_report,
@@ -26,6 +27,7 @@ from pool import Pools
 
 __all__ = [
     "pytest_addoption",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_make_collect_report",
@@ -124,12 +126,19 @@ def pool() -> Iterator[Pools]:
     pools.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster_pool(slurm_cluster: slurm.Cluster) -> Iterator[Pools]:
-    """As ``pool``, for launchers of the cluster, whose nodes they hold until the module ends."""
-    pools = Pools()
+    """As ``pool``, for launchers of the cluster. The pool goes before other tests want its nodes."""
+    pools = Pools(most=1)
     yield pools
     pools.close()
+
+
+@pytest.fixture(autouse=True)
+def _free_nodes(request: pytest.FixtureRequest) -> None:
+    """Give a test of the cluster all nodes, unless it uses a pool on them."""
+    if "slurm_cluster" in request.fixturenames and "cluster_pool" not in request.fixturenames:
+        request.getfixturevalue("cluster_pool").close()
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,9 @@ INHERITED = re.compile(
 )
 """What a launcher, or somebody's profile, may have left in the environment of the tests."""
 
+WAITING = {"MPIDDP_WAIT": "sleep"}
+"""Ranks that wait leave the cores to other tests; tests of other ways to wait ask for them."""
+
 # Slurm's last: an mpirun inside an allocation starts its daemons as a step.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -95,6 +98,7 @@ def _open_mpi(
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": f"self,{shared_memory},tcp",
         "OMPI_MCA_mpi_yield_when_idle": "1",
+        **WAITING,
     }
     flags = (*_as_root("--allow-run-as-root"), *oversubscribe)
     return Launcher(name, mpirun, libmpi, flags, environment)
@@ -110,7 +114,7 @@ def _openmpi() -> Launcher:
 def _mpich() -> Launcher:
     mpirun, libmpi = MPICH_PREFIX / "bin" / "mpiexec", MPICH_PREFIX / "lib" / "libmpi.so.12"
     # Hydra announces its own host by a name that need not resolve where tests run.
-    return Launcher("mpich", mpirun, libmpi, environment={"HYDRA_IFACE": "lo"})
+    return Launcher("mpich", mpirun, libmpi, environment={"HYDRA_IFACE": "lo", **WAITING})
 
 
 def _openmpi4() -> Launcher:

@@ -167,8 +167,10 @@ class Pool:
 class Pools:
     """The pools of a test run, each started when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """``most``: how many may be open at once."""
         self._pools: dict[Any, Pool] = {}
+        self._most = most
 
     def __call__(self, launcher: str | launchers.Launcher, ranks: int, **variables: str) -> Pool:
         """The pool of a launcher, which may be given by its name, with these variables."""
@@ -178,11 +180,13 @@ class Pools:
         pool = self._pools.get(key)
         if pool is None or not pool.is_open:
             if pool is not None:
-                pool.kill()
+                self._pools.pop(key).kill()
+            if len(self._pools) == self._most:
+                self.close()
             pool = self._pools[key] = Pool(row, ranks, variables)
         return pool
 
-    def close(self, launcher_name: str | None = None) -> None:
+    def close(self) -> None:
         """Close all; AssertionError, once all are closed, if a pool did not end well."""
         errors = []
         while self._pools:

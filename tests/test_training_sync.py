@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(150)
 POINTS, NARROW_POINTS = 0.003, 0.01
 """Of accuracy, by which a synchronous run may be worse than the framework's, and one that rounds
 its gradients to 8 bits."""
+PAIR = ("--nodelist=node[1-2]", "--nodes=2")
 SERVED = ("--sync", "parameter-server")
 SMALL = ("--data", "toy", "--samples", "200", "--epochs", "2")
 
@@ -170,7 +171,7 @@ def test_gradients_of_a_gpu_are_served_through_pinned_memory(pool, tmp_path):
 
 @pytest.mark.slurm
 def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_path):
-    launcher = slurm_cluster.srun("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
+    launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3", "--exclusive")
     ways = {
         "plain": (),
         "schedule": ("--sync", "auto"),
@@ -179,7 +180,7 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         "unbounded": (*SERVED, "--servers", "2", "--staleness", "unlimited"),
     }
     small = {name: (*SMALL, *options) for name, options in ways.items()}
-    _, rows = train_each(cluster_pool(launcher, 3), tmp_path, small)
+    _, rows = train_each(cluster_pool(launcher, 4), tmp_path, small)
     losses = {name: row["test_loss"] for name, row in rows.items()}
     for name in ("schedule", "central", "sharded"):
         assert losses[name] == pytest.approx(losses["plain"], rel=1e-4), losses
