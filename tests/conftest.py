@@ -128,7 +128,7 @@ def pool() -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def cluster_pool(slurm_cluster: slurm.Cluster) -> Iterator[Pools]:
-    """As ``pool``, for launchers of the cluster. The pool goes before other tests want its nodes."""
+    """As ``pool``, for launchers of the cluster. A pool goes before other tests want its nodes."""
     pools = Pools(most=1)
     yield pools
     pools.close()
