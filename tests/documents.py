@@ -12,9 +12,11 @@ The convention, which CONTRIBUTING.md explains:
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})\s*(\S*)")
@@ -26,6 +28,9 @@ LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"
 REFERENCE = re.compile(r"^\s*\[[^\]]+\]:\s*<?(\S+?)>?\s*$", re.MULTILINE)
 ATTRIBUTE = re.compile(r"""\b(?:src|href)=["']([^"']+)["']""")
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,10 @@ def missing_lines(excerpt: str, output: str) -> list[str]:
     printed = output.splitlines()
     wanted = [line for line in excerpt.splitlines() if line.strip(" …")]
     return [line for line in wanted if not any(match_line(line, other) for other in printed)]
+
+
+def read_command(beginning: str) -> list[str]:
+    """The words that follow ``beginning`` in the one block of README that is such a command."""
+    blocks = find_blocks(README.read_text(encoding="utf-8"))
+    (text,) = [block.text for block in blocks if block.text.startswith(beginning + " ")]
+    return shlex.split(text.removeprefix(beginning))

@@ -147,8 +147,8 @@ def _answer(request: Request, session: Session) -> Answer:
 def main() -> None:
     """Answer requests until there are no more."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    # The tests ask a pool that hangs where its ranks stand.
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    # The tests ask a pool that hangs where its ranks stand. In a call stderr is another file.
+    faulthandler.register(signal.SIGUSR2, os.fdopen(os.dup(2), "w"), all_threads=True)
     with (
         WayOut() as way_out,
         start(Options(timeout=60), way_out) as session,

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import documents
 from benchmarks import launchers, measure, processes, records, startup, startup_report, strips
 from benchmarks.processes import STAMP, Program, Run, RunError
 from benchmarks.startup_contenders import (
@@ -516,7 +517,7 @@ def test_every_launcher_runs_the_contenders(recent_launcher):
 @pytest.mark.mpi
 def test_startup_measures_prints_and_writes(tmp_path):
     record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
-    arguments = ["--ranks", "2", "--repetitions", "1", "--warm-up", "0", "--deadline", "60"]
+    arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
     answer = _run_benchmarks(
         "startup", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"

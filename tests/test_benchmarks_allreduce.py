@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+import documents
 import launchers as launching
 from benchmarks import launchers, processes, records
 from benchmarks.allreduce import command as allreduce
@@ -185,8 +186,9 @@ def test_a_rank_that_dies_ends_both_jobs_and_the_command():
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "allreduce.json", tmp_path / "allreduce.svg"
-    arguments = ["--ranks", "2", "--sizes", "8", "256K", "--repetitions", "2", "--warm-up", "0"]
-    arguments += ["--iterations", "5", "--deadline", "60", "--transports", "auto", "mpi"]
+    arguments = documents.read_command("python -m benchmarks allreduce")
+    arguments += ["--warm-up", "0", "--iterations", "5", "--deadline", "60"]
+    arguments += ["--transports", "auto", "mpi"]
     # Variables of an outer launch must not reach the ranks.
     answer = run_benchmark(*arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -208,14 +210,14 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 
 
 @pytest.mark.slurm
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path):
     record = tmp_path / "allreduce.json"
     arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "4", "--link"]
-    arguments += ["--sizes", "8", "64K", "--repetitions", "1", "--warm-up", "0"]
-    answer = run_benchmark(
-        *arguments, "--iterations", "3", "--json", str(record), **slurm_cluster.environment()
-    )
+    arguments += ["--sizes", "8", "--repetitions", "1", "--warm-up", "0", "--iterations", "3"]
+    arguments += ["--algorithms", "auto", "--buffers", "private"]
+    answer = run_benchmark(*arguments, "--json", str(record), **slurm_cluster.environment())
     assert (answer.returncode, answer.stderr) == (0, "")
     (group,) = json.loads(record.read_text())["groups"]
     assert group["nodes"] == 2 and group["limits"]["link"]["median"] > 0
@@ -224,6 +226,7 @@ def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path):
 
 
 @pytest.mark.slurm
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_both_jobs_are_steps_on_the_same_nodes(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():

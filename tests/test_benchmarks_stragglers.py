@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import documents
 from benchmarks import stragglers
 from benchmarks.measure import Series
 from benchmarks.straggler_runs import Cell, Outcome, Point, read_outcome
@@ -116,12 +117,11 @@ def test_each_round_trains_from_another_seed(monkeypatch):
 @pytest.mark.timeout(150)
 def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
     record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
-    words = ["--ranks", "2", "--model", "mlp", "--epochs", "2", "--accuracy", "0.15"]
-    words += ["--repetitions", "1", "--stragglers", "0=2", "--staleness", "0", "unlimited"]
+    words = [*documents.read_command("python -m benchmarks stragglers"), "--accuracy", "0.15"]
     stragglers.main([*words, "--json", str(record), "--plot", str(picture)])
     printed = capsys.readouterr().out
     assert "2 ranks, mlp on digits" in printed
-    assert "target: straggler 0=2: time of server, no bound to 15%, by in step: " in printed
+    assert "target: straggler 0=4: time of server, no bound to 15%, by in step: " in printed
     found = json.loads(record.read_text())
     assert [run["staleness"] for run in found["runs"]] == [None, "0", "unlimited"]
     for run in found["runs"]:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import documents
 from benchmarks import launchers, records
 from benchmarks.measure import Series
 from benchmarks.training_step import command, report, visits
@@ -384,8 +385,8 @@ SYNCS = (
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
-    arguments = ["--ranks", "2", "--models", "mlp:megabytes=1", "--sync", *SYNCS]
-    arguments += ["--transports", "auto", "mpi", "--repetitions", "2", "--iterations", "5"]
+    arguments = documents.read_command("python -m benchmarks training-step")
+    arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi"]
     arguments += ["--straggler", "0=1.5", "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
     answer = run_benchmark(*arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7")
@@ -451,6 +452,7 @@ def test_a_mistake_is_one_line():
 
 
 @pytest.mark.slurm
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tmp_path):
     record = tmp_path / "step.json"

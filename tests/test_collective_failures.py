@@ -152,8 +152,12 @@ def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
     return found
 
 
-def test_calls_that_differ_are_never_summed(tmp_path):
-    for job, reports in differ(list(JOBS), tmp_path).items():
+@pytest.mark.parametrize(
+    "jobs",
+    [("shared-memory", "mpi"), pytest.param(tuple(JOBS), id="all", marks=pytest.mark.long)],
+)
+def test_calls_that_differ_are_never_summed(jobs, tmp_path):
+    for job, reports in differ(jobs, tmp_path).items():
         for case in differences.make_cases(job):
             outcomes = [report[case] for report in reports]
             errors = [outcome for outcome in outcomes if outcome[0] == "error"]

@@ -39,6 +39,7 @@ def test_buffers_come_and_go_and_leave_nothing(name, pool):
     assert all(report["changed"] > 100 for report in reports)
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_do_not_meet(tmp_path):
     folders = ranks.make_folders(tmp_path, ["one", "two"])
     arguments = [ranks.HERE / "churn.py", "200"]
@@ -59,7 +60,7 @@ NO_COPIES = (
     ("how", "transports", "note"),
     [
         ("copies", ALL, NO_COPIES.format("readv")),
-        ("writes", ALL, NO_COPIES.format("(read|write)v")),
+        pytest.param("writes", ALL, NO_COPIES.format("(read|write)v"), marks=pytest.mark.long),
         (
             "descriptors",
             {"mpi", "torch"},

@@ -160,7 +160,10 @@ def test_one_rank_raises(stage, failing, tmp_path):
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "failing",
-    [(1, 0, 2, 0), pytest.param(FAILING["often"], id="often", marks=pytest.mark.long)],
+    [
+        pytest.param((1, 2, 0, 0), id="once"),
+        pytest.param(FAILING["often"], id="often", marks=pytest.mark.long),
+    ],
 )
 def test_one_rank_is_killed(failing, tmp_path):
     seconds = defaultdict(list)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import launchers
 import mpiddp
 from pool import PoolError, Pools
 
@@ -104,7 +105,7 @@ def test_a_damaged_pool_is_replaced(how, seconds, said):
             assert pools("openmpi", 2).call(see, 1).values[0][3] != first[0][3]
     finally:
         pools.close()
-    assert not any(Path(f"/proc/{value[3]}").exists() for value in first)
+    assert not any(launchers.environ_of(value[3]) for value in first)
 
 
 def warn(session):

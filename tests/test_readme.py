@@ -18,7 +18,9 @@ import documents
 import launchers
 import slurm
 
-README = launchers.ROOT / "README.md"
+README = documents.README
+TESTED_ELSEWHERE = re.compile(r"python -m benchmarks (startup|allreduce|training-step|stragglers) ")
+"""Commands that the benchmarks' own tests run by default, with more options."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
@@ -116,8 +118,10 @@ def uses_slurm(block: documents.Block) -> bool:
 
 
 def as_parameter(block: documents.Block):
-    mark = pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi
-    return pytest.param(block, marks=mark, id=f"line-{block.line}")
+    marks = [pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi]
+    if TESTED_ELSEWHERE.match(block.text):
+        marks.append(pytest.mark.long)
+    return pytest.param(block, marks=marks, id=f"line-{block.line}")
 
 
 @pytest.mark.timeout(DEADLINE + 30)

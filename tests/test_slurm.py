@@ -331,7 +331,7 @@ def test_bad_options_are_said_once(slurm_cluster):
 # A node that is cut off. The ranks on both sides of the cut must end by mpiddp's deadline; srun
 # itself waits for a node that Slurm cannot reach, whatever it is told, and ends when it is back.
 
-TIMEOUT = 6
+TIMEOUT = 5
 MARGIN = 20.0
 """Seconds: looking for silent hosts, the roll call, MPI_Abort on a node that is cut off."""
 PAIR = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
@@ -388,9 +388,9 @@ def on_node(job, name) -> list[int]:
     ]
 
 
-SILENT_INIT = r"MPI_Init did not return within 6 s.*Not reached from here: node2 \("
+SILENT_INIT = r"MPI_Init did not return within 5 s.*Not reached from here: node2 \("
 ROLL_CALL = (
-    r"did not get past 'address' within 6 s; "
+    r"did not get past 'address' within 5 s; "
     r"waited for rank 2 on node2 \(no answer\), rank 3 on node2 \(no answer\)"
 )
 
