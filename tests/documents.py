@@ -127,4 +127,4 @@ def read_command(beginning: str) -> list[str]:
     """The words that follow ``beginning`` in the one block of README that is such a command."""
     blocks = find_blocks(README.read_text(encoding="utf-8"))
     (text,) = [block.text for block in blocks if block.text.startswith(beginning + " ")]
-    return shlex.split(text.removeprefix(beginning))
+    return shlex.split(text.removeprefix(beginning).replace("\\\n", " "))

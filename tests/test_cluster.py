@@ -133,7 +133,7 @@ def test_nodes_are_apart(slurm_cluster):
         interfaces = slurm_cluster.must("exec", name, "ls", "/sys/class/net").split()
         assert len(interfaces) == 2 and "lo" in interfaces
     answer = slurm_cluster.must("exec", "node3", "sh", "-c", "pwd; echo $SHLVL; exit 0")
-    assert answer.split()[0] == os.getcwd()
+    assert answer.splitlines()[0] == os.getcwd()
     assert slurm_cluster.control("exec", "node3", "sh", "-c", "exit 37").returncode == 37
 
 

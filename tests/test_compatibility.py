@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -116,10 +117,13 @@ def prefix(tmp_path, monkeypatch):
 def offer(tmp_path: Path, text: str, stream: int) -> None:
     """Put an ``srun`` on the path that answers ``--mpi=list``."""
     program = tmp_path / "path" / "srun"
-    program.write_text(
-        f"#!{sys.executable} -S\nimport os, sys\n"
+    answer = (
+        "import os, sys\n"
         f"assert sys.argv[1:] == ['--mpi=list']\nos.write({stream}, {text!r}.encode())\n"
     )
+    # A path with spaces cannot stand behind "#!".
+    words = shlex.join([sys.executable, "-S", "-c", answer])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
 
 

@@ -80,8 +80,8 @@ def test_other_code_on_one_node(slurm_cluster, tmp_path):
     shutil.copytree(launchers.ROOT / "mpiddp", copy, ignore=shutil.ignore_patterns("__pycache__"))
     source = copy / "errors.py"
     source.write_text(source.read_text() + "\n# edited on one node\n")
-    mount = f"mount --bind {copy} {launchers.ROOT / 'mpiddp'}"
-    slurm_cluster.must("exec", "node2", "sh", "-c", mount)
+    mount = ("mount", "--bind", str(copy), str(launchers.ROOT / "mpiddp"))
+    slurm_cluster.must("exec", "node2", *mount)
     try:
         reading = examine(slurm_cluster.srun(*flags(2)), 2, cwd=tmp_path, exit_code=3)
     finally:

@@ -26,6 +26,7 @@ import mpiddp.errors
 from slurm import Cluster
 
 JOBS = launchers.ROOT / "jobs"
+TRAIN = shlex.quote(f"{JOBS}/train.sbatch")
 SCRIPTS = ("train", "sweep", "benchmark")
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "1")
 FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -537,7 +538,7 @@ def test_the_file_in_mpiddp_env_is_sourced(made_up):
     # As activation scripts are: with unset variables, with arguments in mind, a false end.
     path = made_up.cwd / "mine.sh"
     path.write_text(
-        f'PATH={Path(sys.executable).parent}:$PATH\nexport FOUND="$UNSET[$#]"\n[ -n "$UNSET" ]\n'
+        f'PATH="{Path(sys.executable).parent}:$PATH"\nexport FOUND="$UNSET[$#]"\n[ -n "$UNSET" ]\n'
     )
     made_up.program("mine.sh", "exit 9")
     done = made_up.submit("train", *TOY, MPIDDP_ENV="mine.sh", MPIDDP_PYTHON="")
@@ -609,7 +610,7 @@ def test_the_outcome_is_found_with_the_python_that_the_prefix_brings(made_up):
     copy_jobs(made_up)
     for name in ("mpiddp", "benchmarks"):
         (made_up.root / name).symlink_to(launchers.ROOT / name)
-    made_up.program("container", f'PATH={Path(sys.executable).parent}:$PATH\nexec "$@"\n')
+    made_up.program("container", f'PATH="{Path(sys.executable).parent}:$PATH"\nexec "$@"\n')
     # The job's own PATH has no Python that could stand in.
     made_up.program("python", "exit 1")
     (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
@@ -842,9 +843,7 @@ def submitted(made_up: MadeUp) -> list[list[str]]:
 def test_each_stage_depends_on_the_one_before(made_up):
     script = made_up.cwd / "my script.sh"
     script.touch()
-    done = chain(
-        made_up, f"-N 2 {JOBS}/train.sbatch --name 'a b'", "'my script.sh'", '--wrap "a b"'
-    )
+    done = chain(made_up, f"-N 2 {TRAIN} --name 'a b'", "'my script.sh'", '--wrap "a b"')
     assert (done.returncode, done.stderr) == (0, "")
     both = ["--parsable", "--kill-on-invalid-dep=yes"]
     assert submitted(made_up) == [
@@ -1096,7 +1095,7 @@ print(os.environ["SLURM_PROCID"], os.environ["SLURM_NODEID"], os.environ["CUDA_V
 def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path, options, ranks):
     # Without the submitting shell's variables: srun must hand on what the script has set.
     wrap = tmp_path / "wrap"
-    wrap.write_text(f"#!{sys.executable}\n{SEEN}")
+    wrap.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, '-c', SEEN])}\n")
     wrap.chmod(0o755)
     exported = f"--export=MPIDDP_PYTHON={sys.executable},MPIDDP_WRAP={wrap}"
     job = slurm.run(*options, exported, f"{JOBS}/train.sbatch", *TOY)
@@ -1108,7 +1107,7 @@ def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path,
 @pytest.mark.slurm
 def test_the_trainers_code_is_the_jobs_and_one_file_says_why(slurm, tmp_path):
     path = tmp_path / "my environment"
-    path.write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n")
+    path.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
     # No process manager: every rank leaves with 3, and srun kills those that are late.
     variables = {"MPIDDP_PMI": "none", "MPIDDP_ENV": str(path), "MPIDDP_PYTHON": None}
     job = slurm.run("--ntasks=2", "--nodes=1", f"{JOBS}/train.sbatch", *TOY, **variables)
@@ -1177,7 +1176,7 @@ def test_an_array_of_the_wrong_size_is_told_so_by_every_task(slurm):
 
 @pytest.mark.slurm
 def test_a_chain_ends_where_a_stage_fails(slurm):
-    stages = [f"{JOBS}/train.sbatch --epochs 0", "--wrap true", "--wrap true"]
+    stages = [f"{TRAIN} --epochs 0", "--wrap true", "--wrap true"]
     done = slurm.command("bash", f"{JOBS}/chain.sh", *stages)
     assert done.returncode == 0, done.stderr
     identities = [row.split()[1] for row in done.stdout.splitlines()[1:4]]
@@ -1240,7 +1239,7 @@ def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made
 
 @pytest.mark.slurm
 def test_two_starts_in_the_shell_of_an_allocation_share_their_logs(slurm):
-    starts = f"for name in one two; do bash {JOBS}/train.sbatch --name $name; done"
+    starts = f"for name in one two; do bash {TRAIN} --name $name; done"
     done = slurm.command("salloc", "--nodes=1", "bash", "-c", starts, MPIDDP_WRAP="echo")
     assert done.returncode == 0, done.stderr
     [path] = (slurm.directory / "logs").glob("*.out")

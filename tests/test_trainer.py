@@ -271,6 +271,18 @@ def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_two_ranks_share_out_the_samples_of_one(pool: Pools, tmp_path: Path) -> None:
+    rows = {}
+    for ranks, batch in ((1, "16"), (2, "8")):
+        words = [*TOY, "--batch-size", batch, "--name", f"of-{ranks}"]
+        pool("openmpi", ranks).call(trainings.run, words, cwd=tmp_path)
+        rows[ranks] = read_rows(tmp_path / "runs" / f"of-{ranks}")[-1]
+    assert rows[1]["step"] == rows[2]["step"]
+    for name in ("loss", "test_loss"):
+        assert rows[2][name] == pytest.approx(rows[1][name], rel=1e-4)
+
+
+@pytest.mark.mpi
 def test_more_ranks_than_test_samples(pool: Pools, tmp_path: Path) -> None:
     options = ["--data", "toy", "--samples", "10", "--batch-size", "2", "--name", "few"]
     pool("openmpi", 3).call(trainings.run, options, cwd=tmp_path)

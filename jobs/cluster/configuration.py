@@ -18,7 +18,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 # A job that is requeued waits until the credentials of its last start have expired.
-AuthInfo=socket={local}/munge.socket,cred_expire=5
+AuthInfo=socket={local}/munge.socket,cred_expire=15
 CryptoType=crypto/munge
 StateSaveLocation={state}/slurmctld
 SlurmctldPidFile={state}/slurmctld.pid
