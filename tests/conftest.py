@@ -104,6 +104,12 @@ def either_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     return _check(request.param)
 
 
+@pytest.fixture
+def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to a directory that can be written; the checkout may be read-only."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[slurm.Cluster]:
     """A cluster of four nodes with four CPUs and two fake GPUs each. Mark its tests ``slurm``.
@@ -128,8 +134,8 @@ def pool() -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def cluster_pool(slurm_cluster: slurm.Cluster) -> Iterator[Pools]:
-    """As ``pool``, for launchers of the cluster. A pool goes before other tests want its nodes."""
-    pools = Pools(most=1)
+    """As ``pool``, for launchers of the cluster. One at a time: a pool holds its nodes."""
+    pools = Pools(limit=1)
     yield pools
     pools.close()
 

@@ -26,9 +26,10 @@ PACKAGES = {
 """The Debian packages that the tests of a marker need; root is expected to install them."""
 
 CLUSTER, POOLS = "cluster", "pools"
-"""Groups of tests: one worker runs a group, and nothing else meanwhile."""
+"""Groups of tests. One worker runs all tests of a group, one after the other."""
 FOLLOWED = "test_readme"
-"""Whose tests build on each other, in their order."""
+"""The module whose tests build on those before them."""
+BROWSER = "browser"
 
 OS_RELEASE = Path("/etc/os-release")
 REPORTED = ("mpi", "slurm", "gpu", "browser")
@@ -88,8 +89,9 @@ def pytest_configure() -> None:
 
 
 def _interrupt(*_: object) -> NoReturn:
-    # The next one must not break off what the first one began.
+    # The next one must not break off what the first one began; xdist's worker sends SIGINT, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -110,9 +112,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     first = [CLUSTER, FOLLOWED, POOLS, "test_failure"]
     order = {group: place for place, group in enumerate(first)}
     order |= dict.fromkeys(launching - set(first), len(first))
-    ranks = [order.get(group, len(first) + 1) for group in groups]
+    priorities = [order.get(group, len(first) + 1) for group in groups]
     in_pools = ["cluster_pool" in getattr(item, "fixturenames", ()) for item in items]
-    places = sorted(range(len(items)), key=lambda at: (ranks[at], groups[at], not in_pools[at], at))
+    places = sorted(
+        range(len(items)), key=lambda at: (priorities[at], groups[at], not in_pools[at], at)
+    )
     items[:] = [items[place] for place in places]
 
 
@@ -147,6 +151,8 @@ def _find_group(item: pytest.Item) -> str:
         return FOLLOWED
     if item.get_closest_marker("slurm"):
         return CLUSTER
+    if item.get_closest_marker("browser"):
+        return BROWSER
     if "pool" in getattr(item, "fixturenames", ()):
         return POOLS
     return item.path.stem

@@ -1,17 +1,17 @@
-"""Ranks that stay: a launch costs more than most of what tests ask of it.
+"""Ranks that stay: starting ranks takes longer than most of the work that a test gives them.
 
     def double(session, tensor): ...
 
     def test_something(pool):
-        called = pool("openmpi", 3).call(double, torch.ones(4))
-        assert called.values == [...]           # of each rank what it returned
+        result = pool("openmpi", 3).call(double, torch.ones(4))
+        assert result.values == [...]           # what each rank returned
 
-A pool is one job of a launcher, whose ranks (``pool_rank.py``) have a session and wait for calls.
-Functions travel by their names, so they stand at the top of a module in this directory. What tests
-start-up, or ranks that end, starts jobs of its own (``launchers.py``).
+A pool is one job of a launcher. Its ranks (``pool_rank.py``) open a session and wait for calls.
+Functions are sent by name, so they must stand at the top of a module in this directory. Tests of
+start-up, and of ranks that end, start jobs themselves (``launchers.py``).
 
-Every call has a deadline. A pool in which a rank raised, or did not answer, is ended; the next test
-that asks for it gets a new one.
+Every call has a deadline. A pool is ended when a rank raises, ends or misses the deadline; the
+next test that asks for this pool gets a new one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import launchers
 from pool_rank import Answer, Request, receive, send
@@ -34,8 +35,10 @@ from pool_rank import Answer, Request, receive, send
 PROGRAM = Path(__file__).resolve().with_name("pool_rank.py")
 START_SECONDS = 60.0
 CALL_SECONDS = 60.0
-LIFE_SECONDS = 3600.0
-"""Longer than any test run."""
+END_SECONDS = 5.0
+"""How long a job may take to end after one of its ranks has."""
+LIMIT = 6
+"""Pools that may be open at once: each rank holds 200 MB."""
 
 
 class PoolError(AssertionError):
@@ -43,7 +46,7 @@ class PoolError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Called:
+class CallResult:
     """What a call left, by rank."""
 
     values: list[Any]
@@ -55,6 +58,12 @@ class Called:
         """All that was printed."""
         return "".join([*self.stdout, *self.stderr])
 
+    @property
+    def printed(self) -> str:
+        """What rank 0 wrote to stdout; AssertionError if another rank did, too."""
+        assert not any(self.stdout[1:]), self.stdout
+        return self.stdout[0]
+
 
 class Pool:
     """One job whose ranks wait for calls."""
@@ -62,27 +71,25 @@ class Pool:
     def __init__(
         self, launcher: launchers.Launcher, ranks: int, variables: Mapping[str, str]
     ) -> None:
-        self._resources = contextlib.ExitStack()
+        self.name = " ".join([f"{launcher} {ranks}", *(f"{k}={v}" for k, v in variables.items())])
         self._channels: dict[int, socket.socket] = {}
         with contextlib.ExitStack() as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mpiddp-")))
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(self._folder / "socket"))
             listener.listen(ranks)
-            # Ranks may run as another user; the socket is as private as the directory.
             arguments = [PROGRAM, self._folder / "socket"]
             self._job = stack.enter_context(
-                launchers.start(launcher, ranks, arguments, timeout=LIFE_SECONDS, env=variables)
+                launchers.start(launcher, ranks, arguments, timeout=START_SECONDS, env=variables)
             )
             self._accept(listener, ranks, stack)
             self._resources = stack.pop_all()
 
     def _accept(self, listener: socket.socket, ranks: int, stack: contextlib.ExitStack) -> None:
         listener.settimeout(0.1)
-        end = time.monotonic() + START_SECONDS
         while len(self._channels) < ranks:
-            if self._job.process.poll() is not None or time.monotonic() > end:
-                raise PoolError(f"a pool of {ranks} ranks did not start: {self._job.result()}")
+            if self._job.process.poll() is not None or time.monotonic() > self._job.deadline:
+                raise PoolError(f"pool {self.name} did not start: {self._job.result()}")
             with contextlib.suppress(TimeoutError):
                 channel, _ = listener.accept()
                 stack.enter_context(channel)
@@ -101,56 +108,66 @@ class Pool:
         timeout: float = CALL_SECONDS,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Called:
-        """Have every rank run ``function(session, *arguments)``; seconds, from now.
+    ) -> CallResult:
+        """Have every rank run ``function(session, *arguments)`` within ``timeout`` seconds.
 
-        Raises PoolError, and ends this pool, if a rank raises or does not answer.
+        Raises PoolError if a rank raises, ends or does not answer. Whatever is raised here ends
+        the pool, since answers may still be under way.
         """
         request = Request(function, arguments, cwd or self._folder, env or {})
-        for channel in self._channels.values():
-            send(channel, request)
-        answers = self._collect(time.monotonic() + timeout, timeout)
-        if errors := {rank: each.error for rank, each in answers.items() if each.error}:
+        try:
+            for channel in self._channels.values():
+                channel.settimeout(timeout)
+                send(channel, request)
+            answers = self._collect(timeout)
+            if errors := [
+                f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error
+            ]:
+                raise PoolError("\n".join(errors))
+        except BaseException:
             self.kill()
-            raise PoolError("\n".join(f"rank {rank}: {text}" for rank, text in errors.items()))
+            raise
         rows = [answers[rank] for rank in sorted(answers)]
-        return Called(
+        return CallResult(
             [row.value for row in rows], [row.stdout for row in rows], [row.stderr for row in rows]
         )
 
-    def _collect(self, end: float, timeout: float) -> dict[int, Answer]:
+    def _collect(self, timeout: float) -> dict[int, Answer]:
         answers: dict[int, Answer] = {}
+        end = time.monotonic() + timeout
         ranks = {channel: rank for rank, channel in self._channels.items()}
-        while len(answers) < len(ranks):
-            waiting = [channel for channel, rank in ranks.items() if rank not in answers]
+        while waiting := [channel for channel, rank in ranks.items() if rank not in answers]:
             ready, _, _ = select.select(waiting, [], [], max(0.0, end - time.monotonic()))
-            # Peers of a rank that raised wait for it, which says all.
-            if not ready and not any(answer.error for answer in answers.values()):
-                self._fail(sorted(ranks[channel] for channel in waiting), timeout)
-            if not ready:
+            is_broken = any(answer.error for answer in answers.values())
+            if not ready and is_broken:
+                # The other ranks wait for the one that raised; its error says enough.
                 break
+            if not ready:
+                self._fail(sorted(ranks[channel] for channel in waiting), timeout)
             for channel in ready:
                 try:
                     answers[ranks[channel]] = receive(channel)
-                except (EOFError, ConnectionError):
-                    self._job.process.wait(START_SECONDS)
+                except (EOFError, OSError):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._job.process.wait(END_SECONDS)
                     self._fail([ranks[channel]], timeout)
             if any(answer.error for answer in answers.values()):
                 end = min(end, time.monotonic() + 1)
         return answers
 
-    def _fail(self, missing: list[int], timeout: float) -> None:
+    def _fail(self, missing: list[int], timeout: float) -> NoReturn:
+        """Raise PoolError, with the stacks of the ranks that still run."""
         names = ", ".join(map(str, missing))
+        is_running = self._job.process.poll() is None
         for pid in self._job.ranks().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
         time.sleep(0.5)
-        said = f"rank {names} did not answer within {timeout:g} s, or ended: {self._job.result()}"
-        self.kill()
-        raise PoolError(said)
+        how = f"did not answer within {timeout:g} s" if is_running else "ended"
+        raise PoolError(f"pool {self.name}: rank {names} {how}\n{self._job.stderr()}")
 
     def close(self) -> None:
-        """Let the ranks leave their session; AssertionError if they do not do so well."""
+        """Let the ranks close their session. AssertionError if the job does not end with 0."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
@@ -167,33 +184,34 @@ class Pool:
 class Pools:
     """The pools of a test run, each started when it is first asked for."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """``most``: how many may be open at once."""
+    def __init__(self, limit: int = LIMIT) -> None:
+        """``limit``: how many may be open at once; the one unused for longest is closed."""
         self._pools: dict[Any, Pool] = {}
-        self._most = most
+        self._limit = limit
 
     def __call__(self, launcher: str | launchers.Launcher, ranks: int, **variables: str) -> Pool:
         """The pool of a launcher, which may be given by its name, with these variables."""
         row = launchers.table()[launcher] if isinstance(launcher, str) else launcher
         key = (row.mpirun, row.libmpi, row.flags, tuple(sorted(row.environment.items())), ranks)
         key += tuple(sorted(variables.items()))
-        pool = self._pools.get(key)
+        pool = self._pools.pop(key, None)
         if pool is None or not pool.is_open:
             if pool is not None:
-                self._pools.pop(key).kill()
-            if len(self._pools) == self._most:
-                self.close()
-            pool = self._pools[key] = Pool(row, ranks, variables)
+                pool.kill()
+            self.close(down_to=self._limit - 1)
+            pool = Pool(row, ranks, variables)
+        # The last one in the dictionary is the one that was used last.
+        self._pools[key] = pool
         return pool
 
-    def close(self) -> None:
-        """Close all; AssertionError, once all are closed, if a pool did not end well."""
+    def close(self, down_to: int = 0) -> None:
+        """Close all but ``down_to``. AssertionError, after that, if one did not end with 0."""
         errors = []
-        while self._pools:
-            _, pool = self._pools.popitem()
+        while len(self._pools) > down_to:
+            pool = self._pools.pop(next(iter(self._pools)))
             try:
                 if pool.is_open:
                     pool.close()
             except AssertionError as error:
-                errors.append(str(error))
+                errors.append(f"pool {pool.name}: {error}")
         assert not errors, "\n".join(errors)

@@ -98,6 +98,7 @@ def _restored(session: Session) -> Iterator[None]:
 
     before = dict(os.environ), Path.cwd(), os.sched_getaffinity(0), session._timeout
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    random = torch.get_rng_state()
     try:
         yield
     finally:
@@ -108,6 +109,10 @@ def _restored(session: Session) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
+        torch.set_rng_state(random)
+        # What training tells the report of a failure.
+        way_out = session._way_out
+        way_out.run_directory, way_out.step, way_out.attempt = None, None, 0
         _set_pg_timeout(timedelta(seconds=session._timeout))
 
 
@@ -147,7 +152,7 @@ def _answer(request: Request, session: Session) -> Answer:
 def main() -> None:
     """Answer requests until there are no more."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    # The tests ask a pool that hangs where its ranks stand. In a call stderr is another file.
+    # On this signal a rank that hangs writes its stacks, to the job's stderr: a call has another.
     faulthandler.register(signal.SIGUSR2, os.fdopen(os.dup(2), "w"), all_threads=True)
     with (
         WayOut() as way_out,
@@ -159,7 +164,7 @@ def main() -> None:
         with contextlib.suppress(EOFError):
             while True:
                 answer = _answer(receive(channel), session)
-                # A rank that made other calls than its peers would be met in a later test.
+                # Notice here, and not in a later test, that ranks made different calls.
                 if answer.error is None:
                     session.agree(True, "the end of a call")
                 send(channel, answer)

@@ -32,19 +32,18 @@ def collect(
     *arguments: str,
     timeout: float = 90,
     env: Mapping[str, str | None] | None = None,
-    expect: int = 0,
-) -> tuple[list[Any], launchers.Result]:
-    """Run a program of this directory; every rank's report, and the finished job."""
+) -> list[Any]:
+    """Run a program of this directory; every rank's report."""
     with tempfile.TemporaryDirectory() as folder:
-        result = launchers.run(
+        launchers.run(
             launcher,
             ranks,
             [HERE / program, *arguments],
             timeout=timeout,
             env=env,
             cwd=Path(folder),
-        ).expect(expect)
-        return read_reports(Path(folder), ranks), result
+        ).expect(0)
+        return read_reports(Path(folder), ranks)
 
 
 def run_together(

@@ -95,10 +95,11 @@ fi
 # uses, or one that is starting.
 clean_up() {
     local file
+    # Hydra's files are read while a job starts; segments are mapped as long as it runs.
     while IFS= read -r file; do
-        grep -qsF -- "$file" /proc/[0-9]*/maps || rm -f -- "$file"
+        grep -qs -- " $file\$" /proc/[0-9]*/maps || rm -f -- "$file"
     done < <(find /tmp /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$TMPDIR/began" \
-        -not -newermt '1 minute ago' \
+        -not -newermt '10 seconds ago' \
         \( -name 'hydra_hwloc_xmlfile_*' -o -name 'mpich_shm_*' -o -name 'sm_segment.*' \
         -o -name 'vader_segment.*' \) 2>/dev/null)
     rm -rf -- "$TMPDIR"

@@ -410,6 +410,7 @@ def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
+@pytest.mark.usefixtures("writable")
 def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
     with pytest.raises(ConfigurationError) as caught:
         startup.check(startup.parse(arguments))

@@ -179,6 +179,7 @@ def test_explain_draws(tmp_path, capsys):
         (["ring", "--svg", "/none/a.svg"], "there is no directory /none"),
     ],
 )
+@pytest.mark.usefixtures("writable")
 def test_what_cannot_be_explained_is_refused(arguments, problem):
     with pytest.raises(ConfigurationError) as caught:
         explain.main(arguments)
@@ -273,6 +274,7 @@ def test_prices_are_drawn(tmp_path, capsys):
         (["--plot", "a.svg", "--json", "a.svg"], "a.svg is named for two outputs"),
     ],
 )
+@pytest.mark.usefixtures("writable")
 def test_what_cannot_be_priced_is_refused(arguments, problem):
     with pytest.raises(ConfigurationError) as caught:
         simulate.main(arguments)

@@ -46,6 +46,7 @@ from mpiddp.errors import ConfigurationError
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
+@pytest.mark.usefixtures("writable")
 def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
     with pytest.raises(ConfigurationError) as caught:
         allreduce.check(allreduce.parse(arguments))
@@ -226,7 +227,6 @@ def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path):
 
 
 @pytest.mark.slurm
-@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_both_jobs_are_steps_on_the_same_nodes(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():

@@ -303,6 +303,7 @@ def test_what_is_not_finite_is_printed_as_it_is(value):
         (["--plot", "a.gif"], r"a\.gif: expected a name that ends in \.svg"),
     ],
 )
+@pytest.mark.usefixtures("writable")
 def test_a_mistake_is_named_before_anything_is_measured(options, message, monkeypatch):
     def measure(*_):
         raise AssertionError

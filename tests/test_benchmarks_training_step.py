@@ -72,6 +72,7 @@ MLP = Workload("mlp")
         (["stray"], "unrecognized arguments: stray"),
     ],
 )
+@pytest.mark.usefixtures("writable")
 def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
     with pytest.raises(ConfigurationError) as caught:
         command.check(command.parse(arguments))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import copies
 import launchers
 import markers
 import slurm
@@ -106,7 +107,7 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
-    elsewhere = shutil.copytree(slurm.COMMANDS, tmp_path / "cluster") / "down"
+    elsewhere = copies.copy(slurm.COMMANDS, tmp_path / "cluster") / "down"
     with slurm.bring_up("--nodes=4") as cluster:
         flags = ("--nodes=4", "--ntasks-per-node=1")
         program = ["-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -259,7 +260,7 @@ def test_a_drained_node_is_named(slurm_cluster):
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("command", ["up", "down"])
-def test_a_directory_of_somebody_else_is_left_alone(command, tmp_path):
+def test_a_directory_of_somebody_else_is_left_alone(command, slurm_cluster):
     victim = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
     try:
         (victim / "precious").write_text("x")
@@ -356,7 +357,7 @@ except ClusterError as error:
     ],
     ids=["Darwin", "not root", "missing", "installed", "kernel"],
 )
-def test_what_is_lacking_is_one_line(patch, install, says):
+def test_what_is_lacking_is_one_line(patch, install, says, slurm_cluster):
     program = REQUIREMENTS.format(commands=str(slurm.COMMANDS), patch=patch, install=install)
     done = subprocess.run(
         [sys.executable, "-B", "-c", program], capture_output=True, text=True, timeout=30

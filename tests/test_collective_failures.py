@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 DEADLINE = 3.0
 HUNG = 15.0
 """Seconds after which a job is taken to hang, however busy the machine is."""
-SLEEP = {"MPIDDP_WAIT": "sleep"}
-"""Several jobs wait at once, and none of them should need a core for it."""
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_TLS": "posix,self"}
 """MPICH takes the ranks in turn for ranks of two nodes; UCX aborts where a process has gone that it
 copies from."""
@@ -46,7 +44,7 @@ def break_jobs(
             name,
             size,
             [ranks.HERE / "victims.py", transport, how, str(who), str(DEADLINE)],
-            {**SLEEP, **variables},
+            variables,
             folder,
         )
         for (name, size, transport, variables), folder in zip(jobs, folders, strict=True)
@@ -68,9 +66,9 @@ def find_report(result: launchers.Result) -> str:
 @pytest.mark.parametrize(
     ("how", "jobs"),
     [
-        ("is killed", ("torch", "shared-memory+mpi")),
-        ("is stopped", ("shared-memory", "shared-memory+mpi")),
-        ("stays away", ("shared-memory", "mpi", "torch")),
+        ("is killed", ("shared-memory", "mpi", "torch")),
+        ("is stopped", ("shared-memory", "mpi", "shared-memory+mpi")),
+        ("stays away", ("torch", "shared-memory+mpi")),
         *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
           for how in ("is killed", "is stopped", "stays away")),
     ],
@@ -143,7 +141,7 @@ def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
     for job, folder in zip(jobs, folders, strict=True):
         name, _, transport, more = JOBS[job]
         arguments = [ranks.HERE / "differences.py", transport]
-        programs.append((name, 3, arguments, {**more, **SLEEP}, folder))
+        programs.append((name, 3, arguments, more, folder))
     found = {}
     results = ranks.run_together(programs, 90)
     for job, folder, (result, _) in zip(jobs, folders, results, strict=True):
@@ -174,8 +172,10 @@ def test_calls_that_differ_are_never_summed(jobs, tmp_path):
 )
 def test_calls_that_differ_are_compared_for_debugging(job, pool):
     name, _, transport, variables = JOBS[job]
-    ranks = pool(name, 3, **variables)
-    reports = ranks.call(differences.compare, transport, env={"MPIDDP_DEBUG": "1"}).values
+    called = pool(name, 3, **variables).call(
+        differences.compare, transport, env={"MPIDDP_DEBUG": "1"}
+    )
+    reports = called.values
     for case in differences.make_cases(transport):
         for rank, report in enumerate(reports):
             kind, *said = report[case]

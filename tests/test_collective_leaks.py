@@ -72,7 +72,7 @@ def test_what_is_forbidden_is_done_without(how, transports, note):
     row = launchers.table()["openmpi"]
     # MPI's own shared memory takes copies for granted.
     env = {"OMPI_MCA_btl": "self,tcp"}
-    reports, _ = ranks.collect(row, 3, "forbidden.py", how, env=env)
+    reports = ranks.collect(row, 3, "forbidden.py", how, env=env)
     for rank, report in enumerate(reports):
         assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
         described = report["describe"]

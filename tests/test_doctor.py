@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import copies
 import launchers
 from doctors import CHECKS, PATCHED, examine
 from facts import messages
@@ -143,7 +144,7 @@ def test_no_library_at_all(tmp_path):
 @pytest.mark.mpi
 def test_other_code_on_one_rank(tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(ROOT / "mpiddp", copy / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
+    copies.copy(ROOT / "mpiddp", copy / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
     with (copy / "mpiddp" / "errors.py").open("a") as source:
         source.write("# A line more.\n")
     wrapper = write_wrapper(tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{copy}:$PYTHONPATH"')
@@ -177,7 +178,7 @@ def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
         "raise ImportError('libtorch_cpu.so: cannot open shared object file\\nand more')\n"
     )
     if has_other_code:
-        shutil.copytree(ROOT / "mpiddp", folder / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
+        copies.copy(ROOT / "mpiddp", folder / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
         (folder / "mpiddp" / "other.py").touch()
     wrapper = write_wrapper(
         tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{folder}:$PYTHONPATH"'
@@ -316,6 +317,7 @@ def test_an_all_reduce_that_fails(tmp_path):
 
 LATE = """
 import time
+import torch
 from mpiddp.doctor import software
 if rank == 1:
     software.find_versions = lambda: time.sleep(60)

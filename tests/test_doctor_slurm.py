@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import copies
 import launchers
 from doctors import CHECKS, examine
 
@@ -77,7 +78,7 @@ def test_faults_of_single_nodes_are_all_found(slurm_cluster, tmp_path):
 def test_other_code_on_one_node(slurm_cluster, tmp_path):
     """As after an installation that reached only some nodes."""
     copy = tmp_path / "copy" / "mpiddp"
-    shutil.copytree(launchers.ROOT / "mpiddp", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copies.copy(launchers.ROOT / "mpiddp", copy, ignore=shutil.ignore_patterns("__pycache__"))
     source = copy / "errors.py"
     source.write_text(source.read_text() + "\n# edited on one node\n")
     mount = ("mount", "--bind", str(copy), str(launchers.ROOT / "mpiddp"))

@@ -56,6 +56,9 @@ def fail(*_, **__):
         sys.exit(0)
     raise ValueError("on purpose")
 
+if "LIMIT" in os.environ:
+    # On a busy machine the import alone may take longer than the limit.
+    import torch
 from mpiddp.launch import device, rendezvous
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Options
@@ -256,7 +259,8 @@ def expire(name, ranks, stage, who, how, folder):
     result, took = run(
         launchers.table()[name], ranks, stage, who, how, folder, timeout=60, LIMIT="4"
     )
-    result.expect(4)
+    # On a busy machine Hydra may report the rank that it kills: by its signal alone.
+    assert result.returncode in ((4, signal.SIGKILL) if name == "mpich" else (4,)), str(result)
     assert "Traceback" not in result.stderr
     lines = [line for line in messages(result) if "within 4 s" in line]
     assert len(lines) == 1, str(result)

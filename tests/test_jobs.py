@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import copies
 import launchers
 import mpiddp.errors
 from slurm import Cluster
@@ -134,7 +135,7 @@ class MadeUp:
     ):
         """Run a script as Slurm does: a copy of it, in the directory that it was submitted from."""
         copy = self.spool / "slurm_script"
-        shutil.copy(JOBS / f"{name}.sbatch", copy)
+        copies.copy(JOBS / f"{name}.sbatch", copy)
         if command is None:
             command = " ".join([f"{self.root}/jobs/{name}.sbatch", *arguments])
         text = record(nodes, tasks=tasks, command=command, tres=tres, array=array)
@@ -586,9 +587,9 @@ def copy_jobs(made_up: MadeUp) -> None:
     """Make the checkout one of its own, which has no ``.venv``."""
     for name in ("jobs", "mpiddp", "benchmarks"):
         (made_up.root / name).unlink()
-    shutil.copytree(JOBS, made_up.root / "jobs", ignore=shutil.ignore_patterns("cluster"))
+    copies.copy(JOBS, made_up.root / "jobs", ignore=shutil.ignore_patterns("cluster"))
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
-        shutil.copy(launchers.ROOT / name, made_up.root)
+        copies.copy(launchers.ROOT / name, made_up.root)
 
 
 def test_without_an_environment_one_line_says_how_to_get_one(made_up):

@@ -212,10 +212,24 @@ def test_on_a_cluster(pool): pass
 """
 
 
-def test_what_shares_something_has_one_worker_and_what_takes_longest_comes_first(made_up):
+SHOW_GROUPS = """
+@pytest.fixture(autouse=True)
+def show(request):
+    print(request.node.name, "in", request.node.get_closest_marker("xdist_group").args[0])
+"""
+
+
+def test_groups_and_their_order(made_up):
     result = made_up(GROUPS, "-v")
     names = re.findall(r"::(\w+) PASSED", result.stdout.str())
     assert names == ["test_on_a_cluster", "test_in_a_pool", "test_plain", "test_launches"]
+    result = made_up(GROUPS + SHOW_GROUPS, "-s")
+    assert re.findall(r"test_\w+ in \w+", result.stdout.str()) == [
+        "test_on_a_cluster in cluster",
+        "test_in_a_pool in pools",
+        "test_plain in test_groups_and_their_order",
+        "test_launches in test_groups_and_their_order",
+    ]
 
 
 def test_notes_are_printed_and_the_summary_is_last(made_up):

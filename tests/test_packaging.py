@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import copies
 import launchers
 import mpiddp
 
@@ -28,10 +29,10 @@ def wheel(tmp_path_factory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in CARRIED:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(launchers.ROOT / name, source / name, ignore=ignored)
+        copies.copy(launchers.ROOT / name, source / name, ignore=ignored)
     for path in launchers.ROOT.iterdir():
         if path.is_file():
-            shutil.copy(path, source)
+            copies.copy(path, source)
     program = "import setuptools.build_meta as b; print(b.build_wheel('wheels'))"
     subprocess.run(
         [sys.executable, "-c", program], cwd=source, check=True, capture_output=True, timeout=120

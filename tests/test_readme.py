@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import copies
 import documents
 import launchers
 import slurm
@@ -88,7 +89,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory) -> Iterator[Reader]:
     root = tmp_path_factory.mktemp("readme") / "mpiddp"
-    shutil.copytree(
+    copies.copy(
         launchers.ROOT, root, ignore=lambda _, names: LEFT_OUT.intersection(names), symlinks=True
     )
     for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):

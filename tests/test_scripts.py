@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import copies
 import launchers
 
 FAKES = launchers.ROOT / "tests" / "fakes"
@@ -83,11 +84,11 @@ class Checkout:
         """An environment that somebody could have activated."""
         prefix = self.root.parent / name
         (prefix / "bin").mkdir(parents=True)
-        shutil.copy(FAKES / "python", prefix / "bin" / "python")
+        copies.copy(FAKES / "python", prefix / "bin" / "python")
         if has_torch:
             (prefix / "has-torch").touch()
         if mpirun:
-            shutil.copy(FAKES / "mpirun", prefix / "bin" / "mpirun")
+            copies.copy(FAKES / "mpirun", prefix / "bin" / "mpirun")
         return prefix
 
 
@@ -97,17 +98,17 @@ def checkout(tmp_path) -> Checkout:
     root.mkdir()
     for name in COPIED:
         source = launchers.ROOT / name
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, root / name)
+        copies.copy(source, root / name)
     for name in ("tests", ".ci"):
         (root / name).mkdir()
-    shutil.copy(launchers.ROOT / "tests" / "run.sh", root / "tests")
+    copies.copy(launchers.ROOT / "tests" / "run.sh", root / "tests")
     # Links to real programs lie apart from what is made up: nothing is written through a link.
     tools, path = tmp_path / "tools", tmp_path / "bin"
     tools.mkdir()
     path.mkdir()
     for tool in TOOLS.split():
         (tools / tool).symlink_to(shutil.which(tool) or f"/no/{tool}")
-    shutil.copy(FAKES / "python", path / "python3")
+    copies.copy(FAKES / "python", path / "python3")
     release = tmp_path / "os-release"
     release.write_text("ID=debian\n")
     log = tmp_path / "log"
@@ -299,7 +300,7 @@ def test_mpiddp_mpirun_is_used_with_its_own_library(checkout, tmp_path):
     (other / "lib").mkdir()
     library = other / "lib" / "libmpi.so.12"
     library.touch()
-    mpirun = shutil.copy(FAKES / "mpirun", other / "bin" / "mpiexec")
+    mpirun = copies.copy(FAKES / "mpirun", other / "bin" / "mpiexec")
     result = checkout.local(MPIDDP_MPIRUN=str(mpirun), FAKE_VERSION="HYDRA build details:")
     assert result.returncode == 0, result.stderr
     assert f"  MPI4PY_LIBMPI={library}" in checkout.log
@@ -307,7 +308,7 @@ def test_mpiddp_mpirun_is_used_with_its_own_library(checkout, tmp_path):
 
 
 def test_mpiddp_mpirun_may_be_a_name_in_path(checkout):
-    shutil.copy(FAKES / "mpirun", checkout.bin / "mympirun")
+    copies.copy(FAKES / "mpirun", checkout.bin / "mympirun")
     result = checkout.local(MPIDDP_MPIRUN="mympirun")
     assert f"using {checkout.bin / 'mympirun'}" in result.stderr
 
@@ -319,7 +320,7 @@ def test_mpiddp_mpirun_that_is_not_there(checkout):
 
 
 def test_the_venv_does_not_use_an_mpirun_in_path(checkout):
-    shutil.copy(FAKES / "mpirun", checkout.bin / "mpirun")
+    copies.copy(FAKES / "mpirun", checkout.bin / "mpirun")
     checkout.local()
     (checkout.root / ".venv" / "bin" / "mpirun").unlink()
     result = checkout.local()
@@ -346,7 +347,7 @@ def test_an_active_environment_without_mpirun_uses_the_one_in_path(checkout):
     result = checkout.local(VIRTUAL_ENV=str(active))
     assert result.returncode == 1
     assert f"no mpirun in {active} or PATH" in result.stderr
-    shutil.copy(FAKES / "mpirun", checkout.bin / "mpirun")
+    copies.copy(FAKES / "mpirun", checkout.bin / "mpirun")
     assert checkout.local(VIRTUAL_ENV=str(active)).returncode == 0
     assert checkout.mpirun
 
@@ -425,7 +426,7 @@ def test_no_python_that_is_new_enough(checkout):
 
 def test_a_newer_python_beside_an_old_one_is_found(checkout):
     checkout.program("python3", "exit 1")
-    shutil.copy(FAKES / "python", checkout.bin / "python3.12")
+    copies.copy(FAKES / "python", checkout.bin / "python3.12")
     assert checkout.local().returncode == 0
 
 
@@ -610,7 +611,7 @@ def test_every_mpi_with_the_real_script(launcher, tmp_path):
         source = launchers.ROOT / name
         target = root / name
         target.parent.mkdir(exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        copies.copy(source, target)
     (root / "mpiddp").mkdir()
     (root / "mpiddp" / "train.py").write_text(BAD_OPTION)
     (root / "mpiddp" / "__init__.py").touch()

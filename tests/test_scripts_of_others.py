@@ -200,9 +200,8 @@ TRAIN = """
         rank = dist.get_rank()
         total = torch.tensor([rank + 1.0])
         dist.all_reduce(total)
-        if sys.argv[1] == "bare":
-            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-            model(torch.ones(1, 2)).sum().backward()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
         facts |= {
             "argv": sys.argv,
             "name": __name__,
@@ -294,9 +293,10 @@ def test_a_torchrun_script_with_workers(name, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_a_torchrun_script_alone(tmp_path):
-    _, found = train(ALONE, 1, ["gloo"], tmp_path)
-    check(found, 1, ["gloo"])
+@pytest.mark.parametrize("way", ["gloo", pytest.param("bare", marks=pytest.mark.long)])
+def test_a_torchrun_script_alone(way, tmp_path):
+    _, found = train(ALONE, 1, [way], tmp_path)
+    check(found, 1, [way])
 
 
 @pytest.mark.mpi

@@ -242,7 +242,7 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
     assert last["test_accuracy"] >= 0.97
     assert last["epoch"] == Configuration().epochs
     kind = "CPUs" if ranks > 1 else "CPU"
-    lines = called.stdout[0].splitlines()
+    lines = called.printed.splitlines()
     assert re.fullmatch(rf"Starting distributed training on {ranks} (GPUs?|{kind})", lines[0])
     assert re.fullmatch(rf"1 node x {ranks} ranks? per node = {ranks} ranks?", lines[1])
     assert re.fullmatch(r"Master node: \S+", lines[2])

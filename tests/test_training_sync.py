@@ -30,7 +30,7 @@ SMALL = ("--data", "toy", "--samples", "200", "--epochs", "2")
 def train(pool: Pool, folder: Path, name: str, *options: str) -> tuple[str, Path]:
     """A run in ``folder``; what it prints, and its directory."""
     called = pool.call(trainings.run, ["--name", name, *options], timeout=120, cwd=folder)
-    return called.stdout[0], folder / "runs" / name
+    return called.printed, folder / "runs" / name
 
 
 def train_each(
@@ -39,7 +39,7 @@ def train_each(
     """A run for each of ``ways``; what they print, and each run's last row of metrics."""
     lines = [["--name", name, *options] for name, options in ways.items()]
     called = pool.call(trainings.run, *lines, timeout=120, cwd=folder)
-    return called.stdout[0], {name: read_last(folder / "runs" / name) for name in ways}
+    return called.printed, {name: read_last(folder / "runs" / name) for name in ways}
 
 
 def read_last(run: Path) -> dict[str, Any]:

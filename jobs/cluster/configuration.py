@@ -17,7 +17,8 @@ SlurmctldHost={controller.name}({controller.address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# A job that is requeued waits until the credentials of its last start have expired.
+# A job that is requeued waits until the credentials of its last start have expired. On a machine
+# with little time for the nodes a launch may take more than 5 s.
 AuthInfo=socket={local}/munge.socket,cred_expire=15
 CryptoType=crypto/munge
 StateSaveLocation={state}/slurmctld
