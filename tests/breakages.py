@@ -21,8 +21,8 @@ import tempfile
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import launchers
 
@@ -35,10 +35,23 @@ LIST_FILES = ("git", "-C", launchers.ROOT, "ls-files", "-z", "-co", "--exclude-s
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not long")
 
 
-def load() -> list[SimpleNamespace]:
-    """The entries: name, file, old, new, why, tests."""
+@dataclass(frozen=True)
+class Breakage:
+    """An entry of the table: ``old``, which stands once in ``file``, becomes ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    tests: tuple[str, ...]
+    """Arguments of pytest: the default tests that must notice it."""
+
+
+def load() -> list[Breakage]:
+    """The entries of the table."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["breakage"]
-    return [SimpleNamespace(**row) for row in rows]
+    return [Breakage(**{**row, "tests": tuple(row["tests"])}) for row in rows]
 
 
 class Copy:
@@ -55,7 +68,7 @@ class Copy:
         for prefix in filter(Path.exists, (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX)):
             (self.root / prefix.name).symlink_to(prefix)
 
-    def run(self, entry: SimpleNamespace, *, broken: bool) -> bool:
+    def run(self, entry: Breakage, *, broken: bool) -> bool:
         """Whether the entry's tests pass, or notice the breakage; prints a line about it."""
         path = self.root / entry.file
         whole, began = path.read_text(encoding="utf-8"), time.monotonic()
@@ -80,7 +93,7 @@ class Copy:
         self.changed += 1
         os.utime(path, (self.changed, self.changed))
 
-    def test(self, tests: list[str]) -> tuple[int, str]:
+    def test(self, tests: tuple[str, ...]) -> tuple[int, str]:
         """Pytest's exit code, negative past the deadline, and what failed or was said last."""
         path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), MARK: str(self.root)}
@@ -111,11 +124,11 @@ class Copy:
                     os.kill(int(pid), signal.SIGKILL)
 
 
-def try_all(entries: list[SimpleNamespace], jobs: int) -> tuple[int, int]:
+def try_all(entries: list[Breakage], jobs: int) -> tuple[int, int]:
     """How many entries were noticed, and how many could be tried."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
 
-    def run(entry: SimpleNamespace, broken: bool) -> bool:
+    def run(entry: Breakage, broken: bool) -> bool:
         copy = free.get()
         try:
             return copy.run(entry, broken=broken)
@@ -128,11 +141,11 @@ def try_all(entries: list[SimpleNamespace], jobs: int) -> tuple[int, int]:
         for number in range(jobs):
             free.put(Copy(Path(folder) / str(number)))
         with ThreadPoolExecutor(jobs) as pool:
-            selections = {tuple(each.tests): each for each in entries}
+            selections = {each.tests: each for each in entries}
             passed = pool.map(lambda each: run(each, False), selections.values())
             try:
                 sound = dict(zip(selections, passed, strict=True))
-                tried = [each for each in entries if sound[tuple(each.tests)]]
+                tried = [each for each in entries if sound[each.tests]]
                 return sum(pool.map(lambda each: run(each, True), tried)), len(tried)
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)

@@ -98,7 +98,6 @@ def _open_mpi(
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": f"self,{shared_memory},tcp",
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        **WAITING,
     }
     flags = (*_as_root("--allow-run-as-root"), *oversubscribe)
     return Launcher(name, mpirun, libmpi, flags, environment)
@@ -114,7 +113,7 @@ def _openmpi() -> Launcher:
 def _mpich() -> Launcher:
     mpirun, libmpi = MPICH_PREFIX / "bin" / "mpiexec", MPICH_PREFIX / "lib" / "libmpi.so.12"
     # Hydra announces its own host by a name that need not resolve where tests run.
-    return Launcher("mpich", mpirun, libmpi, environment={"HYDRA_IFACE": "lo", **WAITING})
+    return Launcher("mpich", mpirun, libmpi, environment={"HYDRA_IFACE": "lo"})
 
 
 def _openmpi4() -> Launcher:
@@ -341,7 +340,8 @@ def start(
     # A killed mpirun leaves its session directory: it goes with the job's own TMPDIR, whose
     # path is short because sockets are made in it.
     scratch = Path(tempfile.mkdtemp(prefix="mpiddp-"))
-    environment = clean_environment({**launcher.environment, MARK: mark, "TMPDIR": str(scratch)})
+    own = {MARK: mark, "TMPDIR": str(scratch)}
+    environment = clean_environment({**WAITING, **launcher.environment, **own})
     if launcher.libmpi is not None:
         environment["MPI4PY_LIBMPI"] = str(launcher.libmpi)
     for name, value in (env or {}).items():

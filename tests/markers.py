@@ -28,7 +28,7 @@ PACKAGES = {
 CLUSTER, POOLS = "cluster", "pools"
 """Groups of tests. One worker runs all tests of a group, one after the other."""
 FOLLOWED = "test_readme"
-"""The module whose tests build on those before them."""
+"""The module in which each test builds on those before it."""
 BROWSER = "browser"
 
 OS_RELEASE = Path("/etc/os-release")

@@ -152,7 +152,7 @@ def _answer(request: Request, session: Session) -> Answer:
 def main() -> None:
     """Answer requests until there are no more."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    # On this signal a rank that hangs writes its stacks, to the job's stderr: a call has another.
+    # On this signal a rank writes its stacks to the job's stderr; a call has another stderr.
     faulthandler.register(signal.SIGUSR2, os.fdopen(os.dup(2), "w"), all_threads=True)
     with (
         WayOut() as way_out,
