@@ -88,8 +88,7 @@ def test_the_default_model_learns_each_data_set(
     ],
 )
 def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Path) -> None:
-    epochs = 2 if model == "resnet18" else 4
-    configuration = Configuration(runs_dir=tmp_path, model=model, epochs=epochs)
+    configuration = Configuration(runs_dir=tmp_path, model=model, epochs=4)
     assert run(configuration.resolve(), session).test_accuracy > 0.9
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import parse
@@ -12,6 +14,8 @@ from mpiddp.training.trainer import train
 
 def run(session: Session, *command_lines: Sequence[str]) -> None:
     """Train with each of the trainer's command lines."""
+    # Several threads for so small models only wait for each other on a busy machine.
+    torch.set_num_threads(1)
     for words in command_lines:
         train(parse(list(words)), session, session._way_out)
 
