@@ -152,7 +152,10 @@ def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize(
     "jobs",
-    [("shared-memory", "mpi"), pytest.param(tuple(JOBS), id="all", marks=pytest.mark.long)],
+    [
+        ("shared-memory", "mpi", "torch"),
+        pytest.param(tuple(JOBS), id="all", marks=pytest.mark.long),
+    ],
 )
 def test_calls_that_differ_are_never_summed(jobs, tmp_path):
     for job, reports in differ(jobs, tmp_path).items():

@@ -60,7 +60,7 @@ NO_COPIES = (
     ("how", "transports", "note"),
     [
         ("copies", ALL, NO_COPIES.format("readv")),
-        pytest.param("writes", ALL, NO_COPIES.format("(read|write)v"), marks=pytest.mark.long),
+        ("writes", ALL, NO_COPIES.format("(read|write)v")),
         (
             "descriptors",
             {"mpi", "torch"},
