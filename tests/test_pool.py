@@ -77,7 +77,7 @@ def fail(session, how):
         if how == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "leaves":
-            # Its next collective call of the session meets another one of rank 0.
+            # The check at the end of a call then meets rank 0's broadcast.
             return
         time.sleep(60)
     if how == "leaves":

@@ -259,7 +259,7 @@ def test_every_launcher_trains(recent_launcher: launchers.Launcher, tmp_path: Pa
 
 @pytest.mark.mpi
 def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
-    # a in a job of its own, b after another training of the same processes.
+    # A job trains a alone; a pool trains c, then b.
     seeds = {"a": "0", "c": "1", "b": "0"}
     lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
     assert launch(OPENMPI, 2, tmp_path, *lines[0]).returncode == 0
