@@ -188,12 +188,16 @@ with socket.create_server((sys.argv[1], 0)) as server:
 SEND = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
-    connection.sendall(bytes(8_000_000))
+    connection.sendall(bytes(4_000_000))
 """
 
 
 def measure_rate(cluster, address) -> float:
-    """Mbit/s of TCP's payload from node1 to node2."""
+    """Mbit/s of TCP's payload from node1 to node2: the best of three, the machine may be busy."""
+    return max(_measure_once(cluster, address) for _ in range(3))
+
+
+def _measure_once(cluster, address) -> float:
     receiver = subprocess.Popen(
         [str(slurm.COMMANDS / "exec"), "node2", sys.executable, "-c", RECEIVE, address],
         env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)}),
@@ -210,6 +214,8 @@ def measure_rate(cluster, address) -> float:
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_a_node_dies_and_lives_again(slurm_cluster):
+    shell = ("exec", "node4", "sh", "-c", "cat /sys/class/net/*/address")
+    hardware = slurm_cluster.must(*shell)
     slurm_cluster.must("kill", "node4")
     try:
         assert table(slurm_cluster)["node4"][2:5] == ["-", "-", "not running"]
@@ -218,6 +224,8 @@ def test_a_node_dies_and_lives_again(slurm_cluster):
     finally:
         slurm_cluster.must("revive", "node4")
     assert table(slurm_cluster)["node4"][2:] == ["up", "unlimited", "running", "idle"]
+    # Those who remember another one would send to it for up to a minute.
+    assert slurm_cluster.must(*shell) == hardware
 
 
 @pytest.mark.slurm

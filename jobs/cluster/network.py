@@ -47,7 +47,8 @@ def make_bridge(shape: Shape) -> None:
     """The bridge, with the controller's address, and this machine's own link to it."""
     controller = shape.controller
     if not _has_interface(controller, controller.interface):
-        _ip(controller, f"link add name {controller.interface} type bridge")
+        own = f"address {_hardware_address(controller.address)}"
+        _ip(controller, f"link add name {controller.interface} {own} type bridge")
     _ip(controller, f"address replace {controller.address}/24 dev {controller.interface}")
     _ip(controller, f"link set {controller.interface} up")
     _plug(shape, "host", None, shape.host_interface, shape.host_address)
@@ -80,11 +81,20 @@ def _plug(shape: Shape, port: str, machine: Machine | None, interface: str, addr
         target = os.getpid() if machine is None else machines.find_init(machine)
         # Seen from outside: inside the controller this machine's process numbers mean nothing.
         inside = ["nsenter", "--target", str(machines.find_init(controller)), "--net"]
-        link = f"link add {port} type veth peer name {interface} netns {target}"
+        far_end = f"name {interface} address {_hardware_address(address)} netns {target}"
+        link = f"link add {port} type veth peer {far_end}"
         _run([*inside, "ip", *link.split()])
     _ip(controller, f"link set {port} master {controller.interface} up")
     run(f"address replace {address}/24 dev {interface}")
     run(f"link set {interface} up")
+
+
+def _hardware_address(address: str) -> str:
+    """The Ethernet address that goes with an IPv4 address, in every life of its node.
+
+    Others go on sending to the one that they know, for half a minute and more.
+    """
+    return f"02:00:{ipaddress.IPv4Address(address).packed.hex(':')}"
 
 
 def disconnect_host(shape: Shape) -> None:
