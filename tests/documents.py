@@ -3,7 +3,7 @@
 The convention, which CONTRIBUTING.md explains:
 
 - a ``bash`` block is run, a ``python`` block is run as a script, in the order of the text and
-  in one copy of the checkout;
+  in one copy of the checkout; one that submits jobs has ended when they have;
 - a ``text`` block right after a block that is run is what that block prints: each line must be
   found in the output, where a number stands for any number and ``…`` for anything;
 - ``<!-- no-test: REASON -->`` before a block leaves it out, and is counted and printed.

@@ -38,7 +38,7 @@ ONE_NODE = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
             {"MPIDDP_WAIT": "", "MPIDDP_MESSAGE_BYTES": "30000"},
             "yield",
         ),
-        ("openmpi", 4, ("moves",), {}, "sleep"),
+        pytest.param("openmpi", 4, ("moves",), {}, "sleep", marks=pytest.mark.long),
         pytest.param("openmpi", 5, ("sums",), {"MPIDDP_WAIT": ""}, "yield", marks=pytest.mark.long),
         *[pytest.param(name, 2, ("moves",), {"MPIDDP_WAIT": "yield"}, "yield",
                        marks=pytest.mark.long)

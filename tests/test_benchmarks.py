@@ -505,10 +505,10 @@ def is_alive(pid):
 
 
 @pytest.mark.mpi
-def test_every_launcher_runs_the_contenders(recent_launcher):
-    library = recent_launcher.libmpi
+def test_every_launcher_runs_the_contenders(either_launcher):
+    library = either_launcher.libmpi
     variables = {"MPI4PY_LIBMPI": str(library)} if library else {}
-    mpirun = launchers.find_mpirun(str(recent_launcher.mpirun), variables)
+    mpirun = launchers.find_mpirun(str(either_launcher.mpirun), variables)
     for contender in list_contenders(2, mpirun):
         if contender.kind == "mpiddp":
             run = processes.run(contender.program, 60)

@@ -226,6 +226,8 @@ def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path):
     assert slurm_cluster.ask("squeue", "-h") == ""
 
 
+# A job of benchmark.sbatch measures so, too (test_jobs.py).
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_both_jobs_are_steps_on_the_same_nodes(slurm_cluster, monkeypatch):

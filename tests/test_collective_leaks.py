@@ -31,7 +31,7 @@ def check_growth(reports: list[dict]) -> None:
         assert after["resident"] <= before["resident"] + MOST_RESIDENT, (rank, before, after)
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize("name", [pytest.param("openmpi", marks=pytest.mark.long), "mpich"])
 def test_buffers_come_and_go_and_leave_nothing(name, pool):
     reports = pool(name, 2).call(churn.run, CALLS).values
     check_growth(reports)
@@ -60,7 +60,7 @@ NO_COPIES = (
     ("how", "transports", "note"),
     [
         ("copies", ALL, NO_COPIES.format("readv")),
-        ("writes", ALL, NO_COPIES.format("(read|write)v")),
+        pytest.param("writes", ALL, NO_COPIES.format("(read|write)v"), marks=pytest.mark.long),
         (
             "descriptors",
             {"mpi", "torch"},

@@ -23,7 +23,8 @@ PAIR = ("--nodelist=node[1-2]", "--nodes=2")
     ("size", "placement", "library", "mpi", "parts", "nodes"),
     [
         (4, "plane=3", "openmpi", "pmix", ("between",), [3, 1]),
-        (5, "cyclic", "mpich", "pmi2", ("between",), [3, 2]),
+        # Without Slurm: test_all_reduce.py.
+        pytest.param(*(5, "cyclic", "mpich", "pmi2", ("between",), [3, 2]), marks=pytest.mark.long),
     ],
 )
 def test_calls_between_nodes_are_exact(

@@ -24,6 +24,8 @@ def flags(nodes, *more):
     return (f"--nodelist=node[1-{nodes}]", f"--nodes={nodes}", "--ntasks-per-node=1", *more)
 
 
+# README runs it, too.
+@pytest.mark.long
 def test_four_good_nodes(slurm_cluster, tmp_path, record_property):
     launcher = slurm_cluster.srun(*EACH)
     reading = examine(launcher, 4, "--json", tmp_path / "found.json", cwd=tmp_path)

@@ -125,7 +125,7 @@ def test_an_epoch_may_take_longer_than_a_collective_call(pool):
         pytest.param(1, "worker", "is killed", 0, marks=pytest.mark.long),
         (1, "worker", "is stopped", 0),
         pytest.param(1, "worker", "is stopped", None, marks=pytest.mark.long),
-        (2, "server", "is killed", None),
+        pytest.param(2, "server", "is killed", None, marks=pytest.mark.long),
         (2, "server", "is stopped", 0),
     ],
 )

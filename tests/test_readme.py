@@ -25,6 +25,8 @@ TESTED_ELSEWHERE = re.compile(r"python -m benchmarks (startup|allreduce|training
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
+UNTIL_JOBS_END = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done\n'
+"""Appended to blocks that submit jobs; sbatch's own --wait looks after 2, 10 and 42 s."""
 LEFT_OUT = {".venv", ".mpich", ".openmpi", ".git", "runs"}
 LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
@@ -72,8 +74,9 @@ class Reader:
     def run(self, block: documents.Block) -> str:
         """What the block prints; AssertionError if it fails."""
         command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+        waiting = UNTIL_JOBS_END if re.search(r"^sbatch ", block.text, re.MULTILINE) else ""
         done = subprocess.run(
-            [*command[block.language], block.text],
+            [*command[block.language], block.text + waiting],
             cwd=self.root,
             env=self.environment(),
             stdin=subprocess.DEVNULL,

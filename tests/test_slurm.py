@@ -62,7 +62,7 @@ def worlds(found) -> list[tuple[str, int, int, int, int]]:
 
 @pytest.mark.parametrize(
     ("nodes", "each"),
-    [(1, 3), (4, 2), *(pytest.param(*many, marks=pytest.mark.long) for many in [(2, 1), (4, 3)])],
+    [(1, 3), *(pytest.param(*many, marks=pytest.mark.long) for many in [(2, 1), (4, 2), (4, 3)])],
 )
 def test_nodes_and_ranks(nodes, each, slurm_cluster, tmp_path):
     ranks = nodes * each
@@ -139,7 +139,8 @@ def test_a_heterogeneous_job(slurm_cluster):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(row.name, marks=[pytest.mark.long] * (row.name in launchers.OPTIONAL))
+        # Open MPI's, too, is a command of README.
+        pytest.param(row.name, marks=[pytest.mark.long] * (row.name != "mpich"))
         for row in launchers.available()
     ],
 )
@@ -228,6 +229,7 @@ with mpiddp.init(timeout=60) as session:
 """
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster, tmp_path):
     """Each waits inside its group until the other has one."""
     flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=1")
@@ -399,8 +401,13 @@ ROLL_CALL = (
 
 @pytest.mark.parametrize(
     ("module", "function", "says"),
-    [("mpi", "initialize", SILENT_INIT), ("network", "list_interfaces", ROLL_CALL)],
-    ids=["in MPI_Init", "after it"],
+    [
+        pytest.param("mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
+        # Who does not answer is named without Slurm, too (test_failure.py).
+        pytest.param(
+            "network", "list_interfaces", ROLL_CALL, marks=pytest.mark.long, id="after it"
+        ),
+    ],
 )
 def test_a_node_cut_during_start_up_is_named(module, function, says, slurm_cluster, tmp_path):
     program = WAITING.format(

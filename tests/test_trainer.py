@@ -251,8 +251,8 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
     assert re.fullmatch(end + r" \(run directory runs/digits\)", lines[-1])
 
 
-def test_every_launcher_trains(recent_launcher: launchers.Launcher, tmp_path: Path) -> None:
-    result = launch(recent_launcher, 2, tmp_path, *TOY, "--name", "toy")
+def test_every_launcher_trains(either_launcher: launchers.Launcher, tmp_path: Path) -> None:
+    result = launch(either_launcher, 2, tmp_path, *TOY, "--name", "toy")
     assert result.returncode == 0, result
     assert len(read_rows(tmp_path / "runs" / "toy")) == 2
 

@@ -75,7 +75,9 @@ def test_one_host_that_stands_for_several_nodes_is_pointed_out():
 # Real jobs
 
 
-@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ranks", [3, *(pytest.param(many, marks=pytest.mark.long) for many in (1, 4))]
+)
 def test_the_world_of_every_rank(recent_launcher, ranks):
     found, _ = facts.collect(recent_launcher.name, ranks)
     for rank, row in enumerate(found):
