@@ -154,6 +154,14 @@ def fix_order(rank: int, transport: str) -> None:
         assert torch.equal(straight[order], mixed), (transport, count)
 
 
+def operate_anew(size: int) -> None:
+    """The same buffer, with an operator and then with another one."""
+    buffer = torch.empty(5)
+    for op, expected in (("sum", size), ("max", 1), ("sum", size)):
+        mpiddp.all_reduce(buffer.fill_(1), op=op)
+        assert torch.equal(buffer, torch.full((5,), float(expected))), op
+
+
 def spread_nan(rank: int, transport: str) -> None:
     """What is no number stays none."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -176,6 +184,7 @@ def run(session: mpiddp.Session) -> dict[str, Any]:
         prepare_well(rank, size, transport)
         fix_order(rank, transport)
         spread_nan(rank, transport)
+    operate_anew(size)
     keep_shapes(rank, size)
     report["rounded"] = round_alike(rank)
     return report

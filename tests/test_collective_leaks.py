@@ -59,8 +59,8 @@ NO_COPIES = (
 @pytest.mark.parametrize(
     ("how", "transports", "note"),
     [
-        ("copies", ALL, NO_COPIES.format("readv")),
-        pytest.param("writes", ALL, NO_COPIES.format("(read|write)v"), marks=pytest.mark.long),
+        pytest.param("copies", ALL, NO_COPIES.format("readv"), marks=pytest.mark.long),
+        ("writes", ALL, NO_COPIES.format("(read|write)v")),
         (
             "descriptors",
             {"mpi", "torch"},

@@ -1220,7 +1220,6 @@ def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slur
 
 
 @pytest.mark.slurm
-@pytest.mark.long
 def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made_up):
     (made_up.cwd / "here").touch()
     names = set(
