@@ -32,7 +32,7 @@ MARK = "BREAKAGES_COPY"
 DEADLINE, END_SECONDS = 300.0, 60.0
 """Seconds for one run of pytest; and for its fixtures to clean up when it is terminated."""
 LIST_FILES = ("git", "-C", launchers.ROOT, "ls-files", "-z", "-co", "--exclude-standard")
-PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not long")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Copy:
         # Not a pipe, which a process that is left behind would keep open.
         with (self.temporary / "output").open("w+", errors="replace") as output:
             process = subprocess.Popen(
-                [sys.executable, *PYTEST, *tests], cwd=self.root, env={**os.environ, **own},
+                [sys.executable, *PYTEST, "-x", *tests], cwd=self.root, env={**os.environ, **own},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
             try:
@@ -143,13 +143,9 @@ def try_all(entries: list[Breakage], jobs: int) -> tuple[int, int]:
         with ThreadPoolExecutor(jobs) as pool:
             selections = {each.tests: each for each in entries}
             passed = pool.map(lambda each: run(each, False), selections.values())
-            try:
-                sound = dict(zip(selections, passed, strict=True))
-                tried = [each for each in entries if sound[each.tests]]
-                return sum(pool.map(lambda each: run(each, True), tried)), len(tried)
-            except KeyboardInterrupt:
-                pool.shutdown(cancel_futures=True)
-                raise
+            sound = dict(zip(selections, passed, strict=True))
+            tried = [each for each in entries if sound[each.tests]]
+            return sum(pool.map(lambda each: run(each, True), tried)), len(tried)
 
 
 def main() -> int:

@@ -100,7 +100,7 @@ def recent_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     ids=lambda row: row.name,
 )
 def either_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
-    """One of the launchers, by the test's name; the others as well with ``--all``."""
+    """The launcher that the test's marker ``by_default`` names; the others, too, with ``--all``."""
     return _check(request.param)
 
 

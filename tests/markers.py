@@ -120,10 +120,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_first_choice(item: pytest.Item) -> bool:
-    """Whether the test runs under this launcher by default: the length of its name decides."""
-    names = ("openmpi", "mpich")
-    chosen = names[len(item.originalname) % len(names)]
-    return item.callspec.params["either_launcher"].name == chosen
+    """Whether the test runs under this launcher by default, as its marker says."""
+    marker = item.get_closest_marker("by_default")
+    if marker is None:
+        raise pytest.UsageError(f"{item.nodeid}: either_launcher needs the marker by_default(NAME)")
+    return item.callspec.params["either_launcher"].name in marker.args
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -97,9 +97,14 @@ class Pool:
                 self._channels[receive(channel)] = channel
 
     @property
-    def is_open(self) -> bool:
-        """Whether calls can be made."""
-        return bool(self._channels) and self._job.process.poll() is None
+    def is_ended(self) -> bool:
+        """Whether it was closed, or a call has failed, which ends it."""
+        return not self._channels
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the job is: it may have ended by itself, between two calls."""
+        return self._job.process.poll() is None
 
     def call(
         self,
@@ -116,9 +121,7 @@ class Pool:
         """
         request = Request(function, arguments, cwd or self._folder, env or {})
         try:
-            for channel in self._channels.values():
-                channel.settimeout(timeout)
-                send(channel, request)
+            self._send(request, timeout)
             answers = self._collect(timeout)
             if errors := [
                 f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error
@@ -132,6 +135,14 @@ class Pool:
             [row.value for row in rows], [row.stdout for row in rows], [row.stderr for row in rows]
         )
 
+    def _send(self, request: Request, timeout: float) -> None:
+        for rank, channel in self._channels.items():
+            channel.settimeout(timeout)
+            try:
+                send(channel, request)
+            except OSError as error:
+                self._fail([rank], f"takes no call ({error})")
+
     def _collect(self, timeout: float) -> dict[int, Answer]:
         answers: dict[int, Answer] = {}
         end = time.monotonic() + timeout
@@ -143,37 +154,44 @@ class Pool:
                 # The other ranks wait for the one that raised; its error says enough.
                 break
             if not ready:
-                self._fail(sorted(ranks[channel] for channel in waiting), timeout)
+                missing = sorted(ranks[channel] for channel in waiting)
+                self._fail(missing, f"did not answer within {timeout:g} s")
             for channel in ready:
                 try:
                     answers[ranks[channel]] = receive(channel)
                 except (EOFError, OSError):
+                    if is_broken:
+                        return answers
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._job.process.wait(END_SECONDS)
-                    self._fail([ranks[channel]], timeout)
+                    self._fail([ranks[channel]], "ended")
             if any(answer.error for answer in answers.values()):
                 end = min(end, time.monotonic() + 1)
         return answers
 
-    def _fail(self, missing: list[int], timeout: float) -> NoReturn:
+    def _fail(self, who: list[int], how: str) -> NoReturn:
         """Raise PoolError, with the stacks of the ranks that still run."""
-        names = ", ".join(map(str, missing))
-        is_running = self._job.process.poll() is None
         for pid in self._job.ranks().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
         time.sleep(0.5)
-        how = f"did not answer within {timeout:g} s" if is_running else "ended"
+        names = ", ".join(map(str, who))
         raise PoolError(f"pool {self.name}: rank {names} {how}\n{self._job.stderr()}")
 
     def close(self) -> None:
-        """Let the ranks close their session. AssertionError if the job does not end with 0."""
+        """Let the ranks close their session.
+
+        AssertionError if the job had ended already, or does not end with 0.
+        """
+        has_ended = not self.is_running
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
         with self._resources:
             self._job.deadline = time.monotonic() + START_SECONDS
-            self._job.wait().expect(0)
+            result = self._job.wait()
+            assert not has_ended, f"it ended between two calls: {result}"
+            result.expect(0)
 
     def kill(self) -> None:
         """End the pool at once."""
@@ -190,14 +208,17 @@ class Pools:
         self._limit = limit
 
     def __call__(self, launcher: str | launchers.Launcher, ranks: int, **variables: str) -> Pool:
-        """The pool of a launcher, which may be given by its name, with these variables."""
+        """The pool of a launcher, which may be given by its name, with these variables.
+
+        AssertionError if that pool has ended since its last call.
+        """
         row = launchers.table()[launcher] if isinstance(launcher, str) else launcher
         key = (row.mpirun, row.libmpi, row.flags, tuple(sorted(row.environment.items())), ranks)
         key += tuple(sorted(variables.items()))
         pool = self._pools.pop(key, None)
-        if pool is None or not pool.is_open:
-            if pool is not None:
-                pool.kill()
+        if pool is not None and not pool.is_ended and not pool.is_running:
+            pool.close()
+        if pool is None or pool.is_ended:
             self.close(down_to=self._limit - 1)
             pool = Pool(row, ranks, variables)
         # The last one in the dictionary is the one that was used last.
@@ -210,7 +231,7 @@ class Pools:
         while len(self._pools) > down_to:
             pool = self._pools.pop(next(iter(self._pools)))
             try:
-                if pool.is_open:
+                if not pool.is_ended:
                     pool.close()
             except AssertionError as error:
                 errors.append(f"pool {pool.name}: {error}")

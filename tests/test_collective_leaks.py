@@ -39,7 +39,6 @@ def test_buffers_come_and_go_and_leave_nothing(name, pool):
     assert all(report["changed"] > 100 for report in reports)
 
 
-@pytest.mark.long
 def test_two_jobs_at_once_do_not_meet(tmp_path):
     folders = ranks.make_folders(tmp_path, ["one", "two"])
     arguments = [ranks.HERE / "churn.py", "200"]

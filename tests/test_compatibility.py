@@ -337,6 +337,7 @@ def test_a_linked_gpu_library_is_found(linked, code, tmp_path):
     check({**ASKED, "PYTHONPATH": path}).expect(code)
 
 
+@pytest.mark.by_default("mpich")
 def test_ranks_without_the_gpu_library_end_before_mpi(either_launcher):
     program = "import mpiddp; mpiddp.init(timeout=30)"
     result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, env=ASKED).expect(3)

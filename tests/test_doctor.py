@@ -33,6 +33,7 @@ def write_wrapper(folder: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.by_default("openmpi")
 @pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_a_good_launch(either_launcher, ranks, tmp_path):
     reading = examine(
@@ -83,6 +84,7 @@ def test_one_process_without_mpi(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.by_default("openmpi")
 def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
     program = (
         "import sys, runpy\n"

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from itertools import chain
+from itertools import chain, cycle
 
 import pytest
 
@@ -21,9 +21,13 @@ from mpiddp.launch.failure import WayOut
 from mpiddp.launch.outcome import read_outcome
 from mpiddp.launch.world import World
 
-FAILING = {"once": (0, 2), "often": (0, 2, 1, 0, 0, 2, 1, 1, 0, 2)}
-"""The failing rank of each repetition, of 2 and of 3 ranks in turn: of each launcher and each rank
-at least once, or of each rank several times."""
+OFTEN = tuple(
+    (row.name, 2 + number % 2, who)
+    for number, (row, who) in enumerate(
+        zip(cycle(launchers.available()), (0, 2, 1, 0, 0, 2, 1, 1, 0, 2), strict=False)
+    )
+)
+"""Launcher, ranks and failing rank of each repetition: each rank several times."""
 SOON = 4.0
 """Seconds in which a failure ends the job, in the median: nobody waits for a time-out. README's two
 seconds hold on a machine that is idle."""
@@ -101,25 +105,6 @@ def run(row, ranks, stage, who, how, folder, timeout=60.0, **env):
     return result, now - min(stamps, default=now)
 
 
-def repetitions(failing):
-    """Launcher, ranks and failing rank of each repetition."""
-    rows = launchers.available()
-    if len(failing) < len(FAILING["often"]):
-        rows = [row for row in rows if row.name not in launchers.OPTIONAL]
-    for number, who in enumerate(failing):
-        yield rows[number % len(rows)], 2 + number % 2, who
-
-
-repeated = pytest.mark.parametrize(
-    "failing",
-    [
-        pytest.param(FAILING["once"], id="once"),
-        pytest.param(FAILING["often"], id="often", marks=pytest.mark.long),
-    ],
-)
-STAGES = ("before MPI", "in the address phase", "before the group", "in a step")
-
-
 def lines_of(result, start):
     return [line for line in messages(result) if line.startswith(start)]
 
@@ -136,14 +121,20 @@ def check_times(seconds):
 
 
 @pytest.mark.mpi
-@repeated
+@pytest.mark.parametrize(
+    "failing",
+    [
+        pytest.param([("openmpi", 2, 0), ("mpich", 3, 2)], id="once"),
+        pytest.param(OFTEN, id="often", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("stage", ["before MPI", "before the group", "in a step"])
 def test_one_rank_raises(stage, failing, tmp_path):
     seconds = defaultdict(list)
-    for number, (row, ranks, who) in enumerate(repetitions(failing)):
+    for number, (name, ranks, who) in enumerate(failing):
         folder = tmp_path / str(number)
         folder.mkdir()
-        result, took = run(row, ranks, stage, who, "raise", folder)
+        result, took = run(launchers.table()[name], ranks, stage, who, "raise", folder)
         seconds[who].append(took)
         result.expect(1)
         assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
@@ -164,17 +155,19 @@ def test_one_rank_raises(stage, failing, tmp_path):
 @pytest.mark.parametrize(
     "failing",
     [
-        pytest.param((1, 2, 0, 0), id="once"),
-        pytest.param(FAILING["often"], id="often", marks=pytest.mark.long),
+        pytest.param(
+            [("openmpi", 2, 1), ("mpich", 3, 2), ("openmpi", 2, 0), ("mpich", 3, 0)], id="once"
+        ),
+        pytest.param(OFTEN, id="often", marks=pytest.mark.long),
     ],
 )
 def test_one_rank_is_killed(failing, tmp_path):
+    stages = cycle(["before MPI", "in the address phase", "before the group", "in a step"])
     seconds = defaultdict(list)
-    for number, (row, ranks, who) in enumerate(repetitions(failing)):
+    for number, ((name, ranks, who), stage) in enumerate(zip(failing, stages, strict=False)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        stage = STAGES[number % len(STAGES)]
-        result, took = run(row, ranks, stage, who, "kill", folder)
+        result, took = run(launchers.table()[name], ranks, stage, who, "kill", folder)
         seconds[who].append(took)
         # The victim's status (Hydra gives the signal alone), or what the survivors left with.
         assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
@@ -184,6 +177,7 @@ def test_one_rank_is_killed(failing, tmp_path):
     check_times(seconds)
 
 
+@pytest.mark.by_default("openmpi")
 def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
     result, took = run(either_launcher, 3, "in a step", "all", "raise", tmp_path)
     result.expect(1)

@@ -180,20 +180,23 @@ class Row:
 def either_launcher(request):
     return request.param
 
+@pytest.mark.by_default("mpich")
 @pytest.mark.parametrize("number", [1, 2])
 def test_one(either_launcher, number): pass
+
+@pytest.mark.by_default("openmpi")
 def test_two(either_launcher): pass
-def test_three(either_launcher): pass
-def test_four(either_launcher): pass
 """
 
 
-def test_each_test_has_one_of_the_launchers_and_both_have_some(made_up):
+def test_a_test_has_the_launcher_that_it_names(made_up):
     result = made_up(EITHER, "-v")
-    result.assert_outcomes(passed=5, deselected=10)
+    result.assert_outcomes(passed=3, deselected=6)
     chosen = re.findall(r"::(test_\w+)\[(?:\d-)?([a-z0-9]+)(?:-\d)?\] PASSED", result.stdout.str())
-    assert len(set(chosen)) == 4 and {name for _, name in chosen} == {"openmpi", "mpich"}
-    made_up(EITHER, "--all").assert_outcomes(passed=15)
+    assert set(chosen) == {("test_one", "mpich"), ("test_two", "openmpi")}
+    made_up(EITHER, "--all").assert_outcomes(passed=9)
+    unnamed = made_up(EITHER.replace('@pytest.mark.by_default("openmpi")', ""))
+    assert "needs the marker by_default(NAME)" in unnamed.stderr.str() + unnamed.stdout.str()
 
 
 GROUPS = """

@@ -166,6 +166,7 @@ def test_one_rank_under_mpirun_works_without_mpi(without_mpi4py):
     assert "size 1 None (1, 2) True" in result.stdout
 
 
+@pytest.mark.by_default("openmpi")
 def test_two_ranks_need_mpi4py(either_launcher, without_mpi4py):
     result = launchers.run(
         either_launcher, 2, ["-c", HELLO], timeout=60, env=without_mpi4py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -41,12 +42,15 @@ def change(session):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(3)
+    torch.manual_seed(session.world.rank + 17)
     session._timeout = 1.0
+    session._way_out.step = 5
 
 
 def find_state(session):
     return (
-        os.sched_getaffinity(0), torch.get_default_dtype(), torch.get_num_threads(), session.timeout
+        os.sched_getaffinity(0), torch.get_default_dtype(), torch.get_num_threads(),
+        torch.initial_seed(), session.timeout, session._way_out.step,
     )  # fmt: skip
 
 
@@ -90,8 +94,8 @@ def fail(session, how):
     ("how", "seconds", "said"),
     [
         ("raises", 30, r"rank 1: Traceback(.|\n)*ValueError: on purpose"),
-        ("is killed", 30, "rank [01] (ended|did not answer)"),
-        ("leaves", 30, "session"),
+        ("is killed", 30, "rank [01] ended"),
+        ("leaves", 30, r"session\.\w+\(\) met another call"),
         ("hangs", 1, r"rank 0, 1 did not answer within 1 s(.|\n)*in fail"),
     ],
 )
@@ -105,12 +109,32 @@ def test_a_damaged_pool_is_replaced(how, seconds, said):
             ranks.call(fail, how, timeout=seconds)
         assert re.search(said, str(caught.value)), caught.value
         assert time.monotonic() - began < 15
-        assert not ranks.is_open
-        if how in ("raises", "hangs"):
-            assert pools("openmpi", 2).call(see, 1).values[0][3] != first[0][3]
+        assert ranks.is_ended
+        assert pools("openmpi", 2).call(see, 1).values[0][3] != first[0][3]
     finally:
         pools.close()
     assert not any(launchers.environ_of(value[3]) for value in first)
+
+
+def end_soon(session):
+    """Rank 1 ends after it has answered."""
+    if session.world.rank == 1:
+        threading.Timer(0.3, os._exit, (1,)).start()
+
+
+@pytest.mark.parametrize("how", ["asked for again", "closed"])
+def test_a_rank_that_ends_between_two_calls_is_reported(how):
+    pools = Pools()
+    ranks = pools("openmpi", 2)
+    ranks.call(end_soon)
+    end = time.monotonic() + 20
+    while ranks.is_running:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    with pytest.raises(AssertionError, match="it ended between two calls"):
+        pools("openmpi", 2) if how == "asked for again" else pools.close()
+    assert ranks.is_ended
+    pools.close()
 
 
 def warn(session):

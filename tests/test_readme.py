@@ -25,7 +25,11 @@ TESTED_ELSEWHERE = re.compile(r"python -m benchmarks (startup|allreduce|training
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
-UNTIL_JOBS_END = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done\n'
+UNTIL_JOBS_END = """
+while jobs=$(squeue --noheader) || exit; [ -n "$jobs" ]; do sleep 0.1; done
+jobs=$(scontrol --oneliner show job)
+! grep --invert-match JobState=COMPLETED <<<"$jobs"
+"""
 """Appended to blocks that submit jobs; sbatch's own --wait looks after 2, 10 and 42 s."""
 LEFT_OUT = {".venv", ".mpich", ".openmpi", ".git", "runs"}
 LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -125,7 +129,8 @@ def as_parameter(block: documents.Block):
     marks = [pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi]
     if TESTED_ELSEWHERE.match(block.text):
         marks.append(pytest.mark.long)
-    return pytest.param(block, marks=marks, id=f"line-{block.line}")
+    name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])
+    return pytest.param(block, marks=marks, id=name[:40].strip("-"))
 
 
 @pytest.mark.timeout(DEADLINE + 30)
@@ -168,6 +173,18 @@ def leads_somewhere(path: Path, target: str) -> bool:
     if not other.exists():
         return False
     return not anchor or anchor in documents.find_anchors(other.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slurm
+def test_a_job_that_fails_fails_its_block(reader):
+    text = 'jobs/cluster/up --nodes 1\neval "$(jobs/cluster/env)"\nsbatch --wrap=exit\\ {}\n'
+    blocks = [documents.Block(1, "bash", text.format(code), None, False) for code in (0, 3)]
+    try:
+        reader.run(blocks[0])
+        with pytest.raises(AssertionError, match="JobState=FAILED"):
+            reader.run(blocks[1])
+    finally:
+        slurm.Cluster(reader.state).must("down")
 
 
 SAMPLE = """\

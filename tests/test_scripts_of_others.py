@@ -410,6 +410,7 @@ def test_mistakes_of_one_process(arguments, words):
     assert line.startswith("mpiddp: ") and words in line
 
 
+@pytest.mark.by_default("mpich")
 @pytest.mark.parametrize("arguments", [["absent.py"], ["--interface", "absent0", "-m", "timeit"]])
 def test_mistakes_of_every_rank_are_said_once(either_launcher, arguments):
     result = launchers.run(either_launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)

@@ -52,6 +52,7 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
         assert row["is_torchelastic_launched"] is True
 
 
+@pytest.mark.by_default("openmpi")
 def test_rank_0_knows_how_long_each_phase_took(either_launcher):
     program = (
         "import mpiddp\n"
@@ -228,6 +229,7 @@ with mpiddp.init(timeout=30) as session:
 """
 
 
+@pytest.mark.by_default("openmpi")
 def test_ranks_that_differ_are_named(either_launcher):
     result = launchers.run(either_launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
     wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
@@ -263,6 +265,7 @@ def test_without_mpi_a_second_session_works():
     assert result.stdout == "closed 1\nclosed 2\n"
 
 
+@pytest.mark.by_default("mpich")
 def test_with_mpi_a_second_session_is_refused(either_launcher):
     result = launchers.run(either_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
     assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
@@ -284,11 +287,13 @@ session.any("raise" in sys.argv)
 """
 
 
+@pytest.mark.by_default("mpich")
 def test_a_session_without_with_is_closed_at_exit(either_launcher):
     result = launchers.run(either_launcher, 2, ["-c", BARE], timeout=60).expect(0)
     assert "Traceback" not in result.output and result.stdout.count("rank ") == 2
 
 
+@pytest.mark.by_default("mpich")
 def test_a_session_without_with_ends_the_job_when_a_rank_raises(either_launcher):
     result = launchers.run(either_launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
     assert result.stderr.count("ValueError: bare") == 1
@@ -315,6 +320,7 @@ with mpiddp.init(timeout=30) as session:
 """
 
 
+@pytest.mark.by_default("mpich")
 @pytest.mark.mpi
 def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(either_launcher):
     result = launchers.run(either_launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
@@ -339,6 +345,7 @@ assert MPI.COMM_WORLD.allreduce(1) == 2
 """
 
 
+@pytest.mark.by_default("mpich")
 def test_an_mpi_that_was_up_before_stays_up(either_launcher):
     launchers.run(either_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
 

@@ -139,8 +139,7 @@ def test_a_heterogeneous_job(slurm_cluster):
 @pytest.mark.parametrize(
     "name",
     [
-        # Open MPI's, too, is a command of README.
-        pytest.param(row.name, marks=[pytest.mark.long] * (row.name != "mpich"))
+        pytest.param(row.name, marks=[pytest.mark.long] * (row.name in launchers.OPTIONAL))
         for row in launchers.available()
     ],
 )

@@ -90,9 +90,9 @@ def _plug(shape: Shape, port: str, machine: Machine | None, interface: str, addr
 
 
 def _hardware_address(address: str) -> str:
-    """The Ethernet address that goes with an IPv4 address, in every life of its node.
+    """The Ethernet address that goes with an IPv4 address: the same each time the node is made.
 
-    Others go on sending to the one that they know, for half a minute and more.
+    The other machines keep the one that they know for up to a minute.
     """
     return f"02:00:{ipaddress.IPv4Address(address).packed.hex(':')}"
 
