@@ -128,6 +128,9 @@ TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
+OPENBLAS_MAIN_FREE = "OPENBLAS_MAIN_FREE"
+"""Lets the main thread use all cores. numpy sets it while it is imported."""
+
 OUR_RUN_ID_PREFIX = "mpiddp-"
 """Start of the run id that mpiddp gives, so that it is never taken for torchrun."""
 

@@ -143,7 +143,7 @@ class Starter:
 
     def _abandon(self) -> None:
         if self.torch_import is not None:
-            self.torch_import.wake_collector()
+            self.torch_import.restore()
         self.close_reception()
         self.session.abandon()
 

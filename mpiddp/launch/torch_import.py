@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
+
+from mpiddp import environment
 
 
 class TorchImport:
@@ -14,6 +17,10 @@ class TorchImport:
     The garbage collector rests meanwhile, and what was imported is frozen out of it: scanning
     half a million new objects again and again finds nothing and costs 8 % of the import, and a
     third of the time that the interpreter takes to exit.
+
+    The thread changes no environment variable. ``MPI_Init`` reads them meanwhile, and glibc's
+    getenv crashes now and then beside a setenv. numpy would set one, and remove it again, but
+    leaves it alone if it is set.
     """
 
     def __init__(self) -> None:
@@ -21,6 +28,9 @@ class TorchImport:
         """How long the import took; valid after ``join``."""
         self._error: BaseException | None = None
         self._rests = gc.isenabled() and "torch" not in sys.modules
+        self._sets = environment.OPENBLAS_MAIN_FREE not in os.environ
+        if self._sets:
+            os.environ[environment.OPENBLAS_MAIN_FREE] = "1"
         if self._rests:
             gc.disable()
         self._thread = threading.Thread(target=self._run, name="mpiddp-import", daemon=True)
@@ -31,15 +41,17 @@ class TorchImport:
         self._thread.join()
         if self._rests:
             gc.freeze()
-        self.wake_collector()
+        self.restore()
         if self._error is not None:
             raise self._error
 
-    def wake_collector(self) -> None:
-        """Let the garbage collector work again; also for a start-up that does not get to join."""
+    def restore(self) -> None:
+        """Undo what was changed for the import; also for a start-up that does not get to join."""
         if self._rests:
             gc.enable()
-            self._rests = False
+        if self._sets:
+            os.environ.pop(environment.OPENBLAS_MAIN_FREE, None)
+        self._rests = self._sets = False
 
     def _run(self) -> None:
         begin = time.monotonic()

@@ -1,0 +1,51 @@
+"""The import of torch beside MPI's start leaves the environment alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import launchers
+
+PROGRAM = """
+import os, sys, threading
+from mpiddp.launch.torch_import import TorchImport
+
+before = dict(os.environ)
+changed = []
+
+def watch(event, arguments):
+    if event in ("os.putenv", "os.unsetenv"):
+        changed.append((threading.current_thread() is threading.main_thread(), *arguments))
+
+sys.addaudithook(watch)
+importing = TorchImport()
+importing.join()
+assert "numpy" in sys.modules and "torch" in sys.modules
+assert dict(os.environ) == before
+print(sorted({(is_main, name.decode()) for is_main, name, *_ in changed}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "changed"),
+    [
+        ({}, [(True, "OPENBLAS_MAIN_FREE")]),
+        ({"OPENBLAS_MAIN_FREE": "0"}, []),
+    ],
+    ids=["by us", "by the user"],
+)
+def test_only_the_main_thread_changes_a_variable(variables, changed):
+    environment = launchers.clean_environment(variables)
+    environment.pop("OPENBLAS_MAIN_FREE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=launchers.ROOT,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{changed}\n"), done.stderr
