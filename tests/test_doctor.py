@@ -139,8 +139,9 @@ def test_no_library_at_all(tmp_path):
     reading = examine(row, 3, cwd=tmp_path, exit_code=3, env=absent)
     assert reading.bad() == {"MPI library": "fail"}
     assert "mpi4py found no MPI library" in reading.line("MPI library").text
-    # The other ranks of this node leave the word to rank 0.
-    assert messages(reading.result) == []
+    # The other ranks of this node wait a second for rank 0 to speak. On a busy machine that is not
+    # always enough, and then one of them speaks, too.
+    assert len(messages(reading.result)) <= 1
 
 
 @pytest.mark.mpi
