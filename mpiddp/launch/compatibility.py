@@ -33,7 +33,7 @@ def check_library(version: str, launcher: Launcher) -> None:
     that was built for this process manager, passes, and the size is compared after MPI_Init.
     """
     wanted = _wanted_managers(version)
-    if wanted is None or (launcher.size or 0) < 2 or launcher.key in ("torchrun", "jsm"):
+    if wanted is None or (launcher.size or 0) < 2 or launcher.key == "jsm":
         return
     if not wanted & launcher.process_managers:
         raise AloneError(alone_message(version, launcher))

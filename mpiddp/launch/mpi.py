@@ -125,6 +125,11 @@ def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
     return Initialization(initialized_here, interfaces)
 
 
+def finalize(MPI: Any) -> None:
+    """Call MPI_Finalize without holding the interpreter's lock, so that a deadline can fire."""
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
+
+
 def _let_others_leave(version: str, size: int) -> None:
     """Wait a moment before the first message, where the last rank may still be in MPI_Init.
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import array
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.launch import mpi
+from mpiddp.launch.background import BackgroundCall, LateError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' or the store's answer before it speaks itself."""
-FAILURE_KEY = "mpiddp/failure"
+FAILURE_KEY = "failure"
 
 
 def agree_on_failure(
@@ -38,15 +38,11 @@ def agree_on_failure(
 
 def claim_report(store: Any) -> bool:
     """Whether this rank is the first to claim the report in the store, or gets no answer."""
-    answer: list[int] = []
-
-    def ask() -> None:
-        try:
-            answer.append(store.add(FAILURE_KEY, 1))
-        except Exception:  # The store has gone with rank 0: whoever asks may speak, but late.
-            time.sleep(ANSWER_SECONDS)
-
-    thread = threading.Thread(target=ask, name="mpiddp-claim", daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    return not answer or answer[0] == 1
+    claim = BackgroundCall(lambda: store.add(FAILURE_KEY, 1))
+    try:
+        return bool(claim.finish(ANSWER_SECONDS) == 1)
+    except LateError:
+        return True
+    except Exception:  # The store has gone with rank 0: whoever asks may speak, but late.
+        time.sleep(ANSWER_SECONDS)
+        return True
