@@ -10,8 +10,8 @@ Who speaks depends on how far the job has come. Before MPI is up it is the launc
 a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
 and the lowest failing one speaks. Later the first to claim it in the store does, and whoever
-gets no answer within half a second. A rank that left the speaking to another one, and is still
-there after a while, speaks itself.
+gets no answer within half a second, in turn. A rank that left the speaking to another one, and
+is still there after a while, speaks itself.
 
 In a notebook errors are raised and nothing is aborted.
 """
@@ -340,7 +340,11 @@ class WayOut:
         if self.starting:
             failed = agree_on_failure(self.communicator, report.code, ANSWER_SECONDS)
             return failed is None or failed[0] == self.communicator.Get_rank()
-        return self.store is None or claim_report(self.store)
+        is_first = claim_report(self.store) if self.store is not None else True
+        if is_first is None:
+            # Whoever asked may speak: one after the other, so that the first one ends the job.
+            time.sleep(min(self._who()[0], SPEAKERS) * ANSWER_SECONDS)
+        return is_first is not False
 
     def _speaks_without_mpi(self, error: BaseException) -> bool:
         """Nobody can be asked: the launcher's rank 0 speaks, and one process of other nodes.

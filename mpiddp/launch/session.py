@@ -264,6 +264,7 @@ class Session:
         with self._watch.phase(CLOSING) if self._watch is not None else contextlib.nullcontext():
             if self._heartbeat is not None:
                 self._heartbeat.stop()
+                self._heartbeat = None
             if self.world.rank != 0:
                 self._drop_store()
             self._meet_to_leave()

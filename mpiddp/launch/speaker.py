@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import array
-import time
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.launch import mpi
-from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.background import BackgroundCall
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,13 +35,10 @@ def agree_on_failure(
     return lowest[0] >> 8, lowest[0] & 0xFF
 
 
-def claim_report(store: Any) -> bool:
-    """Whether this rank is the first to claim the report in the store, or gets no answer."""
+def claim_report(store: Any) -> bool | None:
+    """Whether this rank is the first to claim the report in the store; None without an answer."""
     claim = BackgroundCall(lambda: store.add(FAILURE_KEY, 1))
     try:
         return bool(claim.finish(ANSWER_SECONDS) == 1)
-    except LateError:
-        return True
-    except Exception:  # The store has gone with rank 0: whoever asks may speak, but late.
-        time.sleep(ANSWER_SECONDS)
-        return True
+    except Exception:  # The store has gone with rank 0, or stands still.
+        return None

@@ -187,9 +187,8 @@ class Starter:
         try:
             check_size(module.COMM_WORLD.Get_size(), version, self.launcher)
         except AloneError:
-            # There is no launcher's daemon that would remove what the library has made.
             if session._finalize:
-                mpi.finalize(module)
+                mpi.leave_alone(module)
             raise
         if way_out.communicator is None:
             way_out.join(module.COMM_WORLD)
