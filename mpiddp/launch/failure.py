@@ -311,7 +311,7 @@ class WayOut:
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(BaseException):  # The log has it as well.
-            BackgroundCall(lambda: _write_console(text)).finish(CONSOLE_SECONDS)
+            BackgroundCall(lambda: write_console(text)).finish(CONSOLE_SECONDS)
 
     def _end(self, code: int) -> NoReturn:
         is_stuck = self._is_shared() or threading.current_thread() is not threading.main_thread()
@@ -553,7 +553,7 @@ def _is_done(directory: Path) -> bool:
     return outcome is not None and outcome.get("code") == SUCCESS
 
 
-def _write_console(text: str) -> None:
+def write_console(text: str) -> None:
     """Write to whatever the script has made of its standard error, or to the one it was given.
 
     One write, so that no other rank's output falls in between.

@@ -19,7 +19,7 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import device, mpi, network, rendezvous, summary
 from mpiddp.launch.deadline import PHASES, Watch
-from mpiddp.launch.failure import WayOut, in_notebook
+from mpiddp.launch.failure import WayOut, in_notebook, write_console
 from mpiddp.launch.heartbeat import Heartbeat
 from mpiddp.launch.interface_rule import find_rule
 from mpiddp.launch.launcher import Launcher, find_launcher, has_manager_hint
@@ -344,8 +344,7 @@ class Starter:
             session.seconds = {phase: longest for phase, (longest, _) in slowest.items()}
             oddities = find_oddities(session.world, self.launcher, self.way_out.roster)
             block = summary.describe_start(session, self.way_out.roster, reports, slowest, oddities)
-            sys.stderr.write(block)
-            sys.stderr.flush()
+            write_console(block)
         if self.neighbourhood is not None:
             self.neighbourhood.close()
         self.way_out.store = session._store
