@@ -168,6 +168,9 @@ class WayOut:
         code = exit_code(error)
         try:
             self._begin_leaving(code)
+            if self.launcher is None:
+                with contextlib.suppress(LaunchError):
+                    self.launcher = find_launcher()
             report = self._compose(error)
             code = report.code
             self._tell(report, told=told)
@@ -363,10 +366,6 @@ class WayOut:
 
     def _carry_into_mpi(self, report: _Report) -> None:
         """Join MPI with a failure that came before it, where MPI can be joined."""
-        try:
-            self.launcher = find_launcher()
-        except LaunchError:
-            return
         is_wrong = isinstance(report.error, LaunchError)
         if is_wrong or self.launcher is None or not self._is_shared():
             return
