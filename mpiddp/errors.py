@@ -6,10 +6,11 @@
     │   └── AloneError          3   every rank would be rank 0 of 1
     ├── UnreachableError        4   ranks could not reach each other in time
     ├── PeerLostError           6   a rank or peer was lost or stalled
-    └── ScheduleError           1   a collective algorithm does not do what it promises
+    ├── ScheduleError           1   a collective algorithm does not do what it promises
+    └── StoppedError      128 + n   signal n asked the process to end
 
 Two more codes are promised and belong to later rooms: 5, no usable checkpoint where one
-was demanded; 75, preempted with a checkpoint written. ``128 + n`` is the status of a
+was demanded; 75, preempted with a checkpoint written. ``128 + n`` is also the status of a
 process that signal n killed.
 
 Every message says which rank on which host (the way out adds them), what was expected,
@@ -17,6 +18,8 @@ what was found, and what to do.
 """
 
 from __future__ import annotations
+
+import signal
 
 SUCCESS = 0
 FAILURE = 1
@@ -61,3 +64,11 @@ class PeerLostError(MpiddpError):
 
 class ScheduleError(MpiddpError):
     """A schedule that does not keep its promise: a mistake in the algorithm that made it."""
+
+
+class StoppedError(MpiddpError):
+    """A signal asked this process to end; whoever sent it knows why."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number

@@ -7,6 +7,7 @@ import sys
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.launcher import is_first
 from mpiddp.launch.session import Options
+from mpiddp.launch.signals import heed_signals
 from mpiddp.launch.startup import start
 from mpiddp.training.config import parse
 from mpiddp.training.run_directory import forget_outcome
@@ -15,6 +16,7 @@ from mpiddp.training.run_directory import forget_outcome
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
     with WayOut() as way_out:
+        heed_signals(way_out.fail)
         configuration = parse(sys.argv[1:], show_help=is_first())
         if is_first():
             way_out.run_directory = forget_outcome(configuration)

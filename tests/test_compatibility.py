@@ -63,10 +63,12 @@ LAUNCHERS = {
     "pals": launcher("pals", "HPE PALS", "pmi", None),
     "jsm": launcher("jsm", "IBM JSM (jsrun)"),
     "torchrun": launcher("torchrun", "torchrun"),
+    "torchrun in a step": launcher("torchrun", "torchrun", "pmix"),
 }
 
 # Libraries that can't join what the launcher offers. PALS says no size, JSM brings its own PMIx
-# library; both are believed, and the size is compared once MPI is up.
+# library; both are believed, and the size is compared once MPI is up. torchrun in a step of srun's
+# passes on what srun offers.
 REFUSED = {
     "mpirun": {"mpich"},
     "mpiexec": {"open mpi 5", "open mpi 4"},
@@ -76,7 +78,8 @@ REFUSED = {
     "flux": {"open mpi 5", "open mpi 4"},
     "pals": set(),
     "jsm": set(),
-    "torchrun": set(),
+    "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "torchrun in a step": {"mpich"},
 }
 
 SLURM_21 = """\

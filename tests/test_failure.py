@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
+import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections import defaultdict
+from functools import cache
 from itertools import chain, cycle
+from pathlib import Path
 
 import pytest
 
@@ -451,6 +456,215 @@ with failure.WayOut() as way_out, start(Options(timeout=30), way_out):
     row = launchers.table()["openmpi"]
     result = launchers.run(row, 2, ["-c", program], timeout=40, cwd=tmp_path).expect(1)
     assert result.stderr.count("ValueError: on all ranks") == 1
+
+
+# What may keep a process that has failed
+
+HEADING = "mpiddp: rank 3 of 8 on node2 at step 17: "
+TRACE = f"{HEADING}failed\nTraceback (most recent call last):\n"
+UNREADABLE = "its message cannot be read ({} in __str__)"
+SLOW = "UnreadableError: its message could not be read within 0.5 s"
+HOOK = "mpiddp: the script's sys.excepthook"
+FILES = r"mpiddp: \S.* did not take this report within 0\.5 s"
+KEEPERS = {
+    # Exit code; what the console got; the reason in outcome.json.
+    "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
+    "text is none": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
+    "text exits": (3, HEADING + UNREADABLE.format("SystemExit"), UNREADABLE.format("SystemExit")),
+    "text blocks": (3, HEADING + SLOW, SLOW),
+    "stderr closed": (1, None, "ValueError: on purpose"),
+    "stderr full": (1, None, "ValueError: on purpose"),
+    "stderr clogged": (1, None, "ValueError: on purpose"),
+    "stderr replaced": (1, TRACE, "ValueError: on purpose"),
+    "log blocks": (1, TRACE, "ValueError: on purpose"),
+    "outcome blocks": (1, TRACE, None),
+    "hook raises": (1, f"{HOOK} raised TypeError: loudly", "ValueError: on purpose"),
+    "hook blocks": (1, f"{HOOK} did not return within 0.5 s", "ValueError: on purpose"),
+    "deadline breaks": (4, "did not get past 'MPI'", "could not be asked: loudly"),
+    "claim breaks": (1, TRACE, "ValueError: on purpose"),
+    "speaker silent": (1, TRACE, "ValueError: on purpose"),
+    "alone": (1, None, "ValueError: on purpose"),
+    "done": (1, TRACE, "done"),
+}
+
+
+@cache
+def keep():
+    """The folder in which ranks failed, and their exit codes by what might have kept them."""
+    folder = Path(tempfile.mkdtemp(prefix="mpiddp-kept-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program = launchers.ROOT / "tests" / "keepers.py"
+    result = launchers.run(launchers.table()["alone"], 1, [program, folder], timeout=60).expect(0)
+    return folder, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("case", KEEPERS)
+def test_nothing_keeps_a_rank_that_has_failed(case):
+    folder, codes = keep()
+    code, said, reason = KEEPERS[case]
+    assert codes[case] == code
+    console = (folder / case / "stderr").read_text()
+    assert (said or "") in console and bool(said) == bool(console), console
+    assert bool(re.search(FILES, console)) == (case in ("log blocks", "outcome blocks")), console
+    outcome = read_outcome(folder / case)
+    if reason is None:
+        assert outcome is None
+    else:
+        assert outcome is not None and outcome["reason"].strip(")").endswith(reason.strip(")"))
+        assert outcome["code"] == (0 if case == "done" else code)
+    log = folder / case / "logs" / "rank-3.log"
+    if not case.startswith(("deadline", "alone", "log", "outcome")):
+        assert log.read_text(), "the log has what the console may lack"
+
+
+STRANGER = """
+import os, sys, time
+from pathlib import Path
+from mpiddp.errors import LaunchError
+from mpiddp.launch import failure
+
+# A rank that leaves the speaking to a stranger would stay for so long.
+failure.PATIENCE_SECONDS = float(sys.argv[1])
+
+class Unreadable(LaunchError):
+    def __str__(self):
+        return None
+
+with failure.WayOut() as way_out:
+    import mpiddp
+    from mpiddp.launch.session import Options
+    from mpiddp.launch.startup import start
+    with start(Options(timeout=60), way_out) as session:
+        way_out.run_directory = Path.cwd()
+        if session.world.rank == 0:
+            Path("address").write_text(f"{session.meeting.address} {session.meeting.port}")
+        while not Path("done").exists():
+            time.sleep(0.02)
+        raise Unreadable
+"""
+
+
+def meet_stranger(launcher, ranks, patience, folder, choose):
+    """Run a job that fails on all ranks when a stranger has taken keys in its store."""
+    from torch.distributed import TCPStore
+
+    arguments = ["-c", STRANGER, str(patience)]
+    with launchers.start(launcher, ranks, arguments, timeout=60, cwd=folder) as job:
+        job.until(lambda: (folder / "address").exists(), "the address of the store")
+        address, port = (folder / "address").read_text().split()
+        store = TCPStore(address, int(port), is_master=False)
+        for key in choose(store):
+            store.add(key, 1)
+        (folder / "done").touch()
+        began = time.time()
+        return job.wait().expect(3), time.time() - began
+
+
+def check_stranger(result, folder):
+    heads = lines_of(result, "mpiddp: rank ")
+    assert len(heads) == 1 and "its message cannot be read (TypeError in __str__)" in heads[0]
+    outcome = read_outcome(folder)
+    assert outcome is not None and outcome["code"] == 3
+
+
+@pytest.mark.by_default("openmpi")
+def test_a_stranger_who_knows_the_code_silences_nobody(either_launcher, tmp_path):
+    keys = ["mpiddp/failure", "failure"]
+    result, took = meet_stranger(either_launcher, 2, 100, tmp_path, lambda _: keys)
+    check_stranger(result, tmp_path)
+    assert took < HUNG
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_a_stranger_who_reads_all_keys_delays_a_report(name, ranks, tmp_path):
+    def choose(store):
+        job = {"/".join(key.split("/")[:2]) for key in store.list_keys() if "mpiddp/" in key}
+        assert job
+        return [f"{prefix}/failure" for prefix in job]
+
+    result, _ = meet_stranger(launchers.table()[name], ranks, 3, tmp_path, choose)
+    check_stranger(result, tmp_path)
+
+
+# At the end
+
+CLOSES = """
+import os, signal, sys, time
+import mpiddp
+from mpiddp.launch import mpi, startup
+
+who, how = int(sys.argv[1]), sys.argv[2]
+heartbeat, seconds = startup.Heartbeat, 1.0
+startup.Heartbeat = lambda store, rank, size, _: heartbeat(store, rank, size, seconds)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+with mpiddp.init(timeout=60) as session:
+    is_odd = session.world.rank == who
+    if is_odd and how in ("works", "late"):
+        time.sleep(2 * seconds)
+        print("worked", flush=True)
+    if is_odd and how == "late":
+        stop()
+    if how in ("finalize", "free"):
+        session._watch.seconds = 3
+    if is_odd and how == "finalize":
+        mpi.finalize = lambda _: stop()
+    if is_odd and how == "free":
+        session._heartbeat.stop = stop
+"""
+
+
+def close(name, ranks, who, how):
+    script = ["-c", CLOSES, str(who), how]
+    return launchers.run(launchers.table()[name], ranks, script, timeout=60)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "ranks", "who"),
+    [
+        ("openmpi", 3, 1),
+        *(pytest.param("mpich", 3, who, marks=pytest.mark.long) for who in (0, 2)),
+        pytest.param("openmpi", 2, 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_is_lost_while_the_others_close_is_named(name, ranks, who):
+    result = close(name, ranks, who, "late")
+    assert result.returncode in ((6, signal.SIGKILL) if name == "mpich" else (6,)), str(result)
+    assert result.stdout.count("worked") == 1, "a living rank is waited for"
+    (line,) = (line for line in messages(result) if "has not been heard of" in line)
+    assert re.search(rf"of {ranks} on \S+: rank {who} on \S+ has not been heard of for", line), line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) for n in ("openmpi", "mpich")]
+)
+def test_a_rank_that_works_longer_than_the_timeout_is_waited_for(name):
+    result = close(name, 3, 2, "works").expect(0)
+    assert result.stdout.count("worked") == 1
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("finalize", "MPI_Finalize did not return within"),
+        ("free", r"waited for rank 1 on \S+ \(no answer\)"),
+    ],
+)
+def test_a_rank_that_stops_in_the_last_moment_ends_the_job(name, how, said):
+    result = close(name, 2, 1, how)
+    assert result.returncode in ((6, signal.SIGKILL) if name == "mpich" else (6,)), str(result)
+    (line,) = (line for line in messages(result) if "within" in line)
+    assert re.search(said, line), line
 
 
 @pytest.mark.mpi

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import socket
 import subprocess
 import sys
 
+import pytest
+
 import launchers
+from mpiddp.launch.node_claim import claim_node
 
 CLAIM = """
 from mpiddp.launch.node_claim import claim_node
@@ -30,3 +37,34 @@ def test_the_first_of_a_parents_processes_has_the_claim_until_it_ends():
         assert claim().communicate(timeout=20)[0] == "False\n"
         first.communicate(timeout=20)
     assert claim().communicate(timeout=20)[0] == "True\n"
+
+
+@pytest.fixture(params=["listens", "is bound", "is deaf"])
+def stranger(request, monkeypatch):
+    """Somebody holds the name that this process would take; another user, as it seems from here."""
+    user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    name = f"\0mpiddp-{os.geteuid()}-{os.getppid()}"
+    with socket.socket(socket.AF_UNIX) as taken, contextlib.ExitStack() as stack:
+        taken.bind(name)
+        if request.param != "is bound":
+            taken.listen(0 if request.param == "is deaf" else 8)
+        while request.param == "is deaf":
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            try:
+                caller.connect(name)
+            except BlockingIOError:
+                break
+        yield request.param
+
+
+def test_a_stranger_silences_nobody(stranger):
+    claims = [claim_node(), claim_node()]
+    for held in claims:
+        assert held is not None
+        assert re.fullmatch(
+            r"mpiddp: .*user.* has taken 'mpiddp-.*'; each process reports\n", held.note
+        )
+        assert (f"user {os.geteuid() - 1} " in held.note) == (stranger == "listens")
+        held.holder.close()

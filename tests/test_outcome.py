@@ -35,6 +35,6 @@ def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
     with pytest.raises(OSError, match=r"outcome\.json"):
         way_out.finish()
     # A failure is told all the same, and why nothing was written.
-    way_out._report(KeyError("first"))
+    way_out._report(way_out._compose(KeyError("first")))
     told = capsys.readouterr().err
     assert "outcome.json could not be written" in told and "KeyError: 'first'" in told

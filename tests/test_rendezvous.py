@@ -21,14 +21,15 @@ def test_the_store_serves_on_the_socket_and_on_no_other():
         descriptor = host.hand_over(1)
     meeting = Meeting(offer.candidate.address, offer.port, "ib0", host.token.hex())
     world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
-    server = rendezvous.make_store(meeting, world, descriptor, 10)
+    server = rendezvous.make_store(meeting, world, descriptor, 10, "secret")
     assert listening() - before == {("127.0.0.3", offer.port)}
 
     from torch.distributed import TCPStore
 
     client = TCPStore("127.0.0.3", offer.port, is_master=False, timeout=timedelta(seconds=10))
-    client.set("who", "client")
-    assert server.get("who") == b"client"
+    server.set("who", "server")
+    # What ranks tell each other stands where nobody finds it by chance.
+    assert client.get("mpiddp/secret/who") == b"server" and not client.check(["who"])
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", offer.port), 5)
     del client, server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from fractions import Fraction
 
 import pytest
@@ -215,6 +216,17 @@ def test_the_block_of_one_process():
     assert rows["ranks"].startswith("1 rank on 1 node: ")
     assert rows["MPI"] == "none (one process; for more: mpirun -n RANKS python …)"
     assert [item.rsplit(" ", 1)[0] for item in rows["seconds"].split(", ")] == PHASES
+
+
+@pytest.mark.long
+def test_a_launch_starts_without_a_standard_error():
+    program = (
+        "import sys, mpiddp\nwith mpiddp.init(timeout=60):\n    print(sys.stderr, 'started')\n"
+    )
+    arguments = ["-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", program]
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, arguments, timeout=60, python="sh").expect(0)
+    assert result.stdout == "None started\n"
 
 
 # Agreement

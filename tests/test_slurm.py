@@ -16,6 +16,7 @@ import facts
 import launchers
 import ranks
 import slurm
+from mpiddp.launch.outcome import read_outcome
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
 
@@ -306,6 +307,44 @@ def test_a_rank_that_raises_ends_the_job(slurm_cluster):
     (head,) = (line for line in facts.messages(result) if "failed" in line)
     assert "rank 2 of 3 on node2" in head
     assert result.stderr.count("ValueError: broken on purpose") == 1
+
+
+KILLED_AT_THE_END = """
+import os, signal, sys, time, mpiddp
+from mpiddp.launch import startup
+heartbeat = startup.Heartbeat
+startup.Heartbeat = lambda store, rank, size, _: heartbeat(store, rank, size, 5)
+with mpiddp.init(timeout=60) as session:
+    if session.world.rank == int(sys.argv[1]):
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_killed_while_the_others_close_ends_the_job(rank, slurm_cluster):
+    # Open MPI hears of it from PMIx, and aborts with a code of its own.
+    row = slurm_cluster.srun(*BARE, mpi="pmi2", library="mpich")
+    result = launchers.run(row, 3, ["-c", KILLED_AT_THE_END, str(rank)], timeout=DEADLINE)
+    assert result.returncode in (6, 128 + signal.SIGKILL), str(result)
+    # Both, where rank 0's store is gone and srun takes its time.
+    said, *_ = (line for line in facts.messages(result) if "has not been heard of" in line)
+    assert f"rank {rank} on node{1 + rank // 2} has not been heard of for" in said
+
+
+@pytest.mark.long
+def test_a_cancelled_run_says_so(slurm_cluster, tmp_path):
+    options = ["--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run"]
+    arguments = ["-m", "mpiddp.train", *options]
+    row = slurm_cluster.srun(*BARE, "--job-name=cancelled")
+    with launchers.start(row, 3, arguments, timeout=DEADLINE, cwd=tmp_path) as job:
+        job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
+        slurm_cluster.ask("scancel", "--name=cancelled")
+        job.wait()
+    outcome = read_outcome(tmp_path / "runs" / "run")
+    assert outcome is not None and outcome["code"] == 128 + signal.SIGTERM
+    assert outcome["step"] > 0
 
 
 def test_an_import_that_fails_on_one_node_ends_the_job(slurm_cluster, tmp_path):

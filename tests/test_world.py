@@ -206,6 +206,19 @@ def test_only_the_first_rank_speaks_where_mpi_cannot_say_who_that_is():
     assert result.output == ""
 
 
+def run_refused(row, ranks, arguments, folder, **env) -> launchers.Result:
+    """Run a launch that is refused, and see that MPI leaves nothing of its own behind."""
+    memory = folder / "memory"
+    memory.mkdir()
+    places = {"OMPI_MCA_btl_sm_backing_directory": str(memory)}
+    with launchers.start(row, ranks, arguments, timeout=90, env={**places, **env}) as job:
+        result = job.wait()
+        left = [path for path in (*job._scratch.rglob("*"), *memory.iterdir()) if path.is_file()]
+    # Ours, and torchrun's.
+    assert not [p for p in left if p.name not in ("stdout", "stderr") and "torche" not in str(p)]
+    return result
+
+
 @pytest.mark.parametrize("library", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 @pytest.mark.mpi
 def test_torchrun(library, tmp_path):
@@ -214,11 +227,36 @@ def test_torchrun(library, tmp_path):
     table = launchers.table()
     by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
     arguments = ["-m", "torch.distributed.run", "--nproc-per-node", "2", script]
-    result = launchers.run(by_hand, 1, arguments, timeout=90).expect(1)
+    result = run_refused(by_hand, 1, arguments, tmp_path).expect(1)
     name = {"openmpi": "Open MPI 5.", "mpich": "MPICH 5."}[library]
     expect_refusal(result, "torchrun started 2 processes", name, "Start it with: ", "-n 2 python")
     # torchrun's own report of what its workers ended with.
     assert re.search(r"exitcode\s*: 3", result.stderr)
+
+
+@pytest.mark.parametrize("library", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.mpi
+def test_what_is_only_known_once_mpi_is_up_leaves_nothing_either(library, tmp_path):
+    # JSM brings a library of its own, which is believed: this one is not it.
+    table = launchers.table()
+    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
+    env = {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}
+    result = run_refused(by_hand, 1, ["-c", INIT], tmp_path, **env).expect(3)
+    expect_refusal(result, "IBM JSM (jsrun) started 2 processes")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.mpi
+def test_two_launches_mixed_leave_nothing(name, tmp_path):
+    variable = {"openmpi": "OMPI_COMM_WORLD_SIZE", "mpich": "PMI_SIZE"}[name]
+    program = f"import os; os.environ['{variable}'] = '5'\n{INIT}"
+    if name == "mpich":
+        # Its library reads the same variable.
+        program = "from mpi4py import MPI\n" + program
+    result = run_refused(launchers.table()[name], 2, ["-c", program], tmp_path)
+    assert result.returncode in (3, 9), result
+    assert "sees 2: the environment mixes two launches" in result.stderr
 
 
 def test_contradicting_variables_are_one_message():

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiddp.doctor.errand import Errand, LateError
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node import describe_size, floor_power
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.background import BackgroundCall, LateError
 
 RUNS = "run directory"
 DATA = "data directory"
@@ -80,9 +80,9 @@ def _make(folder: Path) -> list[Path]:
 
 def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
     """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
-    errand = Errand(lambda: Token(folder, content))
+    call = BackgroundCall(lambda: Token(folder, content))
     try:
-        return errand.finish(PATIENCE_SECONDS), ""
+        return call.finish(PATIENCE_SECONDS), ""
     except LateError:
         return None, _silence()
     except OSError as error:
@@ -91,9 +91,9 @@ def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
 
 def look_at_runs(folder: Path, content: str) -> Place:
     """Every node's part: read rank 0's token, write a file, and remove it."""
-    errand = Errand(lambda: _look_at_runs(folder, content))
+    call = BackgroundCall(lambda: _look_at_runs(folder, content))
     try:
-        return errand.finish(2 * PATIENCE_SECONDS)
+        return call.finish(2 * PATIENCE_SECONDS)
     except LateError:
         return Place(False, _silence())
     except OSError as error:
@@ -148,9 +148,9 @@ def look_at_data(folder: Path | None) -> Place | None:
     """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
     if folder is None:
         return None
-    errand = Errand(lambda: _list(folder))
+    call = BackgroundCall(lambda: _list(folder))
     try:
-        return errand.finish(PATIENCE_SECONDS)
+        return call.finish(PATIENCE_SECONDS)
     except LateError:
         return Place(False, _silence())
     except OSError as error:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from mpiddp.doctor.errand import Errand, LateError
 from mpiddp.doctor.findings import Finding, passed, warned
+from mpiddp.launch.background import BackgroundCall, LateError
 
 HOST_NAME = "host name"
 REVERSE_LOOK_UPS = "reverse look-ups"
@@ -34,9 +34,9 @@ class Resolution:
     problem: str = ""
 
 
-def begin_resolution(hostname: str) -> Errand[Resolution]:
+def begin_resolution(hostname: str) -> BackgroundCall[Resolution]:
     """Look this host's own name up, meanwhile."""
-    return Errand(lambda: _resolve(hostname))
+    return BackgroundCall(lambda: _resolve(hostname))
 
 
 def _resolve(hostname: str) -> Resolution:
@@ -47,10 +47,10 @@ def _resolve(hostname: str) -> Resolution:
     return Resolution(hostname, tuple(dict.fromkeys(str(entry[4][0]) for entry in entries)))
 
 
-def finish_resolution(errand: Errand[Resolution], hostname: str) -> Resolution:
+def finish_resolution(call: BackgroundCall[Resolution], hostname: str) -> Resolution:
     """What was found in time."""
     try:
-        return errand.finish(PATIENCE_SECONDS)
+        return call.finish(PATIENCE_SECONDS)
     except LateError:
         return Resolution(hostname, (), f"no answer within {PATIENCE_SECONDS:g} s")
 
@@ -81,17 +81,17 @@ class LookUps:
     """Reverse look-ups of peers' addresses, each in its own thread from now on."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._errands = {
-            address: Errand(functools.partial(_look_up, address))
+        self._calls = {
+            address: BackgroundCall(functools.partial(_look_up, address))
             for address in dict.fromkeys(addresses)
         }
 
     def finish(self) -> tuple[str, ...]:
         """The addresses that were not answered in time."""
         unanswered = []
-        for address, errand in self._errands.items():
+        for address, call in self._calls.items():
             try:
-                errand.finish(PATIENCE_SECONDS)
+                call.finish(PATIENCE_SECONDS)
             except LateError:
                 unanswered.append(address)
         return tuple(unanswered)

@@ -33,7 +33,7 @@ def check_library(version: str, launcher: Launcher) -> None:
     that was built for this process manager, passes, and the size is compared after MPI_Init.
     """
     wanted = _wanted_managers(version)
-    if wanted is None or (launcher.size or 0) < 2 or launcher.key in ("torchrun", "jsm"):
+    if wanted is None or (launcher.size or 0) < 2 or launcher.key == "jsm":
         return
     if not wanted & launcher.process_managers:
         raise AloneError(alone_message(version, launcher))
@@ -68,7 +68,7 @@ def check_gpu_support() -> None:
         return
     if "libmpi_gtl_" in os.environ.get(environment.LD_PRELOAD, ""):
         return
-    if any("libmpi_gtl_" in path for path in _mapped_libraries()):
+    if any("libmpi_gtl_" in path for path in mapped_files()):
         return
     if any(b"libmpi_gtl_" in path.read_bytes() for path in _extension_modules()):
         return
@@ -113,18 +113,19 @@ def _open_mpi_has_pmi() -> bool:
 
 def library_path() -> Path | None:
     """The file of the MPI library that this process has loaded."""
-    for path in _mapped_libraries():
+    for path in mapped_files():
         if re.match(r"libmpi(ch)?[._].*so|libmpi\.so", Path(path).name):
             return Path(path)
     return None
 
 
-def _mapped_libraries() -> list[str]:
+def mapped_files() -> list[str]:
+    """The files that this process has mapped."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
-    return sorted({line.split(maxsplit=5)[5] for line in lines if ".so" in line})
+    return sorted({line.split(maxsplit=5)[5] for line in lines if "/" in line})
 
 
 def _extension_modules() -> list[Path]:

@@ -1,4 +1,4 @@
-"""A deadline for each phase of start-up.
+"""A deadline for each phase of start-up, and for the end.
 
 One thread per process watches the phase that the main thread is in. MPI and torch release the
 interpreter's lock while they wait, so the thread can still speak when they do not return.
@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+CLOSING = "close"
 PHASES = (
     "MPI", "code", "node", "import torch", "address", "network", "GPUs",
-    "store", "group", "first all-reduce", "summary",
+    "store", "group", "first all-reduce", "summary", CLOSING,
 )  # fmt: skip
-"""The phases of start-up and of the doctor's examination, in order; each uses some of them."""
+"""The phases of start-up, of the doctor's examination and of the end, in order; each uses some of
+them."""
 
 LATE = 1.0
 """Seconds past a deadline after which this process must have been stopped meanwhile."""

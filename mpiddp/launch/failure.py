@@ -2,13 +2,16 @@
 
 An exception in one rank leaves the others waiting for as long as nobody tells them. So every
 failure comes here: the ranks agree who speaks, that one prints one report, and MPI_Abort ends
-the job with the documented code (`mpiddp.errors`).
+the job with the documented code (`mpiddp.errors`). Nothing on the way there may keep the process:
+whatever may hang or fail (the error's own text, the console, files, a hook) is bounded in time,
+and ending the process is the last act of a ``finally``.
 
 Who speaks depends on how far the job has come. Before MPI is up it is the launcher's rank 0;
 a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
 and the lowest failing one speaks. Later the first to claim it in the store does, and whoever
-gets no answer within half a second.
+gets no answer within half a second, in turn. A rank that left the speaking to another one, and
+is still there after a while, speaks itself.
 
 In a notebook errors are raised and nothing is aborted.
 """
@@ -16,6 +19,7 @@ In a notebook errors are raised and nothing is aborted.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import os
 import signal
@@ -23,6 +27,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,16 +40,18 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.launch import mpi
-from mpiddp.launch.deadline import Watch
+from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.deadline import CLOSING, Watch
 from mpiddp.launch.launcher import Launcher, find_launcher, hosts_of_step
-from mpiddp.launch.node_claim import claim_node
-from mpiddp.launch.outcome import Outcome, outcome_path, write_outcome
+from mpiddp.launch.node_claim import Claim, claim_node
+from mpiddp.launch.outcome import Outcome, outcome_path, read_outcome, write_outcome
 from mpiddp.launch.report import (
     describe_error,
     exit_code,
     has_own_hook,
     has_trace,
     is_peer_loss,
+    read_message,
     visible_part,
 )
 from mpiddp.launch.roll_call import (
@@ -52,6 +59,7 @@ from mpiddp.launch.roll_call import (
     Whereabouts,
     call_the_roll,
     describe_missing,
+    describe_silent_end,
     describe_silent_init,
     find_missing,
     find_position,
@@ -66,6 +74,15 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 10.0
 """How long a rank that leaves the speaking to another one waits to be ended by it."""
+READ_SECONDS = 5.0
+"""How long it may take to put an error into words: its text may ask a GPU that hangs, and the lines
+of a traceback a file system."""
+HOOK_SECONDS = 5.0
+"""How long a script's own hook may take to show an error, while other ranks wait."""
+CONSOLE_SECONDS = 3.0
+"""How long the console may take to accept a report."""
+FILES_SECONDS = 2.0
+"""How long the run directory may take to accept a report."""
 FORWARD_SECONDS = 0.2
 """How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
 ABORT_SECONDS = 5.0
@@ -78,6 +95,19 @@ SPEAKERS = 4
 
 class _Left(SystemExit):
     """Everything was said already; only the exit code is left to carry out of the program."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """An error in words."""
+
+    error: BaseException
+    code: int
+    """Exit code."""
+    text: str
+    """For the console and the log."""
+    reason: str
+    """For outcome.json."""
 
 
 class WayOut:
@@ -109,7 +139,7 @@ class WayOut:
         self._waiting = False
         self._process = os.getpid()
         self._leaving = threading.Lock()
-        self._node_claim: socket.socket | None = None
+        self._node_claim: Claim | None = None
         self._leaver: int | None = None
         """The thread that is ending this process."""
 
@@ -135,18 +165,35 @@ class WayOut:
         """
         if isinstance(error, _Left) or not self._is_in_charge():
             return
-        code = self._code(error)
-        self._begin_leaving(code)
-        if self._speaks(error):
-            self._report(error, told=told)
+        code = exit_code(error)
+        try:
+            self._begin_leaving(code)
+            if self.launcher is None:
+                with contextlib.suppress(LaunchError):
+                    self.launcher = find_launcher()
+            report = self._compose(error)
+            code = report.code
+            self._tell(report, told=told)
+        finally:
+            self._end(code)
+
+    def _tell(self, report: _Report, *, told: bool) -> None:
+        """Report, or leave it to the one who speaks; then still report if that one does not."""
+        try:
+            speaks = self._speaks(report)
+        except Exception:  # Rather two reports than none.
+            speaks = True
+        if speaks:
+            self._report(report, told=told)
         else:
-            self._log(self.describe(error))
+            self._write_files(report, with_outcome=False)
             # Without MPI there is nobody who could end this process.
-            time.sleep(PATIENCE_SECONDS if self.communicator is not None else 0.0)
+            if self.communicator is not None:
+                time.sleep(PATIENCE_SECONDS + min(self._who()[0], SPEAKERS) * ANSWER_SECONDS)
+                self._report(report, told=told)
         if self._node_claim is not None:
             # The other processes of this node must find the claim taken.
             time.sleep(2 * ANSWER_SECONDS)
-        self._end(code)
 
     def _is_in_charge(self) -> bool:
         """Whether ending the job is up to this process: not a child's, nor a lone notebook's."""
@@ -157,7 +204,9 @@ class WayOut:
         if not self._leaving.acquire(blocking=False):
             if self._leaver == threading.get_ident():
                 self._end(code)
-            _sleep_for_ever()
+            # Another thread is ending this process.
+            while True:
+                time.sleep(3600)
         self._leaver = threading.get_ident()
         if threading.current_thread() is threading.main_thread():
             # A second Ctrl-C must not stop the first one's report half-way.
@@ -168,8 +217,12 @@ class WayOut:
         raise _Left(code)
 
     def finish(self) -> None:
-        """Write the outcome of a run that is done (exit code 0). Called by rank 0."""
-        self._write_outcome(SUCCESS, "done")
+        """Write the outcome of a run that is done (exit code 0). Called by rank 0.
+
+        It stays, whatever happens to a rank while the session is closed.
+        """
+        if self.run_directory is not None:
+            self._write_outcome(self.run_directory, SUCCESS, "done")
 
     def describe(self, error: BaseException) -> str:
         """The report of ``error``: one line for mistakes of the user's, else a traceback."""
@@ -183,7 +236,7 @@ class WayOut:
 
     def _place(self) -> str:
         if not self._is_shared():
-            return ""
+            return f"step {self.step}: " if self.step is not None else ""
         rank, hostname = self._who()
         size = self.world.size if self.world is not None else None
         if size is None and self.launcher is not None:
@@ -207,47 +260,94 @@ class WayOut:
     def _is_peer_loss(self, error: BaseException) -> bool:
         return not self.runs_script and self._is_shared() and is_peer_loss(error)
 
-    def _code(self, error: BaseException) -> int:
-        return PeerLostError.exit_code if self._is_peer_loss(error) else exit_code(error)
+    def _compose(self, error: BaseException) -> _Report:
+        """Put ``error`` into words; its type alone where its text fails or does not come."""
 
-    def _report(self, error: BaseException, *, told: bool = False) -> None:
+        def compose() -> _Report:
+            lost = self._is_peer_loss(error)
+            code = PeerLostError.exit_code if lost else exit_code(error)
+            reason = f"{type(error).__name__}: {read_message(error)}".rstrip(": ")
+            return _Report(error, code, self.describe(error), reason)
+
+        try:
+            return BackgroundCall(compose).finish(READ_SECONDS)
+        except LateError:
+            problem = f"its message could not be read within {READ_SECONDS:g} s"
+        except BaseException as another:
+            problem = f"its message could not be read ({type(another).__name__})"
+        reason = f"{type(error).__name__}: {problem}"
+        return _Report(error, exit_code(error), f"mpiddp: {self._place()}{reason}\n", reason)
+
+    def _report(self, report: _Report, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
-        _flush(sys.stdout)
-        report = "" if told else self.describe(error)
-        if self.runs_script and has_trace(error) and has_own_hook():
-            trace = visible_part(error.__traceback__, self.hidden_files)
-            sys.excepthook(type(error), error, trace)
-        else:
-            # One write, so that no other rank's output falls in between.
-            sys.stderr.write(report)
-        _flush(sys.stderr)
-        self._log(report)
-        self._write_outcome(self._code(error), f"{type(error).__name__}: {error}".rstrip(": "))
+        note = self._node_claim.note if self._node_claim is not None else ""
+        self._print("" if told else self._show(report) + note)
+        self._write_files(report, with_outcome=True)
         if self._is_shared():
             time.sleep(FORWARD_SECONDS)
 
+    def _show(self, report: _Report) -> str:
+        """Let a script's own hook show the error; returns what is still to be printed."""
+        error = report.error
+        if not (self.runs_script and has_trace(error) and has_own_hook()):
+            return report.text
+        trace = visible_part(error.__traceback__, self.hidden_files)
+        context = contextvars.copy_context()
+
+        def show() -> None:
+            with contextlib.suppress(OSError):
+                _flush_output()
+            context.run(sys.excepthook, type(error), error, trace)
+
+        try:
+            if self._is_shared():
+                BackgroundCall(show).finish(HOOK_SECONDS)
+            else:
+                show()  # A debugger may talk to its user there.
+        except LateError:
+            problem = f"did not return within {HOOK_SECONDS:g} s"
+        except BaseException as another:
+            problem = f"raised {type(another).__name__}: {read_message(another)}"
+        else:
+            return ""
+        return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(BaseException):  # The log has it as well.
+            BackgroundCall(lambda: write_console(text)).finish(CONSOLE_SECONDS)
+
     def _end(self, code: int) -> NoReturn:
-        for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
-        if self.communicator is not None and self._is_shared():
-            _abort(code)
-        if self._is_shared() or threading.current_thread() is not threading.main_thread():
-            os._exit(code)
-        raise _Left(code)
+        is_stuck = self._is_shared() or threading.current_thread() is not threading.main_thread()
+        try:
+            try:
+                BackgroundCall(_flush_output).finish(CONSOLE_SECONDS)
+            except BaseException:
+                # The interpreter would wait for its streams, or give its own exit code.
+                is_stuck = True
+            if self.communicator is not None and self._is_shared():
+                _abort(code)
+        finally:
+            if is_stuck:
+                os._exit(code)
+            raise _Left(code)
 
     # Who speaks
 
-    def _speaks(self, error: BaseException) -> bool:
+    def _speaks(self, report: _Report) -> bool:
+        if self.communicator is None and threading.current_thread() is threading.main_thread():
+            self._carry_into_mpi(report)
         if self.communicator is None:
-            self._carry_into_mpi(error)
-        if self.communicator is None:
-            return self._speaks_without_mpi(error)
+            return self._speaks_without_mpi(report.error)
         if not self._is_shared():
             return True
         if self.starting:
-            failed = agree_on_failure(self.communicator, self._code(error), ANSWER_SECONDS)
+            failed = agree_on_failure(self.communicator, report.code, ANSWER_SECONDS)
             return failed is None or failed[0] == self.communicator.Get_rank()
-        return self.store is None or claim_report(self.store)
+        is_first = claim_report(self.store) if self.store is not None else True
+        if is_first is None:
+            # Whoever asked may speak: one after the other, so that the first one ends the job.
+            time.sleep(min(self._who()[0], SPEAKERS) * ANSWER_SECONDS)
+        return is_first is not False
 
     def _speaks_without_mpi(self, error: BaseException) -> bool:
         """Nobody can be asked: the launcher's rank 0 speaks, and one process of other nodes.
@@ -264,18 +364,17 @@ class WayOut:
             self._node_claim is not None and not isinstance(error, AloneError)
         )
 
-    def _carry_into_mpi(self, error: BaseException) -> None:
+    def _carry_into_mpi(self, report: _Report) -> None:
         """Join MPI with a failure that came before it, where MPI can be joined."""
-        try:
-            self.launcher = find_launcher()
-        except LaunchError:
-            return
-        if isinstance(error, LaunchError) or self.launcher is None or not self._is_shared():
+        is_wrong = isinstance(report.error, LaunchError)
+        if is_wrong or self.launcher is None or not self._is_shared():
             return
 
         def give_up(_: str) -> None:
-            self._report(error)
-            self._end(self._code(error))
+            try:
+                self._report(report)
+            finally:
+                self._end(report.code)
 
         watch = Watch(min(self.seconds, CARRY_SECONDS), give_up)
         try:
@@ -307,36 +406,48 @@ class WayOut:
         if failed is not None:
             # Another rank speaks, and ends this one.
             self._begin_leaving(failed[1])
-            time.sleep(PATIENCE_SECONDS)
-            self._end(failed[1])
+            try:
+                time.sleep(PATIENCE_SECONDS)
+            finally:
+                self._end(failed[1])
 
     # Deadlines
 
     def expire(self, phase: str) -> None:
-        """End the job because a phase of start-up outlasted its time. Runs on Watch's thread."""
+        """End the job because a phase outlasted its time. Runs on Watch's thread."""
         if not self._is_in_charge():
             return
-        code = UnreachableError.exit_code
-        self._begin_leaving(code)
-        if self.communicator is None:
-            text = self._explain_silent_init()
-        else:
-            text = self._call_the_roll(phase)
-        if text is not None:
-            self._report(UnreachableError(text))
-        else:
-            time.sleep(PATIENCE_SECONDS)
-        if self._node_claim is not None:
-            # The other processes of this node must find the claim taken.
-            time.sleep(SPEAKERS * ANSWER_SECONDS)
-        self._end(code)
+        kind = PeerLostError if phase == CLOSING else UnreachableError
+        self._begin_leaving(kind.exit_code)
+        try:
+            text = self._explain(phase)
+            if text is not None:
+                self._report(self._compose(kind(text)))
+            else:
+                time.sleep(PATIENCE_SECONDS)
+            if self._node_claim is not None:
+                # The other processes of this node must find the claim taken.
+                time.sleep(SPEAKERS * ANSWER_SECONDS)
+        finally:
+            self._end(kind.exit_code)
 
-    def _explain_silent_init(self) -> str | None:
-        """Inside MPI_Init nobody knows who is missing, only how many were expected.
+    def _explain(self, phase: str) -> str | None:
+        """The message of an expired deadline; None if another rank says it."""
+        try:
+            if self.communicator is None:
+                return self._explain_silent_mpi(phase)
+            return self._call_the_roll(phase)
+        except Exception as error:
+            time.sleep(min(self._who()[0], SPEAKERS) * ANSWER_SECONDS)
+            text = describe_missing(phase, self.seconds, {}, self.describe_rank)
+            return f"{text} (the ranks could not be asked: {read_message(error)})"
+
+    def _explain_silent_mpi(self, phase: str) -> str | None:
+        """Inside MPI_Init or MPI_Finalize nobody knows who is missing, only how many there are.
 
         Rank 0 speaks at once. If it is the one that is stuck, the next one steps in, and so on.
         """
-        rank = self.launcher.rank if self.launcher is not None else 0
+        rank = self._who()[0]
         time.sleep(min(rank, SPEAKERS) * ANSWER_SECONDS)
         if rank >= SPEAKERS:
             return None
@@ -344,6 +455,8 @@ class WayOut:
         self._node_claim = claim_node()
         if self._node_claim is None:
             return None
+        if phase == CLOSING:
+            return describe_silent_end(self.seconds)
         hosts = hosts_of_step()
         silent = find_silent_hosts(hosts)
         return describe_silent_init(self.launcher, self.seconds, len(hosts), silent)
@@ -356,16 +469,17 @@ class WayOut:
         rank = communicator.Get_rank()
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             # The main thread is inside MPI, and this library takes one thread at a time.
-            return describe_missing(phase, self.seconds, {}, self._describe_rank)
+            return describe_missing(phase, self.seconds, {}, self.describe_rank)
         answers = call_the_roll(communicator, Whereabouts(phase, self._waiting, find_position()))
         if answers is not None:
             missing = find_missing(answers, communicator.Get_size())
-            return describe_missing(phase, self.seconds, missing, self._describe_rank)
+            return describe_missing(phase, self.seconds, missing, self.describe_rank)
         # Rank 0 ends the job while this sleeps, unless it is missing itself.
         time.sleep(ROLL_CALL_SECONDS + min(rank, 2 * SPEAKERS) * ANSWER_SECONDS)
-        return describe_missing(phase, self.seconds, {0: "no answer"}, self._describe_rank)
+        return describe_missing(phase, self.seconds, {0: "no answer"}, self.describe_rank)
 
-    def _describe_rank(self, rank: int) -> str:
+    def describe_rank(self, rank: int) -> str:
+        """``rank 3 on node002``, as far as this rank knows."""
         if self.roster is not None:
             return self.roster.describe(rank)
         if rank == 0 and self.world is not None:
@@ -374,28 +488,38 @@ class WayOut:
 
     # Files
 
-    def _log(self, report: str) -> None:
+    def _write_files(self, report: _Report, *, with_outcome: bool) -> None:
+        """Write the outcome and the log, as far as the file system answers."""
         if self.run_directory is None:
             return
-        try:
-            folder = self.run_directory / "logs"
-            folder.mkdir(exist_ok=True)
-            with (folder / f"rank-{self._who()[0]}.log").open("a") as log:
-                log.write(report)
-        except OSError:
-            return  # The report itself must come out even where the disk is full.
+        directory = self.run_directory
 
-    def _write_outcome(self, code: int, reason: str) -> None:
-        if self.run_directory is None:
-            return
-        outcome = Outcome(code, reason, *self._who(), self.step, self.attempt)
+        def write() -> str:
+            problem = ""
+            try:
+                if with_outcome and not _is_done(directory):
+                    self._write_outcome(directory, report.code, report.reason)
+            except OSError as error:
+                problem = f"{outcome_path(directory)} could not be written: {error}"
+            with contextlib.suppress(OSError):  # The console has it as well.
+                self._log(directory, report.text)
+            return problem
+
         try:
-            write_outcome(self.run_directory, outcome)
-        except OSError as error:
-            if code == SUCCESS:
-                raise
-            path = outcome_path(self.run_directory)
-            sys.stderr.write(f"mpiddp: {path} could not be written: {error}\n")
+            problem = BackgroundCall(write).finish(FILES_SECONDS)
+        except LateError:
+            problem = f"{directory} did not take this report within {FILES_SECONDS:g} s"
+        if problem and with_outcome:
+            self._print(f"mpiddp: {problem}\n")
+
+    def _log(self, directory: Path, text: str) -> None:
+        folder = directory / "logs"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"rank-{self._who()[0]}.log").open("a") as log:
+            log.write(text)
+
+    def _write_outcome(self, directory: Path, code: int, reason: str) -> None:
+        write_outcome(directory, Outcome(code, reason, *self._who(), self.step, self.attempt))
 
 
 def in_notebook() -> bool:
@@ -423,14 +547,27 @@ def _abort(code: int) -> None:
     ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))
 
 
-def _flush(stream: Any) -> None:
-    try:
-        stream.flush()
-    except (OSError, ValueError, AttributeError):
-        return  # Closed or full: the failure on its way out matters more.
+def _is_done(directory: Path) -> bool:
+    outcome = read_outcome(directory)
+    return outcome is not None and outcome.get("code") == SUCCESS
 
 
-def _sleep_for_ever() -> NoReturn:
-    """Another thread is ending this process."""
-    while True:
-        time.sleep(3600)
+def write_console(text: str) -> None:
+    """Write to whatever the script has made of its standard error, or to the one it was given.
+
+    One write, so that no other rank's output falls in between.
+    """
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    for stream in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.write(text)  # type: ignore[union-attr]
+            stream.flush()  # type: ignore[union-attr]
+            return
+
+
+def _flush_output() -> None:
+    """Raises OSError where a file system is full."""
+    for stream in (sys.stderr, sys.stdout):
+        with contextlib.suppress(ValueError, AttributeError):  # Closed, or None.
+            stream.flush()

@@ -16,11 +16,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
-from mpiddp.launch.compatibility import check_gpu_support, check_library, library_path
+from mpiddp.launch.compatibility import (
+    check_gpu_support,
+    check_library,
+    library_path,
+    mapped_files,
+)
 from mpiddp.launch.launcher import Launcher
 from mpiddp.launch.mpi_interfaces import told_interfaces
 from mpiddp.launch.slurm_pmi import shortened_values
@@ -123,6 +129,22 @@ def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
     # die or join a job that does not expect it.
     os.environ[environment.MPI4PY_INITIALIZE] = "0"
     return Initialization(initialized_here, interfaces)
+
+
+def finalize(MPI: Any) -> None:
+    """Call MPI_Finalize without holding the interpreter's lock, so that a deadline can fire."""
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
+
+
+def leave_alone(MPI: Any) -> None:
+    """End MPI in a process that is alone in it, so that nothing is left of it.
+
+    No launcher's daemon cleans up after it, and Open MPI 5 leaves its segment of shared memory.
+    """
+    segments = [path for path in mapped_files() if Path(path).name.startswith("sm_segment.")]
+    finalize(MPI)
+    for path in segments:
+        Path(path).unlink(missing_ok=True)
 
 
 def _let_others_leave(version: str, size: int) -> None:

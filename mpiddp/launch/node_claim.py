@@ -2,7 +2,8 @@
 
 Processes of one launch on one node have the same parent, the launcher's daemon. The first of
 them to bind a socket of that name, in Linux's abstract namespace, holds the claim until it ends;
-nothing is left behind.
+nothing is left behind. Anybody can guess the name and take it, but nobody can pretend to be this
+user: the kernel says whose process listens on a socket.
 """
 
 from __future__ import annotations
@@ -10,18 +11,65 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
+import time
+from dataclasses import dataclass
+
+LISTENING_SECONDS = 0.2
+"""How long a holder may take from binding to listening."""
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group: struct ucred of unix(7)."""
 
 
-def claim_node() -> socket.socket | None:
-    """The claim, to be kept as long as it shall hold; None if another process has it.
+@dataclass(frozen=True)
+class Claim:
+    """The right to speak for the processes of this launch on this node, until it is let go."""
 
-    Where the system has no abstract sockets everyone gets one.
+    holder: socket.socket
+    note: str = ""
+    """A line for the report, where others may speak as well."""
+
+
+def claim_node() -> Claim | None:
+    """The claim, to be kept as long as it shall hold; None if another process of ours has it.
+
+    Where the system has no such sockets, or a stranger has taken the name, everyone gets one:
+    rather many reports than none.
     """
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    name = f"\0mpiddp-{os.geteuid()}-{os.getppid()}"
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        claim.bind(f"\0mpiddp-{os.getuid()}-{os.getppid()}")
+        holder.bind(name)
+        holder.listen(socket.SOMAXCONN)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            claim.close()
-            return None
-    return claim
+        if error.errno != errno.EADDRINUSE:
+            return Claim(holder)
+        user = _find_holder(name)
+        if user != os.geteuid():
+            who = "another user" if user is None else f"user {user}"
+            return Claim(holder, f"mpiddp: {who} has taken {name[1:]!r}; each process reports\n")
+        holder.close()
+        return None
+    return Claim(holder)
+
+
+def _find_holder(name: str) -> int | None:
+    """The user whose process listens there; None where nobody answers."""
+    end = time.monotonic() + LISTENING_SECONDS
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
+            question.setblocking(False)  # A queue that somebody has filled is no answer either.
+            try:
+                question.connect(name)
+            except ConnectionRefusedError:
+                if time.monotonic() > end:
+                    return None
+            except OSError:
+                return None
+            else:
+                answer = question.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size
+                )
+                user: int = CREDENTIALS.unpack(answer)[1]
+                return user
+        time.sleep(0.01)

@@ -35,14 +35,19 @@ class Meeting:
     """Hexadecimal token, the same on all ranks and different in every job."""
 
 
-def make_store(meeting: Meeting, world: World, descriptor: int | None, timeout: float) -> Any:
+def make_store(
+    meeting: Meeting, world: World, descriptor: int | None, timeout: float, secret: str
+) -> Any:
     """The job's TCPStore: rank 0 serves on the socket it already holds, the others connect.
+
+    Anybody who reaches the server may use it. Keys of ours are not to be met by chance, nor
+    guessed: they begin with ``secret``, the same on all ranks.
 
     Owns ``descriptor`` from here on. The server lives until rank 0 drops the returned object.
     """
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    return TCPStore(
+    store = TCPStore(
         meeting.address,
         meeting.port,
         world.size,
@@ -51,6 +56,7 @@ def make_store(meeting: Meeting, world: World, descriptor: int | None, timeout: 
         wait_for_workers=False,
         master_listen_fd=descriptor,
     )
+    return PrefixStore(f"mpiddp/{secret}", store)
 
 
 def make_group(
@@ -70,7 +76,7 @@ def make_group(
             "torch.distributed's default group exists already: call mpiddp.init() instead of "
             "init_process_group(), or run the script with python -m mpiddp"
         )
-    prefixed = PrefixStore("mpiddp/default_pg", store)
+    prefixed = PrefixStore("default_pg", store)
     prefixed.set_timeout(timedelta(seconds=timeout + SLACK_SECONDS))
     with _few_questions():
         distributed.init_process_group(

@@ -41,7 +41,7 @@ def describe_error(
         hidden_files: source files whose frames are left out at the top of a traceback.
     """
     if isinstance(error, MpiddpError):
-        return f"mpiddp: {place}{error}\n"
+        return f"mpiddp: {place}{read_message(error)}\n"
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             return f"{error.code}\n"
@@ -49,11 +49,19 @@ def describe_error(
     if isinstance(error, KeyboardInterrupt):
         return f"mpiddp: {place}interrupted\n"
     if lost_peer:
-        return f"mpiddp: {place}a peer is gone or has stopped: {error}\n"
+        return f"mpiddp: {place}a peer is gone or has stopped: {read_message(error)}\n"
     lines = traceback.format_exception(
         type(error), error, visible_part(error.__traceback__, hidden_files)
     )
     return (f"mpiddp: {place}failed\n" if is_shared else "") + "".join(lines)
+
+
+def read_message(error: BaseException) -> str:
+    """What ``error`` says of itself; that it cannot be read, where its ``__str__`` fails."""
+    try:
+        return str(error)
+    except BaseException as problem:
+        return f"its message cannot be read ({type(problem).__name__} in __str__)"
 
 
 def has_trace(error: BaseException) -> bool:
@@ -67,8 +75,9 @@ def has_own_hook() -> bool:
     The hook that torch sets in init_process_group() is nobody's wish: it adds the rank to each
     line, which the report says once.
     """
-    home = getattr(sys.excepthook, "__module__", None) or ""
-    return sys.excepthook is not sys.__excepthook__ and not home.startswith("torch.")
+    hook = getattr(sys, "excepthook", sys.__excepthook__)
+    home = getattr(hook, "__module__", None) or ""
+    return hook is not sys.__excepthook__ and not home.startswith("torch.")
 
 
 def exit_code(error: BaseException) -> int:
@@ -92,7 +101,7 @@ def is_peer_loss(error: BaseException) -> bool:
     network_error = getattr(distributed, "DistNetworkError", None)
     if network_error is not None and isinstance(error, network_error):
         return True
-    text = str(error)
+    text = read_message(error)
     return _SPEAKER.search(text) is not None and _PEER_LOSS.search(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Who is missing when a phase of start-up has outlasted its deadline."""
+"""Who is missing when a phase has outlasted its deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpiddp.launch.deadline import PHASES
+from mpiddp.launch.deadline import CLOSING, PHASES
 from mpiddp.launch.hostnames import fold_hostnames
 from mpiddp.launch.launcher import Launcher
 
@@ -98,17 +98,25 @@ def describe_missing(
     phase: str, seconds: float, missing: Mapping[int, str], name: Callable[[int], str]
 ) -> str:
     """The message of an expired deadline; ``name`` turns a rank into ``rank 3 on node002``."""
+    what = (
+        "closing the session did not end"
+        if phase == CLOSING
+        else f"start-up did not get past {phase!r}"
+    )
+    start, end = f"{what} within {seconds:g} s; ", "--timeout SECONDS waits longer"
     if not missing:
-        return (
-            f"start-up did not get past {phase!r} within {seconds:g} s; "
-            "--timeout SECONDS waits longer"
-        )
+        return start + end
     names = [f"{name(rank)} ({where})" for rank, where in sorted(missing.items())[:SHOWN]]
     if len(missing) > len(names):
         names.append(f"and {len(missing) - len(names)} more")
+    return f"{start}waited for {', '.join(names)}. Look at what these do; {end}"
+
+
+def describe_silent_end(seconds: float) -> str:
+    """The message of an expired MPI_Finalize, which says nothing of the others."""
     return (
-        f"start-up did not get past {phase!r} within {seconds:g} s; waited for "
-        f"{', '.join(names)}. Look at what these do; --timeout SECONDS waits longer"
+        f"MPI_Finalize did not return within {seconds:g} s: a rank was lost or stopped while the "
+        "session was closed; --timeout SECONDS waits longer"
     )
 
 

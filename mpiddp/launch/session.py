@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp.errors import SUCCESS, ConfigurationError, PeerLostError
 from mpiddp.launch import mpi, rendezvous
+from mpiddp.launch.deadline import CLOSING, Watch
 from mpiddp.launch.failure import WayOut
+from mpiddp.launch.heartbeat import Heartbeat
 from mpiddp.launch.report import exit_code
 from mpiddp.launch.world import World, solitary_world
 
@@ -78,6 +80,9 @@ class Session:
         self._store: Any = None
         self._group = False
         self._closed = False
+        self._watch: Watch | None = None
+        """For the end, while nothing else is left to do."""
+        self._heartbeat: Heartbeat | None = None
         self._changed: dict[str, str | None] = {}
         self._on_close: list[Callable[[], None]] = []
         self.collectives: Any = None
@@ -225,47 +230,70 @@ class Session:
     ) -> None:
         if error is not None and exit_code(error) != SUCCESS:
             self._way_out.fail(error)
-        try:
-            self.close()
-        except PeerLostError as failure:
-            self._way_out.fail(failure)
-            raise
+        self.close()
 
     def close(self) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
 
-        Waits for all ranks, however long they still work. Variables that were set at the start
-        get their old values back, except the one that keeps child processes out of MPI.
+        Waits for all ranks, however long they still work, but not for one that has not been heard
+        of for the session's timeout: that ends the job, as any failure does. Variables that were
+        set at the start get their old values back, except the one that keeps child processes out
+        of MPI.
         """
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         atexit.unregister(self.close)
-        with contextlib.ExitStack() as stack:
-            # Whatever fails before, what the launch has opened is closed.
-            stack.callback(self._close_launch)
-            for work in reversed(self._on_close):
-                stack.callback(work)
+        try:
+            with contextlib.ExitStack() as stack:
+                # Whatever fails before, what the launch has opened is closed.
+                stack.callback(self._close_launch)
+                for work in reversed(self._on_close):
+                    stack.callback(work)
+        except BaseException as error:
+            # Nobody else would: hooks are gone by now, and at the end of a program errors pass.
+            self._way_out.fail(error)
+            raise
 
     def _close_launch(self) -> None:
         self.collectives = None
         self._leave()
         self._close_group()
         self._meet_to_leave()
-        if self.world.rank != 0:
+        # All have come, so nothing takes long any more.
+        with self._watch.phase(CLOSING) if self._watch is not None else contextlib.nullcontext():
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
+                self._heartbeat = None
+            if self.world.rank != 0:
+                self._drop_store()
+            self._meet_to_leave()
             self._drop_store()
-        self._meet_to_leave()
-        self._drop_store()
-        self._close_mpi()
+            self._close_mpi()
+        if self._watch is not None:
+            self._watch.close()
         self._restore_variables()
 
     def _meet_to_leave(self) -> None:
+        """Wait until all ranks are here, or one is lost."""
         if self._own is None:
             return
+        heartbeat = self._heartbeat
         try:
-            mpi.wait(self._own.Ibarrier())
+            request = self._own.Ibarrier()
+            while not mpi.wait(request, heartbeat.period if heartbeat else float("inf")):
+                lost = heartbeat.find_silent() if heartbeat else None
+                if lost is not None:
+                    raise self._describe_loss(lost)
         except RuntimeError as error:
             raise _mismatch("the end of this rank's session") from error
+
+    def _describe_loss(self, rank: int) -> PeerLostError:
+        return PeerLostError(
+            f"{self._way_out.describe_rank(rank)} has not been heard of for {self._timeout:g} s, "
+            "while this rank waits for it at the end of the session: it was killed or stopped, or "
+            "its node is down"
+        )
 
     def export(self, variables: Mapping[str, str]) -> None:
         """Set environment variables until the session closes."""
@@ -296,17 +324,18 @@ class Session:
         self._way_out.store = None
 
     def _close_mpi(self) -> None:
-        if self._way_out.communicator is not None:
-            self._way_out.communicator.Free()
-            self._way_out.communicator = None
         if self.comm is not None:
             self.comm.Free()
             self.comm = None
         if self._own is not None:
             self._own.Free()
             self._own = None
+        # Last, for a failure of the others.
+        if self._way_out.communicator is not None:
+            communicator, self._way_out.communicator = self._way_out.communicator, None
+            communicator.Free()
         if self._finalize:
-            self._module.Finalize()
+            mpi.finalize(self._module)
 
     def abandon(self) -> None:
         """Undo a start-up that failed, as far as one process can: for a notebook's next try."""

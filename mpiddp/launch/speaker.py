@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import array
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.launch import mpi
+from mpiddp.launch.background import BackgroundCall
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' or the store's answer before it speaks itself."""
-FAILURE_KEY = "mpiddp/failure"
+FAILURE_KEY = "failure"
 
 
 def agree_on_failure(
@@ -36,17 +35,10 @@ def agree_on_failure(
     return lowest[0] >> 8, lowest[0] & 0xFF
 
 
-def claim_report(store: Any) -> bool:
-    """Whether this rank is the first to claim the report in the store, or gets no answer."""
-    answer: list[int] = []
-
-    def ask() -> None:
-        try:
-            answer.append(store.add(FAILURE_KEY, 1))
-        except Exception:  # The store has gone with rank 0: whoever asks may speak, but late.
-            time.sleep(ANSWER_SECONDS)
-
-    thread = threading.Thread(target=ask, name="mpiddp-claim", daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    return not answer or answer[0] == 1
+def claim_report(store: Any) -> bool | None:
+    """Whether this rank is the first to claim the report in the store; None without an answer."""
+    claim = BackgroundCall(lambda: store.add(FAILURE_KEY, 1))
+    try:
+        return bool(claim.finish(ANSWER_SECONDS) == 1)
+    except Exception:  # The store has gone with rank 0, or stands still.
+        return None

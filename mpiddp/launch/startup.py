@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,16 +16,20 @@ from types import TracebackType
 from typing import Any
 
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import device, mpi, network, rendezvous, summary
 from mpiddp.launch.deadline import PHASES, Watch
-from mpiddp.launch.failure import WayOut, in_notebook
+from mpiddp.launch.failure import WayOut, in_notebook, write_console
+from mpiddp.launch.heartbeat import Heartbeat
 from mpiddp.launch.interface_rule import find_rule
 from mpiddp.launch.launcher import Launcher, find_launcher, has_manager_hint
 from mpiddp.launch.reception import Reception, meet, tell_no_offer
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.launch.world import Neighbourhood, check_size, find_oddities, find_world, gather_roster
+
+KEY_BYTES = 16
+"""Of what the job's keys in the store begin with."""
 
 
 def start(options: Options, way_out: WayOut, *, make_group: bool = True) -> Session:
@@ -135,10 +140,9 @@ class Starter:
             with self.watch.phase("summary"):
                 self._conclude()
         except BaseException:
+            self.watch.close()
             self._abandon()
             raise
-        finally:
-            self.watch.close()
         return self.session
 
     def _abandon(self) -> None:
@@ -180,7 +184,12 @@ class Starter:
             session._finalize = initialization.here
             self.mpi_interfaces = initialization.interfaces
         version = module.Get_library_version()
-        check_size(module.COMM_WORLD.Get_size(), version, self.launcher)
+        try:
+            check_size(module.COMM_WORLD.Get_size(), version, self.launcher)
+        except AloneError:
+            if session._finalize:
+                mpi.leave_alone(module)
+            raise
         if way_out.communicator is None:
             way_out.join(module.COMM_WORLD)
         session.comm, session._own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
@@ -296,7 +305,11 @@ class Starter:
         """Connect to the store, or open it, at the agreed address."""
         session = self.session
         session._store = rendezvous.make_store(
-            session.meeting, session.world, self.descriptor, self.options.timeout
+            session.meeting,
+            session.world,
+            self.descriptor,
+            self.options.timeout,
+            session.broadcast(secrets.token_hex(KEY_BYTES)),
         )
         session.export(torchrun_variables(session))
 
@@ -331,8 +344,14 @@ class Starter:
             session.seconds = {phase: longest for phase, (longest, _) in slowest.items()}
             oddities = find_oddities(session.world, self.launcher, self.way_out.roster)
             block = summary.describe_start(session, self.way_out.roster, reports, slowest, oddities)
-            sys.stderr.write(block)
-            sys.stderr.flush()
+            write_console(block)
         if self.neighbourhood is not None:
             self.neighbourhood.close()
         self.way_out.store = session._store
+        if session.world.size == 1:
+            self.watch.close()
+            return
+        session._watch = self.watch
+        session._heartbeat = Heartbeat(
+            session._store, session.world.rank, session.world.size, self.options.timeout
+        )

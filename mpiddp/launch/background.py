@@ -1,4 +1,4 @@
-"""A call that may hang, and that nobody waits for longer than he wants to."""
+"""Work that may hang, which nobody waits for longer than it is worth."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+PAUSE_SECONDS = 0.05
+LEAST_PAUSES = 3
+
 
 class LateError(Exception):
     """The work was not done in time, and goes on by itself."""
 
 
-PAUSE_SECONDS = 0.05
-LEAST_PAUSES = 3
-
-
-class Errand(Generic[T]):
+class BackgroundCall(Generic[T]):
     """Runs ``work`` in a thread of its own from the moment it is made.
 
     A look-up that no server answers, or a file system that has gone, cannot be interrupted: the
-    thread is left to itself then, and does not keep the process from ending.
+    thread is left to itself then, and does not keep the process from ending. Where no thread can
+    be started, as while the interpreter shuts down, the work is done at once.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._results: list[T] = []
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._begin = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._run, args=(work,), name="mpiddp-errand", daemon=True
-        )
-        self._thread.start()
+        self._done = threading.Event()
+        try:
+            threading.Thread(
+                target=self._run, args=(work,), name="mpiddp-call", daemon=True
+            ).start()
+        except RuntimeError:
+            self._run(work)
 
     def finish(self, seconds: float) -> T:
         """What the work returned, None too if it returns that.
 
-        Raises LateError if it is not done about ``seconds`` after it began, and the Exception that
-        the work raised.
+        Raises LateError if it is not done about ``seconds`` after it began, and whatever the work
+        raised.
         """
         left = self._begin + seconds - time.monotonic()
         # An import of torch may keep all threads from running for a while: what matters is how
         # long this thread had the chance to, so short pauses are counted and not the clock.
         for _ in range(max(LEAST_PAUSES, math.ceil(left / PAUSE_SECONDS))):
-            self._thread.join(PAUSE_SECONDS)
-            if not self._thread.is_alive():
+            if self._done.wait(PAUSE_SECONDS):
                 break
         if self._error is not None:
             raise self._error
@@ -57,5 +59,6 @@ class Errand(Generic[T]):
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._results.append(work())
-        except Exception as error:  # Raised again in finish, on the thread that asked.
+        except BaseException as error:  # Raised again in finish, on the thread that asked.
             self._error = error
+        self._done.set()

@@ -7,24 +7,24 @@ import time
 
 import pytest
 
-from mpiddp.doctor.errand import Errand, LateError
+from mpiddp.launch.background import BackgroundCall, LateError
 
 
 def test_what_is_done_in_time_is_handed_over():
-    assert Errand(lambda: 7).finish(5) == 7
+    assert BackgroundCall(lambda: 7).finish(5) == 7
     # Nothing is a result as well, and not lateness.
-    assert Errand(lambda: None).finish(5) is None
+    assert BackgroundCall(lambda: None).finish(5) is None
 
 
 def test_what_hangs_is_left_to_itself():
     release = threading.Event()
-    errand = Errand(lambda: release.wait(60))
+    call = BackgroundCall(lambda: release.wait(60))
     begin = time.monotonic()
     with pytest.raises(LateError):
-        errand.finish(0.1)
+        call.finish(0.1)
     assert time.monotonic() - begin < 5
     release.set()
-    assert errand.finish(60) is True
+    assert call.finish(60) is True
 
 
 def test_what_fails_fails_for_who_asked():
@@ -32,4 +32,4 @@ def test_what_fails_fails_for_who_asked():
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        Errand(fail).finish(5)
+        BackgroundCall(fail).finish(5)
