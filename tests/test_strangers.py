@@ -154,7 +154,7 @@ def list_cases():
             yield pytest.param(listener, what, marks=marks, id=f"{listener.__name__}-{what}")
 
 
-@pytest.mark.parametrize(("listener", "what"), list_cases())
+@pytest.mark.parametrize(("listener", "what"), [*list_cases()])
 def test_a_stranger_keeps_nobody_out(listener, what):
     with listener() as listening:
         before = count_descriptors()
