@@ -212,7 +212,9 @@ def lines(text: str) -> dict[str, str]:
 # ---- text that every script holds ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*(f"{name}.sbatch" for name in SCRIPTS), "chain.sh", "slurm.sh"])
+@pytest.mark.parametrize(
+    "name", [*(f"{name}.sbatch" for name in SCRIPTS), "chain.sh", "slurm.sh", "stage.sh"]
+)
 def test_shellcheck_finds_nothing(name):
     program = shutil.which("shellcheck") or str(Path(sys.executable).parent / "shellcheck")
     done = subprocess.run(
@@ -1024,6 +1026,98 @@ def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
     assert "MPIDDP_WRAP" in done.stderr
 
 
+# ---- stage -----------------------------------------------------------------------------------
+
+SHOW_STAGED = 'echo "$MPIDDP_ENV"; tool; stat -c %a "${MPIDDP_ENV%/*}"; . "$MPIDDP_ENV"; exit 7'
+
+
+def pack(folder: Path) -> Path:
+    """An archive of an environment with one program, ``tool``; everybody may write to its files."""
+    (folder / "env" / "bin").mkdir(parents=True)
+    tool = folder / "env" / "bin" / "tool"
+    tool.write_text("#!/bin/sh\necho it runs on $(uname -n)\n")
+    for path in (tool, folder / "env"):
+        path.chmod(0o777)
+    archive = folder / "env.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", folder / "env", "."], check=True, timeout=20)
+    return archive
+
+
+@dataclass
+class Stage:
+    """A node with a directory into which an environment is to be staged."""
+
+    made_up: MadeUp
+    folder: Path
+
+    def run(self, *command: str):
+        archive = pack(self.made_up.fakes)
+        words = [str(archive), str(self.folder), *(command or ("bash", "-c", SHOW_STAGED))]
+        variables = {"SLURM_JOB_ID": "42", "SLURM_NNODES": "1"}
+        return self.made_up.run(JOBS / "stage.sh", *words, **variables)
+
+    def is_empty(self) -> bool:
+        return not any(self.folder.iterdir())
+
+
+@pytest.fixture
+def stage(made_up) -> Stage:
+    made_up.program("srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
+    made_up.program("sbcast", 'cp -- "$2" "$3"\n')
+    folder = made_up.cwd / "own"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return Stage(made_up, folder)
+
+
+def test_a_command_has_the_environment_that_was_staged(stage):
+    done = stage.run()
+    assert done.returncode == 7, done.stderr
+    file, printed, mode = done.stdout.splitlines()
+    assert re.fullmatch(rf"{stage.folder}/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
+    assert printed.startswith("it runs on ") and mode == "700"
+    assert stage.is_empty()
+
+
+def test_a_place_that_is_there_already_is_not_used(stage):
+    stage.made_up.program("od", "echo 00")
+    (stage.folder / "mpiddp-env-42-00").mkdir(mode=0o700)
+    done = stage.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be made: does each node have" in done.stderr
+
+
+def test_a_place_that_was_exchanged_is_not_used(stage):
+    stage.made_up.program("sbcast", 'mv "${3%/*}" "$FAKES/gone"; mkdir "${3%/*}"; cp "$2" "$3"\n')
+    done = stage.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not what this job has made" in done.stderr
+
+
+def test_a_directory_in_which_others_can_rename_is_refused(stage):
+    stage.folder.chmod(0o777)
+    done = stage.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "others can rename what you make there" in done.stderr
+    assert stage.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "found 0 words"),
+        (["none.tar", "/tmp", "true"], "no archive none.tar"),
+        (["archive", "tmp", "true"], "full path"),
+    ],
+)
+def test_what_cannot_be_staged_is_refused(made_up, words, part):
+    (made_up.cwd / "archive").touch()
+    done = made_up.run(JOBS / "stage.sh", *words, SLURM_JOB_ID="42", SLURM_NNODES="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert part in line
+
+
 # ---- a real cluster --------------------------------------------------------------------------
 
 
@@ -1350,6 +1444,20 @@ def test_a_job_that_slurm_ends_lets_its_ranks_speak_and_says_how_it_ended(
     said = [path.read_text() for path in sorted(slurm.directory.glob("said-*"))]
     assert said == [str(int(signal.SIGTERM))] * 2
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
+    archive = shlex.quote(str(pack(tmp_path)))
+    start = f"bash {shlex.quote(str(JOBS / 'stage.sh'))} {archive}"
+    # A node's own; /tmp is the same on all of them here.
+    line = f"{start} /dev/shm srun --mpi=none -n2 tool && ! {start} /tmp true"
+    job = slurm.run("--nodes=2", "--wrap", line)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert {"it runs on node1", "it runs on node2"} <= set(job.output.splitlines())
+    assert "does each node have a /tmp of its own?" in job.output
+    for node in ("node1", "node2"):
+        assert "mpiddp-env" not in slurm.cluster.must("exec", node, "ls", "/dev/shm", "/tmp")
 
 
 @pytest.mark.slurm
