@@ -1019,6 +1019,15 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
     assert written == "cores: 3\ncores: \n"
 
 
+def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
+    # Slurm tells the script and the benchmark.
+    told = "kill -TERM $PPID; sleep 0.2; kill -TERM $$"
+    made_up.program("slow", f'case "$*" in "-m benchmarks x") {told} ;; esac\n')
+    done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=str(made_up.bin / "slow"))
+    assert done.returncode == 143
+    assert "ended with exit code 143: signal 15 (SIGTERM)" in done.stderr
+
+
 def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
     done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice")
     assert done.returncode == 2

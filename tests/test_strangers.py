@@ -159,11 +159,11 @@ def test_a_stranger_keeps_nobody_out(listener, what):
     with listener() as listening:
         before = count_descriptors()
         with stranger(what, listening.port):
+            # Far below the limit of 1,024 that most users have.
+            assert count_descriptors() - before < 100
             began = time.monotonic()
             listening.use()
             assert time.monotonic() - began < SOON
-            # Far below the limit of 1,024 that most users have.
-            assert count_descriptors() - before < 100
 
 
 def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
