@@ -1401,7 +1401,7 @@ def leave(number, _):
 signal.signal(signal.SIGTERM, leave)
 signal.signal(signal.SIGINT, leave)
 said.touch()
-time.sleep(60)
+time.sleep(300)
 """
 
 
