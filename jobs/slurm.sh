@@ -484,13 +484,16 @@ start_ranks() {
 # here, past srun, which would kill the ranks, as it does after scancel --full; Slurm refuses it
 # where it ends the job anyway.
 interrupt() {
+    local step
     SIGNAL=$1
     if [ -z "$SRUN" ]; then
         CODE=$((128 + $(kill -l "$SIGNAL")))
         report_end "$CODE" "; no rank had been started"
         exit "$CODE"
     fi
-    [ "$SIGNAL" = INT ] || scancel --quiet --signal="$SIGNAL" "$(find_step)" 2>/dev/null
+    [ "$SIGNAL" != INT ] || return
+    step=$(find_step)
+    [ -z "$step" ] || scancel --quiet --signal="$SIGNAL" "$step" 2>/dev/null
 }
 
 # The step whose srun is this script's: in salloc's shell there may be others.
