@@ -1465,7 +1465,9 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
     assert {"it runs on node1", "it runs on node2"} <= set(job.output.splitlines())
     assert "does each node have a /tmp of its own?" in job.output
     for node in ("node1", "node2"):
-        assert f"mpiddp-env-{job.identity}-" not in slurm.cluster.must("exec", node, "ls", "/dev/shm", "/tmp")
+        assert f"mpiddp-env-{job.identity}-" not in slurm.cluster.must(
+            "exec", node, "ls", "/dev/shm", "/tmp"
+        )
 
 
 @pytest.mark.slurm
