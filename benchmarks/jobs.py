@@ -113,9 +113,10 @@ def start(program: Program, deadline: float) -> Iterator[Job]:
         job = Job(program, scratch, process, mark, deadline)
         try:
             try:
-                job.line, job.greeting = accept(server, mark, deadline, job.check)
+                [(job.line, job.greeting)] = accept(server, mark, 1, deadline, job.check)
             except TimeoutError:
                 raise job._fail(f"was not ready within {deadline:g} s") from None
+            server.close()
             yield job
         finally:
             if job.line is not None:

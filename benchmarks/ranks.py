@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -65,6 +66,16 @@ def serve(rank: int, perform: Perform, above: Line, below: Sequence[Line]) -> No
             above.send(own)
 
 
+def _listen_as(master: str) -> socket.socket:
+    """A server at the master's address, on the master itself.
+
+    The name of a host may mean loopback there, where the other hosts cannot reach it.
+    """
+    address = socket.gethostbyname(master)
+    is_only_here = address.startswith("127.") and master not in (address, "localhost")
+    return listen("" if is_only_here else address)
+
+
 @contextlib.contextmanager
 def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line, list[Line]]]:
     """The line to who commands this rank, and rank 0's lines to the others. Collective."""
@@ -72,7 +83,7 @@ def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line,
     with contextlib.ExitStack() as stack:
         port = 0
         if member.rank == 0:
-            server = stack.enter_context(contextlib.closing(listen("")))
+            server = stack.enter_context(contextlib.closing(_listen_as(os.environ["MASTER_ADDR"])))
             port = get_port(server)
         port = member.broadcast(port)
         if member.rank != 0:
@@ -82,8 +93,7 @@ def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line,
             yield above, []
             return
         below: dict[int, Line] = {}
-        while len(below) < member.size - 1:
-            line, rank = accept(server, token, CONNECT_SECONDS)
+        for line, rank in accept(server, token, member.size - 1, CONNECT_SECONDS):
             stack.callback(line.close)
             below[rank] = line
         server.close()

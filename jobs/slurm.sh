@@ -23,6 +23,9 @@ fi
 JOB=${SLURM_JOB_ID:-}
 [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
+# Set once the ranks are being started, and once a signal came.
+SRUN='' SIGNAL=''
+
 # The user's mistakes have exit code 2, as everywhere in mpiddp.
 refuse() {
     say "$@"
@@ -394,11 +397,11 @@ find_failure() {
         / Exited with exit code [0-9]+$/ { if ($NF <= 128 && !left) left = $0 }
         !/ (Exited with exit code [0-9]+|Killed|Terminated)$/ { if (!crashed) crashed = $0 }
         { if (!any) any = $0 }
-        END { print crashed ? crashed : left ? left : any }' "$1"
+        END { print crashed ? crashed : left ? left : any }'
 }
 
 read_new_errors() {
-    [ ! -r "$ERR" ] || tail -c +$((ERR_BEFORE + 1)) -- "$ERR"
+    [ ! -r "${ERR:-}" ] || tail -c +$((ERR_BEFORE + 1)) -- "$ERR"
 }
 
 report_end() {
@@ -421,12 +424,15 @@ describe_job() {
 
 train() {
     local plural=s
+    trap 'interrupt TERM' TERM
+    trap 'interrupt INT' INT
     use_environment mpiddp
     name_logs
     plan_ranks
     # A job that is requeued, or a second start in salloc's shell, has the same name and must not
-    # wipe out what the first said.
-    COMMAND=(srun --mpi="${MPIDDP_PMI:-pmix}" --kill-on-bad-exit=1 --export=ALL
+    # wipe out what the first said. Ctrl-C goes to the ranks, who write it down, and not to srun's
+    # own display.
+    COMMAND=(srun --mpi="${MPIDDP_PMI:-pmix}" --kill-on-bad-exit=1 --export=ALL --disable-status
         --nodes="${#HOSTS[@]}" "${LAYOUT[@]}" --output="$OUT" --error="$ERR" --open-mode=append
         "${WRAP[@]}" "$PYTHON" -m mpiddp.train "$@")
     [ "$CORES" -ne 1 ] || plural=
@@ -441,18 +447,26 @@ train() {
 
 # Sets CODE, and WHY, where it comes from.
 start_ranks() {
-    local before after status failure messages
-    messages=$(mktemp) || refuse "cannot write to ${TMPDIR:-/tmp} on $(hostname)"
+    local before after status failure line said messages=''
     before=$(stamp_outcome "$RUN")
-    "${COMMAND[@]}" 2>&1 | tee "$messages"
-    status=${PIPESTATUS[0]}
+    # srun's messages are kept here: a file would be left behind by a job that Slurm kills.
+    exec {said}< <(exec "${COMMAND[@]}" 2>&1)
+    SRUN=$!
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%s\n' "$line"
+        messages+=$line$'\n'
+    done <&"$said"
+    exec {said}<&-
+    wait "$SRUN"
+    status=$?
     after=$(stamp_outcome "$RUN")
-    failure=$(find_failure "$messages")
-    rm -f -- "$messages"
+    failure=$(printf '%s' "$messages" | find_failure)
     CODE='' WHY=''
     if [ -n "$after" ] && [ "$after" != "$before" ]; then
         CODE=$(sed -n 's/^ *"code": *\([0-9]\{1,3\}\),\{0,1\}$/\1/p' "$RUN/outcome.json")
         WHY="$RUN/outcome.json"
+    elif [ "$status" -ne 0 ] && [ -n "$SIGNAL" ]; then
+        CODE=$((128 + $(kill -l "$SIGNAL"))) WHY="SIG$SIGNAL came to this script"
     elif [ "$status" -ne 0 ] && [ -n "$failure" ]; then
         # Without an outcome, a rank that went without a code of its own is a rank lost.
         CODE=6 WHY=$failure
@@ -464,6 +478,32 @@ start_ranks() {
     WHY=${WHY:+ ($WHY)}
 }
 
+# scancel and the time limit send TERM to this script, to srun and to the ranks, and KILL after
+# Slurm's KillWait: nothing can be written after that. Ctrl-C goes to this script and to srun, which
+# hands it on. TERM for this script alone (scancel --batch, sbatch --signal=B:TERM@60) is handed on
+# here, past srun, which would kill the ranks, as it does after scancel --full; Slurm refuses it
+# where it ends the job anyway.
+interrupt() {
+    local step
+    SIGNAL=$1
+    if [ -z "$SRUN" ]; then
+        CODE=$((128 + $(kill -l "$SIGNAL")))
+        report_end "$CODE" "; no rank had been started"
+        exit "$CODE"
+    fi
+    [ "$SIGNAL" != INT ] || return
+    step=$(find_step)
+    [ -z "$step" ] || scancel --quiet --signal="$SIGNAL" "$step" 2>/dev/null
+}
+
+# The step whose srun is this script's: in salloc's shell there may be others.
+find_step() {
+    local here
+    here=$(uname -n)
+    scontrol --oneliner show step "$SLURM_JOB_ID" 2>/dev/null | awk -v host="${here%%.*}:$SRUN" '
+        index($0 " ", " SrunHost:Pid=" host " ") { sub(/^StepId=/, "", $1); print $1 }'
+}
+
 print_command() {
     printf '  %-12s' command
     printf ' %q' "$@"
@@ -473,6 +513,8 @@ print_command() {
 # The benchmark chooses its ranks, so it is started once, here.
 benchmark() {
     local status
+    # Slurm's signals reach the benchmark, too; its end is waited for, and written down.
+    trap : TERM INT
     [ -z "${MPIDDP_WRAP:-}" ] ||
         refuse "MPIDDP_WRAP is for scripts that start ranks; a benchmark starts its own, without it"
     use_environment benchmarks

@@ -89,6 +89,9 @@ prepare_slurm
 prepare_browser
 cd -- "$ROOT" || exit 1
 
+# Its number is the same on every Linux (PROC_PID_INIT_INO).
+FIRST_PID_NAMESPACE='pid:[4026531836]'
+
 # Sockets are made below TMPDIR and their paths must be short, so it cannot be in the checkout.
 TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
 export TMPDIR PATH=$PREFIX/bin:$PATH
@@ -99,18 +102,25 @@ if [ ! -w "$ROOT" ]; then
     set -- -o "cache_dir=$TMPDIR/pytest" "$@"
 fi
 
-# Tests kill jobs, and what MPI has made outside TMPDIR stays behind then. Not what another job
-# uses, or one that is starting.
+# Tests kill jobs, and what MPI has made outside TMPDIR stays behind then. Another job's files look
+# the same, so a file goes only when what it is for has gone: a segment is mapped by the rank that
+# made it as long as that lives, and Hydra's file is there for the ranks of a proxy that lives. Who
+# cannot see all processes, in a container's PID namespace, leaves them.
 clean_up() {
-    local file
-    # Hydra's files are read while a job starts; segments are mapped as long as it runs.
-    while IFS= read -r file; do
-        grep -qs -- " $file\$" /proc/[0-9]*/maps || rm -f -- "$file"
-    done < <(find /tmp /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$TMPDIR/began" \
+    local file files
+    mapfile -t files < <(find /tmp /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$TMPDIR/began" \
         -not -newermt '10 seconds ago' \
         \( -name 'hydra_hwloc_xmlfile_*' -o -name 'mpich_shm_*' -o -name 'sm_segment.*' \
         -o -name 'vader_segment.*' \) 2>/dev/null)
     rm -rf -- "$TMPDIR"
+    [ "$(readlink /proc/self/ns/pid)" = "$FIRST_PID_NAMESPACE" ] || return
+    for file in "${files[@]}"; do
+        case $file in
+        */hydra_hwloc_xmlfile_*) grep -qsx hydra_pmi_proxy /proc/[0-9]*/comm && continue ;;
+        *) grep -qs -- " $file\$" /proc/[0-9]*/maps && continue ;;
+        esac
+        rm -f -- "$file"
+    done
 }
 trap clean_up EXIT
 

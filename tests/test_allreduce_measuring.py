@@ -108,11 +108,11 @@ def address_of(server) -> str:
 
 
 def test_only_who_knows_the_token_gets_a_line(server):
-    for text in (b'{"token": "wrong", "greeting": 1}\n', b"not JSON\n", b'["secret"]\n', b""):
+    for text in (b"wrong!\n1\n", b"secret2\n1\n", b"sec\n", b"secret 1\n", b""):
         with socket.create_connection(server.getsockname()) as stranger:
             stranger.sendall(text)
     theirs = lines.connect([address_of(server)], "secret", "hello", 5)
-    ours, greeting = lines.accept(server, "secret", 5)
+    [(ours, greeting)] = lines.accept(server, "secret", 1, 5)
     assert greeting == "hello"
     ours.send({"do": "end"})
     assert theirs.receive() == {"do": "end"}
@@ -133,7 +133,7 @@ def test_addresses_are_tried_until_one_answers(server):
 def test_waiting_for_nobody_ends(server):
     looks = []
     with pytest.raises(TimeoutError, match=r"within 0\.3 s"):
-        lines.accept(server, "secret", 0.3, lambda: looks.append(1))
+        lines.accept(server, "secret", 1, 0.3, lambda: looks.append(1))
     assert looks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -412,13 +414,70 @@ def test_mistakes_are_one_line(command, code, says):
     assert not Path(directory).exists()
 
 
-def load_requirements():
+def load(name: str):
+    """A module of the commands, which import each other by their directory."""
     sys.path.insert(0, str(slurm.COMMANDS))
     try:
-        import requirements
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(slurm.COMMANDS))
-    return requirements
+
+
+def test_one_command_at_a_time_and_the_other_one_is_named(tmp_path, monkeypatch):
+    state = load("state")
+    monkeypatch.setattr(state, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(state, "LOCK_SECONDS", 0.1)
+    with (
+        state.locked(),
+        pytest.raises(state.ClusterError, match=f"process {os.getpid()}, has held {tmp_path}/lock"),
+        state.locked(),
+    ):
+        pass
+    assert not (tmp_path / "lock").exists()
+    # One that was killed holds nothing, and leaves its file.
+    (tmp_path / "lock").write_text("123456789\n")
+    with state.locked():
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    # Who can open it to read can take it, too.
+    with state.locked():
+        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_that_its_holder_took_away_meanwhile_is_none(tmp_path, monkeypatch):
+    state = load("state")
+    monkeypatch.setattr(state, "LOCK", tmp_path / "lock")
+    with (tmp_path / "lock").open("w") as late:
+        with state.locked():
+            assert not state._take(late)
+        assert not state._take(late)
+
+
+BLOCK = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+name.bind("\\0mpiddp-cluster")
+try:
+    os.open("/run/mpiddp-cluster.lock", os.O_RDONLY | os.O_CREAT)
+except PermissionError:
+    print("kept out", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slurm
+def test_another_user_blocks_no_command(slurm_cluster):
+    command = [sys.executable, "-I", "-S", "-c", BLOCK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        try:
+            assert stranger.stdout is not None and stranger.stdout.readline() == b"kept out\n"
+            began = time.monotonic()
+            slurm_cluster.must("heal", "node1")
+            assert time.monotonic() - began < 20
+        finally:
+            stranger.kill()
 
 
 @pytest.mark.parametrize(
@@ -437,10 +496,10 @@ def test_slurms_pmix_plugin_needs_a_library(has_slurm, files, has_pmix, tmp_path
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert load_requirements().has_pmix(tmp_path, has_slurm=has_slurm) is has_pmix
+    assert load("requirements").has_pmix(tmp_path, has_slurm=has_slurm) is has_pmix
 
 
 def test_the_packages_are_the_same_for_all():
-    requirements = load_requirements()
+    requirements = load("requirements")
     wanted = {*requirements.PACKAGES.values(), requirements.PMIX_PACKAGE} - {"util-linux"}
     assert wanted == set(markers.PACKAGES["slurm"])

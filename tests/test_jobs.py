@@ -3,9 +3,11 @@ what becomes of it on a real cluster (marker ``slurm``)."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
@@ -210,7 +212,9 @@ def lines(text: str) -> dict[str, str]:
 # ---- text that every script holds ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*(f"{name}.sbatch" for name in SCRIPTS), "chain.sh", "slurm.sh"])
+@pytest.mark.parametrize(
+    "name", [*(f"{name}.sbatch" for name in SCRIPTS), "chain.sh", "slurm.sh", "stage.sh"]
+)
 def test_shellcheck_finds_nothing(name):
     program = shutil.which("shellcheck") or str(Path(sys.executable).parent / "shellcheck")
     done = subprocess.run(
@@ -252,16 +256,52 @@ def test_the_checkout_is_where_the_jobs_record_says(made_up):
     assert made_up.program_line == [IDLE, "-m", "mpiddp.train", *TOY]
 
 
+def own(made_up: MadeUp) -> None:
+    """Make the checkout one that nobody but its owner can change, whatever the umask was."""
+    copy_jobs(made_up)
+    for path in (made_up.root, *made_up.root.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o022)
+
+
 @pytest.mark.parametrize("command", ["(null)", "/gone/jobs/train.sbatch a b", "/x/mine.sh"])
 @pytest.mark.parametrize("below", ["", "some/where"])
 def test_else_it_is_around_the_submit_directory(made_up, command, below):
+    own(made_up)
     directory = made_up.root / below
-    if below:
-        # Not through the links: the checkout's own directories stay as they are.
-        directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     done = made_up.submit("train", *TOY, command=command, SLURM_SUBMIT_DIR=str(directory))
     assert done.returncode == 0, done.stderr
     assert made_up.started
+
+
+@pytest.mark.parametrize("part", [".", "jobs", "jobs/slurm.sh", "jobs/environment.sh"])
+def test_what_others_can_write_around_the_submit_directory_does_not_run(made_up, part):
+    own(made_up)
+    (made_up.root / "jobs" / "slurm.sh").write_text("touch planted\n")
+    (made_up.root / part).chmod(0o777 if part in (".", "jobs") else 0o664)
+    done = made_up.submit("train", *TOY, command="(null)", SLURM_SUBMIT_DIR=str(made_up.root))
+    assert (done.returncode, done.stdout) == (2, "") and not (made_up.cwd / "planted").exists()
+    [line] = done.stderr.splitlines()
+    assert f"{made_up.root} is passed over" in line and "by its path" in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of another user's is made by root")
+def test_what_another_user_owns_around_the_submit_directory_does_not_run(made_up):
+    own(made_up)
+    os.chown(made_up.root / "jobs" / "slurm.sh", 65534, 65534)
+    variables = {"command": "(null)", "SLURM_SUBMIT_DIR": str(made_up.root)}
+    done = made_up.submit("train", *TOY, **variables)
+    assert done.returncode == 2 and not made_up.started
+    # One that is named is run, whoever it belongs to.
+    assert made_up.submit("train", *TOY).returncode == 0
+
+
+def test_started_by_its_path_a_script_uses_its_own_checkout(made_up):
+    (made_up.fakes / "record").touch()
+    variables = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "1"}
+    variables["SLURM_TASKS_PER_NODE"] = "1"
+    done = made_up.run(made_up.root / "jobs" / "train.sbatch", *TOY, **variables)
+    assert done.returncode == 0 and made_up.started, done.stderr
 
 
 def test_without_a_checkout_one_line_says_what_to_do(made_up):
@@ -725,6 +765,35 @@ def test_the_outcome_is_looked_for_where_the_trainer_writes_it(made_up, how):
     assert done.returncode == 4, done.stderr
 
 
+@pytest.mark.parametrize(("outcome", "code"), [("", 143), ("143", 143), ("0", 0), ("4", 4)])
+def test_a_signal_is_the_reason_where_no_outcome_says_more(made_up, outcome, code):
+    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
+    # srun, too, is told by Slurm; what it says of the ranks is no reason.
+    made_up.program("srun", f"kill -TERM $PPID; sleep 0.2\n{SRUN}")
+    ended = {"FAKE_OUTCOME": outcome, "FAKE_STATUS": "143", "FAKE_MESSAGES": KILLED}
+    done = made_up.submit("train", *TOY, **ended, **REAL)
+    assert done.returncode == code
+    assert f"mpiddp: job 42 ended with exit code {code}: " in done.stderr
+    assert ("SIGTERM came to this script" in done.stderr) is (outcome == "")
+
+
+def test_a_signal_before_the_ranks_is_written_down(made_up):
+    (made_up.cwd / "mine.sh").write_text("kill -TERM $$\n")
+    done = made_up.submit("train", *TOY, MPIDDP_ENV="mine.sh")
+    assert done.returncode == 143 and not made_up.started
+    assert "no rank had been started" in done.stderr
+
+
+def test_no_job_leaves_a_file_in_the_directory_for_temporary_ones(made_up):
+    folder = made_up.cwd / "temporary"
+    folder.mkdir()
+    folder.chmod(0o555)
+    made_up.program("mktemp", "exit 1")
+    done = made_up.submit("train", *TOY, TMPDIR=str(folder), FAKE_MESSAGES=KILLED, FAKE_STATUS="9")
+    assert done.returncode == 6
+    assert list(folder.iterdir()) == []
+
+
 # ---- sweep -----------------------------------------------------------------------------------
 
 AXES = ("learning-rate=0.1,0.01,0.001", "batch-size=32,64")
@@ -950,10 +1019,111 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
     assert written == "cores: 3\ncores: \n"
 
 
+def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
+    # Slurm tells the script and the benchmark.
+    told = "kill -TERM $PPID; sleep 0.2; kill -TERM $$"
+    made_up.program("slow", f'case "$*" in "-m benchmarks x") {told} ;; esac\n')
+    done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=str(made_up.bin / "slow"))
+    assert done.returncode == 143
+    assert "ended with exit code 143: signal 15 (SIGTERM)" in done.stderr
+
+
 def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
     done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice")
     assert done.returncode == 2
     assert "MPIDDP_WRAP" in done.stderr
+
+
+# ---- stage -----------------------------------------------------------------------------------
+
+SHOW_STAGED = 'echo "$MPIDDP_ENV"; tool; stat -c %a "${MPIDDP_ENV%/*}"; . "$MPIDDP_ENV"; exit 7'
+
+
+def pack(folder: Path) -> Path:
+    """An archive of an environment with one program, ``tool``; everybody may write to its files."""
+    (folder / "env" / "bin").mkdir(parents=True)
+    tool = folder / "env" / "bin" / "tool"
+    tool.write_text("#!/bin/sh\necho it runs on $(uname -n)\n")
+    for path in (tool, folder / "env"):
+        path.chmod(0o777)
+    archive = folder / "env.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", folder / "env", "."], check=True, timeout=20)
+    return archive
+
+
+@dataclass
+class Stage:
+    """A node with a directory into which an environment is to be staged."""
+
+    made_up: MadeUp
+    folder: Path
+
+    def run(self, *command: str):
+        archive = pack(self.made_up.fakes)
+        words = [str(archive), str(self.folder), *(command or ("bash", "-c", SHOW_STAGED))]
+        variables = {"SLURM_JOB_ID": "42", "SLURM_NNODES": "1"}
+        return self.made_up.run(JOBS / "stage.sh", *words, **variables)
+
+    def is_empty(self) -> bool:
+        return not any(self.folder.iterdir())
+
+
+@pytest.fixture
+def stage(made_up) -> Stage:
+    made_up.program("srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
+    made_up.program("sbcast", 'cp -- "$2" "$3"\n')
+    folder = made_up.cwd / "own"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return Stage(made_up, folder)
+
+
+def test_a_command_has_the_environment_that_was_staged(stage):
+    done = stage.run()
+    assert done.returncode == 7, done.stderr
+    file, printed, mode = done.stdout.splitlines()
+    assert re.fullmatch(rf"{stage.folder}/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
+    assert printed.startswith("it runs on ") and mode == "700"
+    assert stage.is_empty()
+
+
+def test_a_place_that_is_there_already_is_not_used(stage):
+    stage.made_up.program("od", "echo 00")
+    (stage.folder / "mpiddp-env-42-00").mkdir(mode=0o700)
+    done = stage.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be made: does each node have" in done.stderr
+
+
+def test_a_place_that_was_exchanged_is_not_used(stage):
+    stage.made_up.program("sbcast", 'mv "${3%/*}" "$FAKES/gone"; mkdir "${3%/*}"; cp "$2" "$3"\n')
+    done = stage.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not what this job has made" in done.stderr
+
+
+def test_a_directory_in_which_others_can_rename_is_refused(stage):
+    stage.folder.chmod(0o777)
+    done = stage.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "others can rename what you make there" in done.stderr
+    assert stage.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "found 0 words"),
+        (["none.tar", "/tmp", "true"], "no archive none.tar"),
+        (["archive", "tmp", "true"], "full path"),
+    ],
+)
+def test_what_cannot_be_staged_is_refused(made_up, words, part):
+    (made_up.cwd / "archive").touch()
+    done = made_up.run(JOBS / "stage.sh", *words, SLURM_JOB_ID="42", SLURM_NNODES="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert part in line
 
 
 # ---- a real cluster --------------------------------------------------------------------------
@@ -1207,16 +1377,124 @@ def test_a_chain_runs_to_its_end(slurm):
 
 
 @pytest.mark.slurm
-def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slurm, tmp_path):
-    root = tmp_path / "check out"
-    (root / "work").mkdir(parents=True)
-    for name in ("jobs", "mpiddp", "benchmarks"):
-        (root / name).symlink_to(launchers.ROOT / name)
-    inside = Submitter(slurm.cluster, root / "work")
+def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slurm, made_up):
+    own(made_up)
+    (made_up.root / "benchmarks").symlink_to(launchers.ROOT / "benchmarks")
+    (made_up.root / "work").mkdir()
+    inside = Submitter(slurm.cluster, made_up.root / "work")
     job = inside.run(stdin=JOBS / "benchmark.sbatch")
     # No arguments can be given so, and the benchmarks want one.
     assert job.code == 2, job.output
     assert "no COMMAND given" in job.output
+
+
+TOLD = """
+import os, pathlib, signal, sys, time
+said = pathlib.Path(f"said-{os.environ['SLURM_PROCID']}")
+
+def leave(number, _):
+    # As long as a rank may take to write down why.
+    time.sleep(0.3)
+    said.write_text(str(number))
+    os._exit(128 + number)
+
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGINT, leave)
+said.touch()
+time.sleep(300)
+"""
+
+
+def write_told(tmp_path: Path) -> Path:
+    """Ranks that tell which signal came; MPIDDP_WRAP starts them in place of the trainer."""
+    path = tmp_path / "told"
+    path.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, '-S', '-c', TOLD])}\n")
+    path.chmod(0o755)
+    return path
+
+
+def await_ranks(folder: Path) -> None:
+    deadline = time.monotonic() + JOB_SECONDS
+    while len(list(folder.glob("said-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("ending", "seconds"),
+    [
+        (["scancel"], 0),
+        (["scancel", "--batch", "--signal=TERM"], 0),
+        pytest.param(["--time=1"], 100, marks=[pytest.mark.long, pytest.mark.timeout(200)]),
+    ],
+    ids=["scancel", "for the script alone", "time limit"],
+)
+def test_a_job_that_slurm_ends_lets_its_ranks_speak_and_says_how_it_ended(
+    slurm, tmp_path, ending, seconds
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = ["--nodes=2", *(ending if seconds else [])]
+    variables = {"MPIDDP_WRAP": str(write_told(tmp_path)), "MPIDDP_PMI": "none"}
+    variables["TMPDIR"] = str(temporary)
+    identity = slurm.submit(*options, f"{JOBS}/train.sbatch", *TOY, **variables)
+    await_ranks(slurm.directory)
+    if not seconds:
+        slurm.cluster.ask(*ending, identity)
+    [job] = slurm.wait(identity, JOB_SECONDS + seconds)
+    # A job that is cancelled has ended for Slurm before its script has.
+    deadline = time.monotonic() + 20
+    while "ended with exit code" not in job.output and time.monotonic() < deadline:
+        time.sleep(0.1)
+        [job] = slurm.wait(identity)
+    assert f"job {identity} ended with exit code 143: signal 15 (SIGTERM)" in job.output
+    said = [path.read_text() for path in sorted(slurm.directory.glob("said-*"))]
+    assert said == [str(int(signal.SIGTERM))] * 2
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
+    archive = shlex.quote(str(pack(tmp_path)))
+    start = f"bash {shlex.quote(str(JOBS / 'stage.sh'))} {archive}"
+    # A node's own; /tmp is the same on all of them here.
+    line = f"{start} /dev/shm srun --mpi=none -n2 tool && ! {start} /tmp true"
+    job = slurm.run("--nodes=2", "--wrap", line)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert {"it runs on node1", "it runs on node2"} <= set(job.output.splitlines())
+    assert "does each node have a /tmp of its own?" in job.output
+    for node in ("node1", "node2"):
+        assert f"mpiddp-env-{job.identity}-" not in slurm.cluster.must(
+            "exec", node, "ls", "/dev/shm", "/tmp"
+        )
+
+
+@pytest.mark.slurm
+def test_ctrl_c_in_an_allocation_goes_to_the_ranks(slurm, tmp_path):
+    variables = {"MPIDDP_WRAP": str(write_told(tmp_path)), "MPIDDP_PMI": "none"}
+    terminal, end = pty.openpty()
+    command = ["salloc", "--nodes=2", "-n2", "bash", f"{JOBS}/train.sbatch", *TOY]
+    # The terminal's foreground processes, who get what is typed.
+    line = ["setsid", "--ctty", "--wait", *command]
+    process = subprocess.Popen(
+        line, env=slurm.environment(**variables), cwd=slurm.directory, stdin=end, stdout=end,
+        stderr=end,
+    )  # fmt: skip
+    os.close(end)
+    printed = b""
+    try:
+        await_ranks(slurm.directory)
+        os.write(terminal, b"\x03")
+        with contextlib.suppress(OSError):
+            while piece := os.read(terminal, 4096):
+                printed += piece
+        assert process.wait(JOB_SECONDS) == 130, printed
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert b"ended with exit code 130: signal 2 (SIGINT)" in printed
+    assert (slurm.directory / "said-0").read_text() == str(int(signal.SIGINT))
 
 
 @pytest.mark.slurm

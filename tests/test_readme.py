@@ -156,7 +156,7 @@ def test_blocks_that_are_left_out_say_why(record_property):
         assert block.excuse, f"README.md:{block.line}: no-test needs a reason"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_lead_somewhere(name):
     path = launchers.ROOT / name
     text = path.read_text(encoding="utf-8")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -764,3 +766,52 @@ def test_nothing_is_left_in_tmp(checkout):
     checkout.tests()
     folders = made.read_text().splitlines()
     assert folders and not any(map(os.path.exists, folders))
+
+
+HOLD = """
+import mmap, sys, time
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    held = mmap.mmap(file.fileno(), 4096)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def clean_up_beside(checkout, *files: Path) -> list[bool]:
+    """Which of the files are left after a run, during which they were made."""
+    made = " ".join(shlex.quote(str(path)) for path in files)
+    # While the checks run: as if they had taken a minute.
+    checkout.program(
+        "shellcheck",
+        f'touch -d "60 seconds ago" "$TMPDIR/began"; touch -d "30 seconds ago" {made}',
+    )
+    checkout.program("apt-get", APT_GET_FAILS)
+    checkout.tests(FAKE_USER=str(os.getuid()))
+    return [path.exists() for path in files]
+
+
+def test_files_of_another_job_are_left_alone(checkout, tmp_path):
+    name = uuid.uuid4().hex
+    left, used = (Path(f"/dev/shm/sm_segment.{name}.{which}") for which in ("left", "used"))
+    topology = Path(f"/tmp/hydra_hwloc_xmlfile_{name}")
+    proxy = tmp_path / "hydra_pmi_proxy"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", proxy)
+    holding = [sys.executable, "-c", HOLD, used]
+    try:
+        with (
+            subprocess.Popen([proxy, "60"]) as starting,
+            subprocess.Popen(holding, stdout=subprocess.PIPE) as running,
+        ):
+            try:
+                assert running.stdout is not None and running.stdout.readline() == b"held\n"
+                found = clean_up_beside(checkout, left, used, topology)
+            finally:
+                starting.kill()
+                running.kill()
+    finally:
+        for path in (left, used, topology):
+            path.unlink(missing_ok=True)
+    # Where not all processes can be seen, the first one may be another job's, too.
+    sees_all = os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
+    assert found == [not sees_all, True, True]

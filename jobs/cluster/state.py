@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 DIRECTORY_VARIABLE = "MPIDDP_CLUSTER_DIR"
 DEFAULT_DIRECTORY = "/run/mpiddp-cluster"
@@ -18,6 +19,7 @@ MARKER = ".mpiddp-cluster"
 """In every state directory; nothing without it is ever deleted."""
 LONGEST_DIRECTORY = 70
 """Characters: the paths of sockets below it may have 107."""
+LOCK = Path("/run/mpiddp-cluster.lock")
 LOCK_SECONDS = 60.0
 
 # As different as in the wild, and one a prefix of another: what one name for all nodes, or a
@@ -163,19 +165,38 @@ def save_shape(shape: Shape) -> None:
 def locked() -> Iterator[None]:
     """Keep others from changing this or another cluster of this machine meanwhile.
 
-    The lock is a name in the kernel and leaves no file.
+    Only root can open the lock's file, or make it where it is: no user can take the lock first.
+    Raises ClusterError.
     """
     end = time.monotonic() + LOCK_SECONDS
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        while True:
-            try:
-                lock.bind("\0mpiddp-cluster")
-                break
-            except OSError:
+    while True:
+        descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "r+") as lock:
+            if not _take(lock):
                 if time.monotonic() > end:
-                    raise ClusterError("another jobs/cluster command does not end") from None
-            time.sleep(0.02)
-        yield
+                    raise ClusterError(
+                        f"another jobs/cluster command, process {lock.read().strip() or '?'}, "
+                        f"has held {LOCK} for {LOCK_SECONDS:g} s"
+                    )
+                time.sleep(0.02)
+                continue
+            lock.truncate()
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            try:
+                yield
+            finally:
+                LOCK.unlink()
+            return
+
+
+def _take(lock: TextIO) -> bool:
+    """Whether this process has the lock now; not where the last one to have it took it away."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock.fileno()), LOCK.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def load_rate() -> str | None:

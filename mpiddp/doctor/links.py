@@ -42,6 +42,9 @@ SLOW_SHARE = 0.5
 LEAST_BANDWIDTH = 1e8
 """Bits per second. Below, the gradients of a small model already take seconds per step."""
 
+MOST_STRANGERS = 64
+"""Connections that have not said the token yet; one more takes the place of the first of them."""
+
 ECHO, SINK = b"e", b"s"
 HELLO_BYTES = TOKEN_BYTES + 1
 STAMP = struct.Struct("!d")
@@ -73,7 +76,7 @@ class Link:
     problems: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Guest:
     """One accepted connection."""
 
@@ -142,9 +145,8 @@ class Counter:
                         return
                     if key.fileobj is self._listener:
                         self._accept(selector)
-                    elif not self._read(key.data):
-                        selector.unregister(key.fileobj)
-                        key.data.connection.close()
+                    elif key.data in self.guests and not self._read(key.data):
+                        self._dismiss(selector, key.data)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -152,9 +154,20 @@ class Counter:
         except OSError:
             return  # The caller went away between the event and the accept.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Somebody who asks and does not read the answers holds up nobody for longer.
+        connection.settimeout(CONNECT_SECONDS)
+        strangers = [each for each in self.guests if len(each.hello) < HELLO_BYTES]
+        if len(strangers) == MOST_STRANGERS:
+            self._dismiss(selector, strangers[0])
         guest = _Guest(connection)
         self.guests.append(guest)
         selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _dismiss(self, selector: selectors.BaseSelector, guest: _Guest) -> None:
+        selector.unregister(guest.connection)
+        guest.connection.close()
+        if not guest.total:
+            self.guests.remove(guest)
 
     def _read(self, guest: _Guest) -> bool:
         """Take what came; False once the connection is over, or was never of this job."""

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Run a command in a job with an environment that every node has on a disk of its own.
+# shellcheck source=jobs/slurm.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/slurm.sh"
+set -e
+
+usage() {
+    cat <<'TEXT'
+usage: bash jobs/stage.sh ARCHIVE DIRECTORY COMMAND…
+
+In a job: copies ARCHIVE, a tar file of an environment (tar -czf env.tar.gz -C .venv .), to each
+node, along Slurm's tree of nodes, unpacks it below DIRECTORY, runs COMMAND with it, and takes it
+away again. The exit code is COMMAND's.
+
+    sbatch --nodes=16 --gpus-per-node=8 \
+        --wrap 'bash jobs/stage.sh env.tar.gz /tmp bash jobs/train.sbatch --batch-size 64'
+
+DIRECTORY is one that each node has of its own, such as /tmp. What is made there has a name that
+nobody can guess, is new, and can be read and changed by you alone: others may write to DIRECTORY.
+COMMAND finds the environment's programs first in PATH, and MPIDDP_ENV names a file that says so.
+A job that is cancelled leaves the copies on all nodes but its first, since it can start no step any
+more that would take them away.
+TEXT
+}
+
+# On every node at once.
+on_each_node() {
+    srun --mpi=none --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
+        bash -c "set -e; umask 077; $1" stage "$PLACE"
+}
+
+# shellcheck disable=SC2016
+# What each node does; $1 is the place. Only mkdir without -p refuses what is there already.
+MAKE='
+parent=$(find -L "${1%/*}" -maxdepth 0 \( -not -perm /022 -o -perm -1000 \) 2>/dev/null)
+[ -n "$parent" ] || {
+    echo "mpiddp: on $(uname -n), ${1%/*} is no directory, or others can rename what you make there" >&2
+    exit 2
+}
+mkdir -m 700 -- "$1" || {
+    echo "mpiddp: on $(uname -n), $1 cannot be made: does each node have a ${1%/*} of its own?" >&2
+    exit 2
+}'
+# shellcheck disable=SC2016
+UNPACK='
+[ -O "$1" ] && [ ! -L "$1" ] && [ "$(stat -c %a -- "$1")" = 700 ] || {
+    echo "mpiddp: on $(uname -n), $1 is not what this job has made" >&2
+    exit 2
+}
+mkdir -- "$1/env"
+tar -xf "$1/archive" --no-same-owner -C "$1/env"
+rm -- "$1/archive"
+printf "export PATH=%q:\$PATH\n" "$1/env/bin" >"$1/env.sh"'
+# shellcheck disable=SC2016
+REMOVE='[ ! -O "$1" ] || rm -rf -- "$1"'
+
+# In a job that Slurm ends there are no further steps: then this node alone is cleared.
+clean_up() {
+    if [ -n "$SIGNAL" ] || ! on_each_node "$REMOVE"; then rm -rf -- "$PLACE"; fi
+}
+
+case ${1:-} in
+-h | --help)
+    usage
+    exit
+    ;;
+esac
+[ $# -ge 3 ] || refuse "expected ARCHIVE DIRECTORY COMMAND…, found $# words (--help shows an example)"
+[ -n "${SLURM_JOB_ID:-}" ] || refuse "this runs in a job: see bash jobs/stage.sh --help"
+archive=$1
+[ -f "$archive" ] && [ -r "$archive" ] || refuse "there is no archive $archive in $PWD"
+[[ $2 == /* ]] || refuse "DIRECTORY must be a full path, such as /tmp, not '$2'"
+token=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
+PLACE=${2%/}/mpiddp-env-$SLURM_JOB_ID-$token
+shift 2
+
+trap clean_up EXIT
+trap 'SIGNAL=TERM' TERM
+trap 'SIGNAL=INT' INT
+on_each_node "$MAKE"
+sbcast -- "$archive" "$PLACE/archive"
+on_each_node "$UNPACK"
+MPIDDP_ENV=$PLACE/env.sh PATH=$PLACE/env/bin:$PATH "$@"
