@@ -100,9 +100,11 @@ def init(
 
     Args:
         backend: ``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU.
-        timeout: seconds for each phase of start-up and for each collective.
+        timeout: seconds for each phase of start-up and for each collective; over NCCL, collectives
+            have 30 seconds more, counted from the moment in which they are queued.
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
-        allow_shared_gpu: let several ranks use one GPU, with Gloo.
+        allow_shared_gpu: let several ranks use one GPU, with Gloo, or with NCCL 2.30 or newer and
+            NCCL_MULTI_RANK_GPU_ENABLE=1.
 
     Raises (in a notebook; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface that is not there.

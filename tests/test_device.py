@@ -20,8 +20,8 @@ from mpiddp.launch.world import World
 ALL_CORES = frozenset(range(8))
 
 
-def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES):
-    return Placement(rank, visible, index, identity, cores)
+def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES, card=None):
+    return Placement(rank, visible, index, identity, cores, card)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def nccl(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("requested", "shares", "lacking", "built", "backend"),
+    ("requested", "refused", "lacking", "built", "backend"),
     [
         ("auto", False, None, True, "nccl"),
         ("auto", False, None, False, "gloo"),
@@ -178,24 +178,31 @@ def nccl(monkeypatch):
         ("nccl", False, None, True, "nccl"),
     ],
 )
-def test_choose_backend(requested, shares, lacking, built, backend, nccl):
+def test_choose_backend(requested, refused, lacking, built, backend, nccl):
     nccl(built)
-    assert device.choose_backend(requested, shares, lacking) == backend
+    assert device.choose_backend(requested, refused, lacking) == backend
 
 
 @pytest.mark.parametrize(
-    ("requested", "shares", "lacking", "built", "kind", "words"),
+    ("requested", "refused", "lacking", "built", "kind", "words"),
     [
         ("nccl", False, 3, True, ConfigurationError, ["rank 3", "--backend gloo"]),
-        ("nccl", True, None, True, LaunchError, ["share a GPU", "--backend gloo"]),
+        (
+            "nccl",
+            True,
+            None,
+            True,
+            LaunchError,
+            ["share a GPU", "--backend gloo", "NCCL_MULTI_RANK_GPU_ENABLE=1"],
+        ),
         ("nccl", False, None, False, ConfigurationError, ["without NCCL"]),
         ("mpi", False, None, True, ConfigurationError, ["'mpi'", "auto, nccl or gloo"]),
     ],
 )
-def test_backends_that_cannot_work(requested, shares, lacking, built, kind, words, nccl):
+def test_backends_that_cannot_work(requested, refused, lacking, built, kind, words, nccl):
     nccl(built)
     with pytest.raises(kind) as caught:
-        device.choose_backend(requested, shares, lacking)
+        device.choose_backend(requested, refused, lacking)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -206,24 +213,31 @@ def node_of(placements):
     return SimpleNamespace(allgather=lambda placement: placements)
 
 
-def test_assign_refuses_sharing_unless_it_is_wanted():
+def settle(world, placements, allow_sharing):
+    """As start-up does, once every rank of the node has told its placement."""
+    node = node_of(placements) if world.size > 1 else None
+    mine = placements[world.local_rank]
+    return device.assign(world, device.compare(world, node, mine, allow_sharing=allow_sharing))
+
+
+def test_sharing_is_refused_unless_it_is_wanted():
     placements = [place(4 + i, 2, i % 2, "AB"[i % 2], frozenset({i})) for i in range(4)]
     with pytest.raises(LaunchError, match="on node2, ranks 4, 5, 6, 7"):
-        device.assign(WORLD, node_of(placements), placements[1], False)
-    assignment = device.assign(WORLD, node_of(placements), placements[1], True)
-    assert (assignment.index, assignment.shared, assignment.threads) == (1, True, 1)
+        settle(WORLD, placements, False)
+    assignment = settle(WORLD, placements, True)
+    assert (assignment.index, assignment.crowded, assignment.threads) == (1, True, 1)
 
 
 def test_assign_without_mpi():
     alone = World(0, 1, 0, 1, 0, 1, "node1", "node1")
-    assignment = device.assign(alone, None, place(0, 2, 0, "A"), False)
-    assert (assignment.index, assignment.shared, assignment.threads) == (0, False, 8)
+    assignment = settle(alone, [place(0, 2, 0, "A")], False)
+    assert (assignment.index, assignment.crowded, assignment.threads) == (0, False, 8)
     assert "2 GPUs visible, 1 rank" in assignment.remarks[0]
 
 
 def test_without_gpus_the_device_is_the_cpu():
-    assignment = device.assign(WORLD, node_of([place(4), place(5)]), place(5), False)
-    assert str(device.take_device(assignment, select=True)) == "cpu"
+    assignment = settle(WORLD, [place(4), place(5)], False)
+    assert str(device.name_device(assignment)) == "cpu"
 
 
 # What a session makes of GPUs: the driver is faked, so that the way to the error is real.
@@ -235,6 +249,29 @@ torch.cuda.device_count = lambda: 1
 device.find_identity = lambda index: "GPU-A"
 with mpiddp.init(timeout=30) as session:
     pass
+"""
+
+# NVML tells nothing; CUDA does, once a device is set.
+FAKE_CUDA = """
+import os, sys, types
+import torch, mpiddp
+from mpiddp.launch import device
+rank = int(os.environ["PMI_RANK"])
+set_devices = []
+torch.cuda.device_count = lambda: 1
+device.list_uuids = lambda: []
+torch.cuda.set_device = set_devices.append
+def tell(index):
+    assert set_devices == [index]
+    return types.SimpleNamespace(
+        name="NVIDIA H200", uuid=sys.argv[1], pci_domain_id=0, pci_bus_id=193, pci_device_id=0
+    )
+torch.cuda.get_device_properties = tell
+if sys.argv[2:]:
+    os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[2 + rank]
+torch.distributed.is_nccl_available = lambda: True
+with mpiddp.init(timeout=30) as session:
+    print(session.backend, session.device)
 """
 
 
@@ -249,6 +286,22 @@ def test_two_ranks_on_one_gpu_end_before_nccl():
 
 
 @pytest.mark.mpi
+def test_two_ranks_on_one_gpu_are_seen_without_nvml():
+    row = launchers.table()["mpich"]
+    result = launchers.run(row, 2, ["-c", FAKE_CUDA, "A"], timeout=60).expect(3)
+    assert "ranks 0, 1 would use a GPU that another rank uses" in messages(result)[0]
+
+
+@pytest.mark.mpi
+def test_two_slices_of_one_gpu_take_gloo():
+    row = launchers.table()["mpich"]
+    arguments = ["-c", FAKE_CUDA, "A", "MIG-1", "MIG-2"]
+    result = launchers.run(row, 2, arguments, timeout=60).expect(0)
+    assert result.stdout.splitlines() == ["gloo cuda:0"] * 2
+    assert "ranks 0, 1 use one GPU or slices of one, which NCCL refuses" in result.stderr
+
+
+@pytest.mark.mpi
 def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
     program = "import mpiddp; mpiddp.init(backend='nccl', timeout=30)"
     row = launchers.table()["openmpi"]
@@ -259,15 +312,16 @@ def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
     assert "rank 0 sees none" in result.stderr and "Traceback" not in result.output
 
 
-# On a real GPU
-
-
 def make_nvml(closed):
     """NVML as ctypes would load it, with three GPUs; ``closed`` grows when it is shut down."""
 
+    def count(number):
+        number._obj.value = 3
+        return 0
+
     def find(number, handle):
         handle._obj.value = number.value + 1
-        return 0 if number.value < 3 else 2
+        return 0
 
     def tell(handle, buffer, length):
         buffer.value = f"GPU-{handle.value - 1}".encode()
@@ -275,34 +329,52 @@ def make_nvml(closed):
 
     return types.SimpleNamespace(
         nvmlInit_v2=lambda: 0,
+        nvmlDeviceGetCount_v2=count,
         nvmlDeviceGetHandleByIndex_v2=find,
         nvmlDeviceGetUUID=tell,
         nvmlShutdown=lambda: closed.append(True),
     )
 
 
+ALL = "GPU-0, GPU-1, GPU-2"
+
+
 @pytest.mark.parametrize(
-    ("visible", "index", "identity"),
+    ("visible", "order", "index", "identity"),
     [
-        (None, 0, "GPU-0"),
-        (None, 2, "GPU-2"),
-        (None, 3, None),
-        ("2,0", 0, "GPU-2"),
-        ("2,0", 1, "GPU-0"),
+        (None, "PCI_BUS_ID", 0, "GPU-0"),
+        (None, "PCI_BUS_ID", 2, "GPU-2"),
+        (None, "PCI_BUS_ID", 3, None),
+        ("2,0", "PCI_BUS_ID", 0, "GPU-2"),
+        ("2,0", "PCI_BUS_ID", 1, "GPU-0"),
+        # CUDA begins with the fastest: its number 2 need not be NVML's.
+        ("2,0", None, 0, f"2 of {ALL}"),
+        ("2,0", "FASTEST_FIRST", 1, f"0 of {ALL}"),
         # More than are visible, though the driver knows more.
-        ("0", 1, None),
-        ("GPU-a1b2,MIG-c3", 1, "MIG-c3"),
+        ("0", None, 1, None),
+        ("GPU-a1b2,MIG-c3", None, 1, "MIG-c3"),
+        # A UUID's beginning, as CUDA takes it.
+        ("GPU-1", None, 0, "GPU-1"),
+        ("GPU-a1b2", None, 0, "GPU-a1b2"),
+        ("GPU", None, 0, "GPU"),
     ],
 )
-def test_a_gpu_is_known_by_its_uuid(visible, index, identity, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+def test_a_gpu_is_known_by_its_uuid(visible, order, index, identity, monkeypatch):
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     closed: list[bool] = []
     monkeypatch.setattr(device.ctypes, "CDLL", lambda name: make_nvml(closed))
     assert device.find_identity(index) == identity
     asked = (visible, index) not in [("0", 1), ("GPU-a1b2,MIG-c3", 1)]
     assert len(closed) == asked
+
+
+def test_a_beginning_is_completed(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932,GPU-41")
+    monkeypatch.setattr(device, "list_uuids", lambda: ["GPU-41255406", "GPU-8932f937"])
+    assert [device.find_identity(index) for index in range(2)] == ["GPU-8932f937", "GPU-41255406"]
 
 
 def test_without_nvml_a_gpu_has_no_identity(monkeypatch):
@@ -312,6 +384,98 @@ def test_without_nvml_a_gpu_has_no_identity(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(device.ctypes, "CDLL", missing)
     assert device.find_identity(0) is None
+
+
+def test_slices_are_counted_without_cuda_where_a_script_may_fork(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+
+    def count():
+        raise AssertionError("torch initialises CUDA to count slices")
+
+    monkeypatch.setattr("torch.cuda.device_count", count)
+    assert device.count_visible(may_initialize=False) == 1
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert device.count_visible(may_initialize=True) == 2
+
+
+CARD = {"pci_domain_id": 0, "pci_bus_id": 193, "pci_device_id": 0}
+
+
+@pytest.fixture
+def ask_cuda(monkeypatch):
+    """What ``select`` finds, where CUDA tells these properties and the variable holds that."""
+
+    def ask(placement, visible, hip, **properties):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr("torch.version.hip", hip)
+        monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
+        monkeypatch.setattr(
+            "torch.cuda.get_device_properties", lambda index: SimpleNamespace(**properties)
+        )
+        return device.select(placement)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shares", "crowded"),
+    [
+        # uuid and PCI address, CUDA_VISIBLE_DEVICES, ROCm
+        (("A", CARD, "0", None), ("A", CARD, "GPU-a", None), True, True),
+        (("A", CARD, None, None), ("B", CARD | {"pci_bus_id": 1}, None, None), False, False),
+        # Slices: CUDA gives the whole GPU's UUID, or each slice its own.
+        (("A", CARD, "MIG-1", None), ("A", CARD, "MIG-2", None), False, True),
+        (("A1", CARD, "MIG-1", None), ("A2", CARD, "MIG-2", None), False, True),
+        (("A", CARD, "MIG-1", None), ("A", CARD, "MIG-1", None), True, True),
+        # A torch that tells no PCI addresses, or no UUIDs.
+        (("A", {}, None, None), ("A", {}, None, None), True, True),
+        ((None, CARD, None, None), (None, CARD, None, None), True, True),
+        # ROCm, where there is no NVML.
+        (("A", CARD, None, "7.2"), ("A", CARD, None, "7.2"), True, True),
+        (("A", CARD, None, "7.2"), ("B", CARD, None, "7.2"), False, False),
+    ],
+)
+def test_cuda_says_who_shares(ask_cuda, one, other, shares, crowded):
+    placements = [
+        ask_cuda(place(rank, 1, 0), visible, hip, uuid=uuid, **card)
+        for rank, (uuid, card, visible, hip) in enumerate((one, other))
+    ]
+    assert device.find_shared(placements) == frozenset({0, 1} if shares else ())
+    assert device.find_crowded(placements) == frozenset({0, 1} if crowded else ())
+
+
+def test_the_bus_as_the_system_writes_it():
+    told = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    assert device.find_bus(told) == "0000:c1:00.0"
+    assert device.find_bus(SimpleNamespace(name="older torch")) is None
+
+
+def test_partitions_of_an_amd_gpu_are_gpus_of_their_own(ask_cuda):
+    placements = [
+        ask_cuda(place(rank, 8, rank), None, "7.2", uuid="A", **CARD) for rank in range(2)
+    ]
+    assert not device.find_crowded(placements)
+
+
+def test_a_rank_without_a_gpu_selects_none():
+    assert device.select(place(3)) == place(3)
+
+
+@pytest.mark.parametrize(("wanted", "remarks"), [(None, 1), ("1", 0)])
+def test_slices_of_one_gpu_are_pointed_out(monkeypatch, wanted, remarks):
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", wanted)
+    monkeypatch.setattr("mpiddp.launch.nccl.find_version", lambda: (2, 30, 7))
+    slices = [place(rank, 2, rank, f"MIG-{rank}", card="c1") for rank in range(2)]
+    found = device.find_remarks("node3", slices)
+    assert len(found) == remarks
+    assert all("ranks 0, 1 use one GPU or slices of one" in remark for remark in found)
+
+
+# On a real GPU
 
 
 @pytest.fixture

@@ -263,7 +263,7 @@ from mpiddp.doctor import examination, gpus
 from mpiddp.launch import device, rendezvous
 torch.cuda.device_count = lambda: 2
 device.find_identity = lambda index: f"GPU-{index}"
-device.take_device = lambda assignment, select: torch.device("cuda", assignment.index)
+device.select = lambda placement: placement
 device.choose_backend = lambda *_: "nccl"
 examination.find_infiniband = lambda *_: ("mlx5_0",)
 def examine_gpu(rank, taken):

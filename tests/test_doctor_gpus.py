@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,12 +146,6 @@ def test_near_cores_are_read_from_the_system(tmp_path):
     assert gpus.find_near_cores(None, tmp_path) == frozenset()
     (folder / "local_cpulist").write_text("\n")
     assert gpus.find_near_cores("0000:c1:00.0", tmp_path) == frozenset()
-
-
-def test_the_bus_as_the_system_writes_it():
-    told = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
-    assert gpus.find_bus(told) == "0000:c1:00.0"
-    assert gpus.find_bus(types.SimpleNamespace(name="older torch")) is None
 
 
 SPEEDS = st.lists(st.floats(1e12, 1e15), min_size=1, max_size=9)

@@ -324,7 +324,7 @@ class Examination:
 
         if not self._attempt(examine, gpus.GPUS, Exception):
             return False
-        rows = self.circle.gather_on_node((device.find_placement(world), own))
+        rows = self.circle.gather_on_node((starter.placement, own))
         mine: GpuRow = ([], [])
         if rows is not None:
             mine = self._judge_gpus([p for p, _ in rows], [gpu for _, row in rows for gpu in row])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
-from mpiddp.launch.device import Placement, find_remarks, find_shared
+from mpiddp.launch.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.hostnames import fold_hostnames, fold_numbers
+from mpiddp.launch.nccl import find_version
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,7 @@ class Gpu:
     rank: int
     name: str
     nccl: str
-    """Version of NCCL that torch brings; empty without."""
+    """Version of the NCCL that is loaded; empty without."""
     peers: bool | None
     """Whether it can read the memory of all other GPUs that this rank sees; None if it sees one."""
     near: frozenset[int]
@@ -58,29 +59,11 @@ def examine_gpu(rank: int, device: torch.device) -> Gpu:
     return Gpu(
         rank=rank,
         name=properties.name,
-        nccl=_nccl_version(),
+        nccl=".".join(map(str, find_version())),
         peers=peers if others else None,
         near=find_near_cores(find_bus(properties)),
         speed=measure_product(device),
     )
-
-
-def _nccl_version() -> str:
-    import torch
-
-    if not torch.distributed.is_nccl_available():
-        return ""
-    # torch has no types for it.
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
-def find_bus(properties: Any) -> str | None:
-    """The PCI address of a GPU as the system writes it, or None where this torch does not say."""
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if not all(isinstance(number, int) for number in numbers):
-        return None
-    domain, bus, slot = numbers
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def find_near_cores(bus: str | None, root: Path = PCI) -> frozenset[int]:
@@ -204,7 +187,7 @@ def _find_sharing(placements: Sequence[Placement]) -> tuple[str, str] | None:
         return None
     return (
         f"ranks {fold_numbers(shared, most=SHOWN)} share GPUs, as --allow-shared-gpu lets them",
-        "Each is slower for it, and NCCL refuses them: for speed, one rank per GPU",
+        "Each is slower for it, and NCCL before 2.30 refuses them: for speed, one rank per GPU",
     )
 
 

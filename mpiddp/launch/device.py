@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch import nccl
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 UUID_BYTES = 96
 """NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
+SLICE = "MIG-"
+"""How the UUID of a slice of a GPU (MIG, Multi-Instance GPU) begins."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,11 @@ class Placement:
     index: int | None
     """The one it takes, counted among those it sees; None without GPUs."""
     identity: str | None
-    """UUID of that GPU, where NVML tells."""
+    """Tells that GPU, or slice of one, from the others of the node; None where nobody tells."""
     cores: frozenset[int]
     """Cores that this process may run on."""
+    card: str | None = None
+    """PCI address of the GPU: slices of one GPU have the same. None before CUDA is asked."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +46,39 @@ class Assignment:
     """The outcome for one rank."""
 
     index: int | None
-    shared: bool
-    """Whether another rank of this node uses the same GPU."""
+    crowded: bool
+    """Whether another rank of this node uses the same GPU, or another slice of it."""
     threads: int
     """CPU threads that are this rank's fair share of its node's cores."""
     remarks: tuple[str, ...]
     """What rank 0 should point out, the same on every rank of the node."""
 
 
-def find_placement(world: World) -> Placement:
-    """Look at this process's GPUs and cores. No context is made on any GPU."""
-    import torch
+def find_placement(world: World, *, may_initialize: bool) -> Placement:
+    """Look at this process's GPUs and cores. No context is made on any GPU.
 
-    visible = torch.cuda.device_count()
+    Args:
+        may_initialize: whether CUDA may be initialised. A script may still want to fork, or to
+            change CUDA_VISIBLE_DEVICES.
+    """
+    visible = count_visible(may_initialize=may_initialize)
     index = choose_index(visible, world.local_rank)
     identity = find_identity(index) if index is not None else None
     return Placement(world.rank, visible, index, identity, find_cores())
+
+
+def count_visible(*, may_initialize: bool) -> int:
+    """GPUs that this process can see.
+
+    torch cannot count slices without initialising CUDA. CUDA shows one of them, the first that
+    CUDA_VISIBLE_DEVICES names (CUDA C++ Programming Guide, CUDA Environment Variables).
+    """
+    import torch
+
+    entries = _list_entries()
+    if not may_initialize and entries and entries[0].startswith(SLICE):
+        return 1
+    return torch.cuda.device_count()
 
 
 def choose_index(visible: int, local_rank: int) -> int | None:
@@ -76,62 +98,127 @@ def find_cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+def _list_entries() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES holds; None if it is not set."""
+    visible = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
+    return None if visible is None else [entry.strip() for entry in visible.split(",")]
+
+
 def find_identity(index: int) -> str | None:
-    """UUID of visible GPU ``index`` from NVML, or None where it does not tell.
+    """Identity of visible GPU ``index`` as far as NVML tells, or None.
 
     NVML needs neither a context nor CUDA's initialisation, after which CUDA_VISIBLE_DEVICES would
-    be fixed and a forked child could not use CUDA: a script may still rely on both.
+    be fixed and a forked child could not use CUDA: a script may still rely on both. It counts GPUs
+    by their PCI addresses, while CUDA begins with the fastest unless it is told otherwise: the
+    number of a GPU then stands for it beside the list of all.
     """
-    visible = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
-    entries = [entry.strip() for entry in visible.split(",")] if visible is not None else None
+    entries = _list_entries()
     if entries is not None and index >= len(entries):
         return None
     entry = entries[index] if entries is not None else str(index)
+    if entry.startswith(SLICE):
+        return entry
+    uuids = list_uuids()
     if not entry.isdecimal():
-        return entry  # GPU-… and MIG-… entries are UUIDs themselves.
-    return _ask_nvml(int(entry))
+        # A UUID, or its beginning.
+        matches = [uuid for uuid in uuids if uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else entry
+    number = int(entry)
+    if number >= len(uuids):
+        return None
+    if len(uuids) > 1 and os.environ.get(environment.CUDA_DEVICE_ORDER) != "PCI_BUS_ID":
+        return f"{number} of {', '.join(uuids)}"
+    return uuids[number]
 
 
-def _ask_nvml(number: int) -> str | None:
+def list_uuids() -> list[str]:
+    """UUIDs of the GPUs that NVML sees, in the order of their PCI addresses; empty without NVML."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return None
-    handle, identity = ctypes.c_void_p(), ctypes.create_string_buffer(UUID_BYTES)
-    if nvml.nvmlInit_v2():
-        return None
+        return []
+    if library.nvmlInit_v2():
+        return []
     try:
-        failed = nvml.nvmlDeviceGetHandleByIndex_v2(
-            ctypes.c_uint(number), ctypes.byref(handle)
-        ) or nvml.nvmlDeviceGetUUID(handle, identity, ctypes.c_uint(UUID_BYTES))
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+        uuids = [_read_uuid(library, number) for number in range(count.value)]
     finally:
-        nvml.nvmlShutdown()
-    return None if failed else identity.value.decode()
+        library.nvmlShutdown()
+    # A list with gaps would count wrongly.
+    return uuids if all(uuids) else []
 
 
-def assign(
-    world: World, node: SleepingCommunicator | None, placement: Placement, allow_shared_gpu: bool
-) -> Assignment:
-    """Compare this node's placements and settle this rank's. Collective over ``node``.
+def _read_uuid(library: Any, number: int) -> str:
+    """Empty if NVML does not tell."""
+    handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(UUID_BYTES)
+    failed = library.nvmlDeviceGetHandleByIndex_v2(
+        ctypes.c_uint(number), ctypes.byref(handle)
+    ) or library.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(UUID_BYTES))
+    return "" if failed else uuid.value.decode()
+
+
+def select(placement: Placement) -> Placement:
+    """Make this rank's GPU CUDA's current device, and ask CUDA which it is."""
+    import torch
+
+    if placement.index is None:
+        return placement
+    torch.cuda.set_device(placement.index)
+    properties: Any = torch.cuda.get_device_properties(placement.index)
+    card = find_bus(properties)
+    parts = [str(getattr(properties, "uuid", None) or ""), card or ""]
+    if torch.version.hip is not None:
+        # Partitions of an AMD GPU may share both, and its NCCL takes them as GPUs of their own.
+        card = None
+        parts += [str(placement.index)] if placement.visible > 1 else []
+    entries = _list_entries() or []
+    if placement.index < len(entries) and entries[placement.index].startswith(SLICE):
+        # CUDA may give the UUID of the whole GPU.
+        parts.append(entries[placement.index])
+    identity = " ".join(filter(None, parts)) or placement.identity
+    return replace(placement, identity=identity, card=card)
+
+
+def find_bus(properties: Any) -> str | None:
+    """The PCI address of a GPU as the system writes it, or None where this torch does not say."""
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    domain, bus, slot = numbers
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def compare(
+    world: World, node: SleepingCommunicator | None, placement: Placement, *, allow_sharing: bool
+) -> list[Placement]:
+    """The placements of this node's ranks, by local rank. Collective over ``node``.
 
     Raises LaunchError on every rank of the node when ranks would share a GPU unasked.
     """
     placements = [placement] if node is None else node.allgather(placement)
     shared = find_shared(placements)
-    if shared and not allow_shared_gpu:
+    if shared and not allow_sharing:
         raise LaunchError(describe_sharing(world.hostname, placements, shared))
+    return placements
+
+
+def assign(world: World, placements: Sequence[Placement]) -> Assignment:
+    """Settle what is this rank's, by the placements of its node."""
+    index = placements[world.local_rank].index
     return Assignment(
-        index=placement.index,
-        shared=placement.rank in shared,
+        index=index,
+        crowded=world.rank in find_crowded(placements),
         threads=share_cores([p.cores for p in placements], world.local_rank),
         remarks=find_remarks(world.hostname, placements),
     )
 
 
 def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
-    """Ranks of one node that have a GPU which another rank has too.
+    """Ranks of one node that have a GPU, or a slice of one, which another rank has too.
 
-    UUIDs decide. Where the driver tells none, ranks that see several GPUs see the same ones, so
+    Identities decide. Where nobody tells any, ranks that see several GPUs see the same ones, so
     equal indices mean one GPU; ranks that see a single one are believed to have their own.
     """
     owners: dict[object, list[int]] = {}
@@ -142,6 +229,19 @@ def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
         if key is None:
             key = placement.index if placement.visible > 1 else ("own", placement.rank)
         owners.setdefault(key, []).append(placement.rank)
+    return _several(owners)
+
+
+def find_crowded(placements: Sequence[Placement]) -> frozenset[int]:
+    """Ranks of one node whose GPU another rank uses as well, be it another slice of it."""
+    owners: dict[object, list[int]] = {}
+    for placement in placements:
+        if placement.card is not None:
+            owners.setdefault(placement.card, []).append(placement.rank)
+    return find_shared(placements) | _several(owners)
+
+
+def _several(owners: dict[object, list[int]]) -> frozenset[int]:
     return frozenset(rank for ranks in owners.values() if len(ranks) > 1 for rank in ranks)
 
 
@@ -162,7 +262,7 @@ def describe_sharing(hostname: str, placements: Sequence[Placement], shared: fro
 
 
 def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, ...]:
-    """Idle GPUs, and ranks that see one GPU each."""
+    """Idle GPUs, ranks that see one GPU each, and GPUs with several ranks."""
     remarks = []
     visible = max(placement.visible for placement in placements)
     count = len(placements)
@@ -178,6 +278,13 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
             "a script that calls set_device(LOCAL_RANK) needs all of them visible: "
             f"--gpus-per-node={count} --gpu-bind=none"
         )
+    crowded = find_crowded(placements)
+    if crowded and not nccl.takes_shared_gpus():
+        ranks = ", ".join(str(rank) for rank in sorted(crowded))
+        remarks.append(
+            f"{hostname}: ranks {ranks} use one GPU or slices of one, which NCCL refuses: Gloo is "
+            "used; NCCL from 2.30 on works there with NCCL_MULTI_RANK_GPU_ENABLE=1"
+        )
     return tuple(remarks)
 
 
@@ -190,16 +297,16 @@ def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
     return max(1, int(share + 1e-9))
 
 
-def choose_backend(requested: str, anyone_shares: bool, lacking: int | None) -> str:
-    """NCCL where every rank has its own GPU, else Gloo; or what was asked for, if it can work.
+def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:
+    """NCCL where it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
 
     Args:
-        anyone_shares: whether two ranks use one GPU.
+        is_refused: whether ranks use one GPU, or slices of one, and NCCL does not take that.
         lacking: the lowest rank without a GPU, or None.
 
     Raises:
         ConfigurationError: NCCL was asked for and a rank has no GPU, or this torch no NCCL.
-        LaunchError: NCCL was asked for and ranks share a GPU.
+        LaunchError: NCCL was asked for and is refused.
     """
     import torch.distributed as distributed
 
@@ -211,26 +318,25 @@ def choose_backend(requested: str, anyone_shares: bool, lacking: int | None) -> 
                 f"backend nccl needs a GPU for every rank, but rank {lacking} sees none: "
                 "choose --backend gloo (or auto), or ask for GPUs (--gpus-per-node)"
             )
-        if anyone_shares:
+        if is_refused:
             raise LaunchError(
-                "backend nccl cannot work with ranks that share a GPU: choose --backend gloo"
+                "backend nccl cannot work with ranks that share a GPU or have slices of one: "
+                "choose --backend gloo, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
             )
         if not distributed.is_nccl_available():
             raise ConfigurationError(
                 "backend nccl: this torch was built without NCCL: choose --backend gloo"
             )
     if requested == "auto":
-        usable = lacking is None and not anyone_shares and distributed.is_nccl_available()
+        usable = lacking is None and not is_refused and distributed.is_nccl_available()
         return "nccl" if usable else "gloo"
     return requested
 
 
-def take_device(assignment: Assignment, *, select: bool) -> torch.device:
-    """This rank's torch.device; with ``select``, CUDA's current device from here on."""
+def name_device(assignment: Assignment) -> torch.device:
+    """This rank's torch.device."""
     import torch
 
     if assignment.index is None:
         return torch.device("cpu")
-    if select:
-        torch.cuda.set_device(assignment.index)
     return torch.device("cuda", assignment.index)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.launch.nccl import QUEUE_SECONDS
 
 if TYPE_CHECKING:
     import torch
@@ -84,9 +85,18 @@ def make_group(
             store=prefixed,
             rank=world.rank,
             world_size=world.size,
-            timeout=timedelta(seconds=timeout),
+            timeout=find_group_timeout(backend, timeout),
             device_id=device if backend == "nccl" else None,
         )
+
+
+def find_group_timeout(backend: str, timeout: float) -> timedelta:
+    """How long torch waits for a collective of a group, for a session's ``timeout`` in seconds.
+
+    Gloo raises an error in the call. NCCL ends the process: it waits longer, so that the deadlines
+    of start-up come first, and a collective behind much queued work does not expire.
+    """
+    return timedelta(seconds=timeout + (QUEUE_SECONDS if backend == "nccl" else 0.0))
 
 
 @contextlib.contextmanager

@@ -6,21 +6,26 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from mpiddp.errors import FAILURE, SUCCESS, MpiddpError
 
 INTERRUPTED = 130
 
-# What Gloo, NCCL and the store say when the other side has gone or stopped, ...
+# What torch.distributed says when the other side has gone or stopped, ...
 _PEER_LOSS = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|socket closed|failed to (send|recv)|"
-    r"timed out waiting|remote process exited|timeout|aborted",
+    r"connection (closed|reset|refused|timed out)|connection was likely closed|broken pipe|"
+    r"socket closed|no route to host|failed to (send|recv)|remote process exited|"
+    r"timed out waiting|(operation|blocking wait|connect\w*) timed out|"
+    r"timed out in blocking wait|before timing out|timeout(?!\(ms\)=)|"
+    r"communicator was aborted|operation was cancelled",
     re.IGNORECASE,
 )
-# ... and how it is told that they said it: anybody may raise a RuntimeError.
+# ... and how it is told that torch said it: anybody may raise a RuntimeError. The class
+# DistBackendError says so as well; the NCCL of torch 2.15 does not always use it.
 _SPEAKER = re.compile(
-    r"gloo/transport|gloo::|ProcessGroup(Gloo|NCCL)|WorkNCCL|NCCL (error|communicator)"
+    r"gloo/transport|gloo::|Gloo connectFullMesh|Application timeout caused pair closure|"
+    r"ProcessGroup(Gloo|NCCL)|WorkNCCL|NCCL (error|communicator|operation|Async Error)"
 )
 
 
@@ -98,11 +103,16 @@ def is_peer_loss(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     distributed = sys.modules.get("torch.distributed")
-    network_error = getattr(distributed, "DistNetworkError", None)
-    if network_error is not None and isinstance(error, network_error):
+    if _is_one(error, distributed, "DistNetworkError"):
         return True
     text = read_message(error)
-    return _SPEAKER.search(text) is not None and _PEER_LOSS.search(text) is not None
+    is_torch = _is_one(error, distributed, "DistBackendError") or _SPEAKER.search(text) is not None
+    return is_torch and _PEER_LOSS.search(text) is not None
+
+
+def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:
+    kind = getattr(module, name, None)
+    return kind is not None and isinstance(error, kind)
 
 
 def visible_part(trace: TracebackType | None, hidden_files: Sequence[str]) -> TracebackType | None:

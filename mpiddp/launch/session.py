@@ -49,11 +49,13 @@ class Options:
     backend: str = "auto"
     """``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU, else Gloo."""
     timeout: float = 300.0
-    """Seconds for each phase of start-up and for each collective."""
+    """Seconds for each phase of start-up and for each collective; over NCCL, collectives have 30
+    seconds more, counted from the moment in which they are queued."""
     interface: str = "auto"
     """``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``, ``=eth0``)."""
     allow_shared_gpu: bool = False
-    """Whether several ranks may use one GPU (with Gloo)."""
+    """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
+    NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= LONGEST_TIMEOUT:

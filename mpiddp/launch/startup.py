@@ -17,7 +17,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
-from mpiddp.launch import device, mpi, network, rendezvous, summary
+from mpiddp.launch import device, mpi, nccl, network, rendezvous, summary
 from mpiddp.launch.deadline import PHASES, Watch
 from mpiddp.launch.failure import WayOut, in_notebook, write_console
 from mpiddp.launch.heartbeat import Heartbeat
@@ -112,8 +112,9 @@ class Starter:
         self.mpi_interfaces: tuple[str, ...] = ()
         self.reception: Reception | None = None
         self.descriptor: int | None = None
+        self.placement: device.Placement
         self.assignment: device.Assignment
-        """Once `find_device` is done."""
+        """Both once `find_device` is done."""
         self.route: Route
         """Once `find_address` is done."""
         way_out.seconds = options.timeout
@@ -225,26 +226,37 @@ class Starter:
         node = None
         if self.neighbourhood is not None:
             node = mpi.SleepingCommunicator(self.neighbourhood.node)
-        placement = device.find_placement(world)
-        self.assignment = device.assign(world, node, placement, self.options.allow_shared_gpu)
+        allow_sharing = self.options.allow_shared_gpu
+        placement = device.find_placement(world, may_initialize=self.make_group)
+        placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
+        # A script chooses its device itself; making a context for it would not be "unchanged".
+        if self.make_group and any(each.index is not None for each in placements):
+            placement = device.select(placement)
+            placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
+        self.placement = placement
+        self.assignment = device.assign(world, placements)
 
     def take_device(self) -> None:
-        """Choose the backend; take the device and the threads."""
+        """Choose the backend; take the threads."""
         import torch
 
         session = self.session
         session.backend = self._choose_backend()
-        # A script chooses its device itself; making a context for it would not be "unchanged".
-        session.device = device.take_device(self.assignment, select=self.make_group)
+        session.device = device.name_device(self.assignment)
         if not os.environ.get(environment.OMP_NUM_THREADS):
             torch.set_num_threads(self.assignment.threads)
             session.export({environment.OMP_NUM_THREADS: str(self.assignment.threads)})
         session.threads = torch.get_num_threads()
 
     def _choose_backend(self) -> str:
-        mine = (self.assignment.shared, self.assignment.index is None)
-        sharing, lacking = self.session._find_first(mine)
-        return device.choose_backend(self.options.backend, sharing is not None, lacking)
+        mine = (
+            self.assignment.crowded,
+            self.assignment.index is None,
+            not nccl.takes_shared_gpus(),
+        )
+        crowded, lacking, refusing = self.session._find_first(mine)
+        is_refused = crowded is not None and refusing is not None
+        return device.choose_backend(self.options.backend, is_refused, lacking)
 
     def find_address(self) -> None:
         """Agree on the address of the store, and tell every rank of its node's interfaces."""
@@ -320,6 +332,9 @@ class Starter:
             session._store, session.world, session.backend, session.device, self.options.timeout
         )
         session._group = True
+        if session.backend == "nccl":
+            watch = nccl.GroupWatch(self.way_out.fail, self.options.timeout)
+            session.at_close(watch.close)
 
     def try_group(self) -> None:
         """One checked all-reduce."""

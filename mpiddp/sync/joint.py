@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +10,7 @@ import torch
 from mpiddp.collectives import setup
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.rendezvous import find_group_timeout
 from mpiddp.launch.session import Session, current_session
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Launch:
             raise ConfigurationError(
                 "transport torch needs torch.distributed's group: call init_process_group() first"
             )
-        wait = datetime.timedelta(seconds=self.timeout)
+        wait = find_group_timeout(backend, self.timeout)
         group = torch.distributed.new_group(backend=backend, timeout=wait)
         if on_gpu:
             # NCCL wants all ranks in a group's first call.

@@ -1,0 +1,138 @@
+"""NCCL as torch has loaded it: its version, ranks that share a GPU, and its failures.
+
+torch has two implementations of ``backend="nccl"``: ``ProcessGroupNCCL``, alone until 2.13 and
+chosen later by ``TORCH_DIST_USE_NCCL2=0``, and ``ProcessGroupNCCL2``, the default from 2.15 on.
+Both have a thread that finds a collective which is late, or an error, and ends the process with
+SIGABRT: the older one after a pause of a minute, the newer one at once. What mpiddp needs of
+either stands here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpiddp import environment
+from mpiddp.errors import PeerLostError
+
+LIBRARIES = ("libnccl.so.2", "librccl.so.1")
+SHARING_VERSION = (2, 30)
+"""The first that lets ranks share a GPU (NCCL's src/init.cc, ncclParamMultiRankGpuEnable)."""
+QUEUE_SECONDS = 30.0
+"""How much longer NCCL waits for a collective than the session's timeout. Both implementations
+count from the moment in which the host has queued it; the GPU may have work left from before."""
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 1.0
+"""An exception of the program says more of what went wrong: it has this long to end the job."""
+HOOK = 0x6D706964
+"""Our number among the hooks of a group, which are known by numbers."""
+
+
+def find_version() -> tuple[int, ...]:
+    """Version of the loaded NCCL, such as ``(2, 30, 7)``; empty where torch has none.
+
+    ``torch.cuda.nccl.version()`` is that of torch's build, though another library may be loaded.
+    """
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        return ()
+    for name in LIBRARIES:
+        try:
+            library = ctypes.CDLL(name, os.RTLD_NOW | os.RTLD_NOLOAD)
+            code = ctypes.c_int()
+            if library.ncclGetVersion(ctypes.byref(code)) == 0:
+                return split_version(code.value)
+        except (OSError, AttributeError):
+            continue
+    # Linked into torch itself. torch has no types for it.
+    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+
+
+def split_version(code: int) -> tuple[int, ...]:
+    """``23007`` is 2.30.7, and ``2708`` was 2.7.8 (NCCL_VERSION in nccl.h)."""
+    base = 10_000 if code >= 10_000 else 1000
+    return code // base, code % base // 100, code % 100
+
+
+def takes_shared_gpus() -> bool:
+    """Whether this process's NCCL works with ranks that use one GPU, or slices (MIG) of one."""
+    wanted = os.environ.get(environment.NCCL_MULTI_RANK) == "1"
+    return wanted and find_version() >= SHARING_VERSION
+
+
+class GroupWatch:
+    """Leads what NCCL finds to ``fail``, before torch ends the process.
+
+    It watches every NCCL group of the process, also those that a program makes. Where torch has
+    hooks that it calls before it ends the process, they lead to ``fail``; otherwise the groups are
+    asked, twice a second, whether they have failed.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None], timeout: float) -> None:
+        """``timeout``: the session's, in seconds. The default group must exist."""
+        self._fail = fail
+        self._timeout = timeout
+        self._hooked: set[str] = set()
+        self._closed = threading.Event()
+        self._look()
+        threading.Thread(target=self._watch, name="mpiddp-nccl", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more. The hooks stay: a group that fails later ends the job as well."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        import torch.distributed as distributed
+
+        while not self._closed.wait(POLL_SECONDS) and distributed.is_initialized():
+            if self._look():
+                self._give_up()
+                return
+
+    def _look(self) -> bool:
+        """Hook the groups that are new; whether any group has failed."""
+        import torch
+        from torch.distributed import distributed_c10d
+
+        # A copy: the program may make a group meanwhile.
+        for group in list(distributed_c10d._world.pg_map):
+            try:
+                backend: Any = group._get_backend(torch.device("cuda"))
+            except RuntimeError:  # Not for GPUs.
+                continue
+            name = group.group_name
+            if name not in self._hooked:
+                self._hooked.add(name)
+                self._hook(backend)
+            if _has_failed(backend):
+                return True
+        return False
+
+    def _hook(self, backend: Any) -> None:
+        try:
+            backend.register_abort_hook(HOOK, self._give_up)
+        except (AttributeError, RuntimeError):  # torch before 2.14; a backend without hooks.
+            return
+
+    def _give_up(self) -> None:
+        """Runs in this watch's thread, or in the one of NCCL's that calls the hook."""
+        time.sleep(GRACE_SECONDS)
+        self._fail(
+            PeerLostError(
+                f"NCCL gave up: a collective was not done {self._timeout + QUEUE_SECONDS:g} s "
+                "after it was queued, or a peer is gone. torch's lines above name the collective; "
+                "every rank must make the same calls; --timeout SECONDS waits longer"
+            )
+        )
+
+
+def _has_failed(backend: Any) -> bool:
+    try:
+        return str(backend.get_error().name) != "SUCCESS"
+    except RuntimeError:  # Not NCCL's.
+        return False
