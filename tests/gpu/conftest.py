@@ -1,0 +1,84 @@
+"""What tests on real GPUs start their jobs with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import launchers
+from mpiddp.launch import nccl
+from pool import Pool, Pools
+
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
+SEVERAL_ON_ONE = {
+    **ONE_GPU,
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    # Ranks on one GPU wait for each other inside kernels, which must fit on it together.
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+    "NCCL_BUFFSIZE": str(1 << 20),
+}
+"""Variables with which NCCL works with several ranks on one GPU."""
+
+
+@dataclass(frozen=True)
+class Several:
+    """How several ranks are started."""
+
+    launcher: launchers.Launcher
+    ranks: int
+    variables: Mapping[str, str]
+
+
+def skip_without_gpu() -> None:
+    """Skip a test where torch sees no GPU."""
+    if not torch.cuda.device_count():
+        pytest.skip("no GPU")
+
+
+@pytest.fixture
+def gpu() -> dict[str, str]:
+    """The environment in which a job sees one GPU; the test is skipped where there is none."""
+    skip_without_gpu()
+    return ONE_GPU
+
+
+@pytest.fixture
+def launcher_of_several() -> launchers.Launcher:
+    """An MPI that starts several ranks; the test is skipped where there is none."""
+    rows = [row for row in launchers.available() if not row.missing()]
+    if not rows:
+        pytest.skip("no mpirun of the tests' table (tests/launchers.py)")
+    return rows[0]
+
+
+@pytest.fixture
+def several(launcher_of_several: launchers.Launcher) -> Several:
+    """Ranks with NCCL: each its own GPU, or two on one where NCCL is new enough."""
+    skip_without_gpu()
+    if torch.cuda.device_count() > 1:
+        return Several(launcher_of_several, min(4, torch.cuda.device_count()), {})
+    version = nccl.find_version()
+    if version < nccl.SHARING_VERSION:
+        found = ".".join(map(str, version)) or "none"
+        pytest.skip(f"one GPU, and NCCL below 2.30, which refuses two ranks on it (found {found})")
+    return Several(launcher_of_several, 2, SEVERAL_ON_ONE)
+
+
+@pytest.fixture
+def gpu_pool(several: Several, pool: Pools) -> Pool:
+    """Ranks that stay, with NCCL."""
+    return pool(several.launcher, several.ranks, **several.variables)
+
+
+@pytest.fixture(
+    params=[pytest.param("cpu", marks=pytest.mark.mpi), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def ranks(request: pytest.FixtureRequest, pool: Pools) -> Pool:
+    """Ranks that stay: on CPUs over Gloo, and on GPUs over NCCL."""
+    if request.param == "cpu":
+        return pool("openmpi", 2)
+    return request.getfixturevalue("gpu_pool")

@@ -1,0 +1,159 @@
+"""Several ranks on real GPUs: calls, training, failures, the doctor's transport, benchmarks.
+
+Where it is cheap, the same ranks do the same on CPUs over Gloo, so that what stands here works.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import battery
+import gpu_work
+import launchers
+from facts import messages
+from mpiddp.launch.nccl import QUEUE_SECONDS
+
+DEADLINE = 170.0
+
+
+@pytest.mark.gpu
+def test_ranks_with_nccl(gpu_pool):
+    assert set(gpu_pool.call(gpu_work.find_backend).values) == {("nccl", "cuda")}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["gpu sums", "gpu moves"])
+def test_calls_on_cpus(pool, part):
+    check_calls(pool("openmpi", 2), part, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("part", ["gpu sums", "gpu moves"])
+def test_calls(gpu_pool, several, part):
+    check_calls(gpu_pool, part, several.ranks)
+
+
+def check_calls(ranks, part, size):
+    reports = ranks.call(battery.run, part, timeout=DEADLINE).values
+    battery.check_reports(reports, [battery.LISTS[part](size, ())])
+
+
+def test_buffers_on_a_side_stream_are_freed_and_made_again(ranks):
+    assert set(ranks.call(gpu_work.reuse_buffers, timeout=DEADLINE).values) == {0}
+
+
+def test_a_rank_that_comes_late_is_waited_for(ranks):
+    values = ranks.call(gpu_work.come_late, 1.0).values
+    size = len(values)
+    assert values == [[size * size * (size + 1) / 2]] * size
+
+
+# ---- a rank that stays away ---------------------------------------------------------------------
+
+AWAY = """
+import sys, time, torch, mpiddp
+with mpiddp.init(timeout=10, allow_shared_gpu=True) as session:
+    assert session.backend == "nccl"
+    group = torch.distributed.new_group() if sys.argv[1] == "own group" else None
+    tensor = torch.ones(1000, device=session.device)
+    mpiddp.all_reduce(tensor)
+    torch.distributed.all_reduce(tensor, group=group)
+    torch.cuda.synchronize()
+    if session.world.rank == 1:
+        time.sleep(150)
+    if group is None:
+        mpiddp.all_reduce(tensor, "ring")
+    else:
+        torch.distributed.all_reduce(tensor, group=group)
+    torch.cuda.synchronize()
+"""
+
+HAS_TWO = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+"""Whether this torch has two implementations of NCCL groups."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("what", "implementation"),
+    [("call", "0"), ("call", "1"), ("own group", "")],
+    ids=["older implementation", "newer implementation", "a group of the program"],
+)
+def test_a_rank_that_stays_away_ends_the_job_with_a_report(several, what, implementation):
+    if implementation == "1" and not HAS_TWO:
+        pytest.skip(f"torch {torch.__version__} has one implementation of NCCL groups")
+    env = dict(several.variables)
+    if implementation:
+        env["TORCH_DIST_USE_NCCL2"] = implementation
+    result = launchers.run(several.launcher, 2, ["-c", AWAY, what], timeout=120, env=env).expect(6)
+    told = [line for line in messages(result) if "NCCL gave up" in line]
+    assert len(told) == 1 and told[0].startswith("mpiddp: rank 0 of 2 on ")
+    assert f"{10 + QUEUE_SECONDS:g} s after it was queued" in told[0]
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+SYNCS = (
+    ("--sync", "framework"),
+    ("--sync", "ring", "--overlap", "off"),
+    ("--sync", "ring", "--overlap", "on"),
+    ("--sync", "direct", "--overlap", "off"),
+    ("--sync", "ring", "--wire-dtype", "bfloat16"),
+    ("--sync", "direct", "--wire-dtype", "float16"),
+    ("--sync", "parameter-server"),
+    ("--sync", "parameter-server", "--staleness", "2"),
+)
+"""The second and the third come to the same bits: only when they travel differs."""
+
+
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.long), pytest.param("gpu", marks=pytest.mark.gpu)],
+)
+def test_training(device, request, pool, tmp_path):
+    ranks = pool("openmpi", 2) if device == "cpu" else request.getfixturevalue("gpu_pool")
+    if find_spec("tyro") is None:
+        pytest.skip("tyro is not installed")
+    answers = ranks.call(gpu_work.train_each, *SYNCS, timeout=DEADLINE, cwd=tmp_path).values
+    for results in zip(*answers, strict=True):
+        assert len({result.parameters for result in results}) == 1
+        assert results[0].test_accuracy > 0.5
+    assert answers[0][1].parameters == answers[0][2].parameters
+
+
+# ---- commands -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_the_doctors_transport(several, tmp_path):
+    program = ["-m", "mpiddp.doctor", "--allow-shared-gpu"]
+    result = launchers.run(
+        several.launcher, several.ranks, program, timeout=120, env=several.variables, cwd=tmp_path
+    )
+    line = next(line for line in result.stdout.splitlines() if "NCCL transport" in line)
+    assert "channels by " in line, result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["allreduce", "--ranks", "2", "--sizes", "64K", "1M", "--repetitions", "2"],
+        ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_benchmarks(several, command, tmp_path):
+    row = several.launcher
+    variables = {**row.environment, **several.variables, "MPI4PY_LIBMPI": str(row.libmpi)}
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *command, "--launcher", str(row.mpirun)],
+        cwd=tmp_path, env=launchers.clean_environment(variables), timeout=DEADLINE,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert "rank" in answer.stdout

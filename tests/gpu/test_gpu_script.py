@@ -1,0 +1,35 @@
+"""The command that runs the tests of GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import launchers
+
+
+def run_script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", launchers.ROOT / "tests" / "gpu.sh", *arguments],
+        env=launchers.clean_environment({"MPIDDP_PYTHON": sys.executable, **variables}),
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+
+def test_without_a_gpu_there_is_one_line():
+    answer = run_script(CUDA_VISIBLE_DEVICES="")
+    assert answer.returncode == 0, answer
+    assert (answer.stdout, answer.stderr) == ("", "mpiddp: no GPU: nothing was run\n")
+
+
+def test_with_a_gpu_the_machine_and_each_test_are_named(tmp_path):
+    fake = "import torch.cuda as cuda\ncuda.device_count = lambda: 1\n"
+    fake += "cuda.get_device_name = lambda index: 'NVIDIA H200'\n"
+    (tmp_path / "sitecustomize.py").write_text(fake)
+    answer = run_script("--collect-only", "-qq", PYTHONPATH=str(tmp_path))
+    assert answer.returncode == 0, answer
+    assert "mpiddp: 1 x NVIDIA H200, torch " in answer.stderr
+    listed = [line for line in answer.stdout.splitlines() if "::" in line]
+    names = {line.split("::")[0] for line in listed}
+    assert names == {f"tests/gpu/test_gpu_{name}.py" for name in ("device", "programs", "ranks")}
+    assert not [line for line in listed if "cpu" in line]

@@ -1,0 +1,69 @@
+"""What the ranks of a pool do on their GPUs; on CPUs, over Gloo, they do the same."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as distributed
+
+import mpiddp
+from mpiddp.training.trainer import Result, train
+
+SLOW_CYCLES = 20_000_000
+"""Of a GPU's clock: some 10 ms."""
+TRAINING = ("--data", "toy", "--epochs", "1", "--batch-size", "8", "--samples", "256")
+
+
+def find_backend(session: mpiddp.Session) -> tuple[str, str]:
+    """The backend and the kind of device."""
+    return session.backend, session.device.type
+
+
+def reuse_buffers(session: mpiddp.Session) -> int:
+    """Calls on a side stream, each behind a long kernel, on memory that was just given back.
+
+    The host is far ahead of the GPU: a call that touched its buffer on another stream, or let go
+    of it too early, would find another turn's numbers. Returns how many results were wrong.
+    """
+    rank, size = session.world.rank, session.world.size
+    on_gpu = session.device.type == "cuda"
+    stream = torch.cuda.Stream(session.device) if on_gpu else None
+    verdicts = []
+    with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
+        for turn in range(20):
+            for algorithm in ("auto", "ring", "direct"):
+                if on_gpu:
+                    torch.cuda._sleep(SLOW_CYCLES)
+                tensor = torch.full((100_003,), float(rank + turn), device=session.device)
+                mpiddp.all_reduce(tensor, algorithm)
+                wanted = size * turn + size * (size - 1) // 2
+                verdicts.append((tensor != wanted).any())
+                del tensor
+    return int(torch.stack(verdicts).sum().item())
+
+
+def come_late(session: mpiddp.Session, seconds: float) -> list[float]:
+    """Rank 1 comes later than the others, who wait for it."""
+    tensor = torch.full((1000,), 1.0 + session.world.rank, device=session.device)
+    if session.world.rank == 1:
+        time.sleep(seconds)
+    mpiddp.all_reduce(tensor, "ring")
+    group = distributed.new_group()
+    distributed.all_reduce(tensor, group=group)
+    distributed.destroy_process_group(group)
+    return tensor.unique().tolist()
+
+
+def train_each(session: mpiddp.Session, *options: Sequence[str]) -> list[Result]:
+    """Train the same model once with each of these options of the trainer."""
+    from mpiddp.training.config import parse
+
+    torch.set_num_threads(1)
+    results = []
+    for number, words in enumerate(options):
+        configuration = parse([*TRAINING, "--name", f"run-{number}", *words])
+        results.append(train(configuration, session, session._way_out))
+    return results
