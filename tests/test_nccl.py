@@ -104,7 +104,7 @@ class Backend:
 
     def get_error(self):
         if not self._errors:
-            raise RuntimeError("Backend gloo does not support getError")
+            raise AttributeError("get_error")
         return SimpleNamespace(name=self.error)
 
 

@@ -134,5 +134,5 @@ class GroupWatch:
 def _has_failed(backend: Any) -> bool:
     try:
         return str(backend.get_error().name) != "SUCCESS"
-    except RuntimeError:  # Not NCCL's.
+    except (AttributeError, RuntimeError):  # Not NCCL's.
         return False

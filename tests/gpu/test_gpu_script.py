@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import launchers
 
 
@@ -22,6 +24,7 @@ def test_without_a_gpu_there_is_one_line():
     assert (answer.stdout, answer.stderr) == ("", "mpiddp: no GPU: nothing was run\n")
 
 
+@pytest.mark.long
 def test_with_a_gpu_the_machine_and_each_test_are_named(tmp_path):
     fake = "import torch.cuda as cuda\ncuda.device_count = lambda: 1\n"
     fake += "cuda.get_device_name = lambda index: 'NVIDIA H200'\n"
