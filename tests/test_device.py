@@ -393,7 +393,9 @@ def test_slices_are_counted_without_cuda_where_a_script_may_fork(monkeypatch):
         raise AssertionError("torch initialises CUDA to count slices")
 
     monkeypatch.setattr("torch.cuda.device_count", count)
-    assert device.count_visible(may_initialize=False) == 1
+    for is_built in (True, False):
+        monkeypatch.setattr("torch.backends.cuda.is_built", lambda is_built=is_built: is_built)
+        assert device.count_visible(may_initialize=False) == is_built
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert device.count_visible(may_initialize=True) == 2
 
