@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as distributed
 
 import mpiddp
-from mpiddp.training.trainer import Result, train
+
+if TYPE_CHECKING:
+    from mpiddp.training.trainer import Result
 
 SLOW_CYCLES = 20_000_000
 """Of a GPU's clock: some 10 ms."""
@@ -59,7 +62,9 @@ def come_late(session: mpiddp.Session, seconds: float) -> list[float]:
 
 def train_each(session: mpiddp.Session, *options: Sequence[str]) -> list[Result]:
     """Train the same model once with each of these options of the trainer."""
+    # They need tyro, which a machine with GPUs may lack.
     from mpiddp.training.config import parse
+    from mpiddp.training.trainer import train
 
     torch.set_num_threads(1)
     results = []

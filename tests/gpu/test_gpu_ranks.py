@@ -19,6 +19,7 @@ from facts import messages
 from mpiddp.launch.nccl import QUEUE_SECONDS
 
 DEADLINE = 170.0
+needs_tyro = pytest.mark.skipif(find_spec("tyro") is None, reason="tyro is not installed")
 
 
 @pytest.mark.gpu
@@ -110,14 +111,13 @@ SYNCS = (
 """The second and the third come to the same bits: only when they travel differs."""
 
 
+@needs_tyro
 @pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=pytest.mark.long), pytest.param("gpu", marks=pytest.mark.gpu)],
 )
 def test_training(device, request, pool, tmp_path):
     ranks = pool("openmpi", 2) if device == "cpu" else request.getfixturevalue("gpu_pool")
-    if find_spec("tyro") is None:
-        pytest.skip("tyro is not installed")
     answers = ranks.call(gpu_work.train_each, *SYNCS, timeout=DEADLINE, cwd=tmp_path).values
     for results in zip(*answers, strict=True):
         assert len({result.parameters for result in results}) == 1
@@ -143,7 +143,10 @@ def test_the_doctors_transport(several, tmp_path):
     "command",
     [
         ["allreduce", "--ranks", "2", "--sizes", "64K", "1M", "--repetitions", "2"],
-        ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
+        pytest.param(
+            ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
+            marks=needs_tyro,
+        ),
     ],
     ids=lambda command: command[0],
 )
