@@ -103,9 +103,13 @@ def all_reduce(
 
     ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
     ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers
-    contribute nothing; the sum is that of the other ranks.
+    contribute nothing; the sum is that of the other ranks. All ranks end with the same bits, but
+    for NaNs, whose payloads may differ: what is a NaN on one rank is one on all.
+
+    An algorithm is proved for the session's number of ranks when it is first used.
 
     Raises:
+        ScheduleError: the algorithm is no all-reduce; says why.
         ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that
             makes another call. With MPIDDP_DEBUG=1 all calls are compared first, and the error
             says on every rank who differs.
@@ -147,7 +151,7 @@ def all_reduce_async(
     """As ``all_reduce``, but return at once, with a future that will have ``tensor``.
 
     The tensor must stay untouched until then. Calls are made in the order in which they were
-    begun; a later call that is not asynchronous waits for them.
+    begun, on a GPU on a stream of their own; a later call that is not asynchronous waits for them.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order

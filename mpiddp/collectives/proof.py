@@ -1,7 +1,8 @@
 """Proves that a schedule keeps its promise, without running it.
 
 The state is propagated exactly, with symbols for the contributions, as SCCL does (Cai et al.,
-PPoPP'21); that two ranks hold bitwise equal sums is shown by equal reduction trees.
+PPoPP'21); that two ranks hold bitwise equal sums is shown by equal reduction trees. Most algorithms
+need no symbols: where whatever is added is given away, counting the contributions is enough.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def prove(schedule: Schedule) -> None:
     - every holder of a chunk ends with each contribution exactly once, and nowhere is one added
       twice;
     - all holders of a chunk have the same reduction tree, up to the order of the two operands of
-      an addition, so that they end bitwise equal, but for the payloads of NaNs: of two NaNs a
-      processor may keep the first operand's.
+      an addition, so that they end bitwise equal. NaNs are NaNs on all of them, but their payloads
+      may differ: of two NaNs a processor keeps the payload of the one that it takes first.
 
     ``project`` gives each transfer to both its ranks in the same step, so that their programs fit
     together (``check_programs``). What the owners of an all-reduce hold half way is a question for
