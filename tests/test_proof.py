@@ -106,6 +106,7 @@ def test_all_that_arrives_is_added_in_the_order_of_the_sources():
 def test_a_message_needs_two_ranks_and_some_chunks(transfer):
     steps = [[add(0, 1)], [copy(1, 0)], [transfer]]
     refuse(all_reduce(2, 1, steps), "step 2:", str(transfer), "two of 2 ranks", "some of 1 chunks")
+    assert not passes_on(all_reduce(2, 1, steps))
 
 
 @pytest.mark.parametrize("members", [(0, 2), (0, -1), ()])
@@ -553,6 +554,7 @@ def test_what_is_wrong_on_many_ranks_is_refused_with_the_same_words(name, words)
         # What was added elsewhere is added once more, sent on, or added to.
         ([[add(0, 1)], [add(0, 2)], [add(2, 1)]], 3),
         ([[add(0, 1), add(0, 2)], [add(2, 1)]], 3),
+        ([[add(0, 1), add(0, 2)], [add(2, 1)]], 4),
         ([[add(0, 1)], [copy(0, 2)], [add(1, 2)]], 2),
         ([[add(0, 1), add(2, 0)], [add(0, 1)]], 3),
         ([[add(0, 1)], [add(2, 0)], [add(0, 1)]], 3),
@@ -560,16 +562,17 @@ def test_what_is_wrong_on_many_ranks_is_refused_with_the_same_words(name, words)
         ([[copy(0, 2)], [add(2, 1)], [add(0, 1)]], 2),
         # Copies of the whole sum, which meet.
         ([[add(0, 1)], [copy(1, 0)], [add(0, 1)]], 2),
+        ([[add(0, 1)], [copy(1, 0), copy(1, 2)], [add(0, 2)]], 2),
         # Two copies into one place; a copy and a sum; a copy onto what is being sent.
         ([[add(0, 1)], [copy(1, 0)], [copy(0, 2), copy(1, 2)]], 2),
-        ([[add(0, 1)], [copy(1, 0)], [copy(0, 2), add(1, 2)]], 2),
+        ([[add(0, 1)], [copy(1, 0)], [copy(1, 2), add(0, 2)]], 2),
         ([[add(0, 1)], [copy(1, 0)], [copy(0, 1), copy(1, 2)]], 2),
         ([[copy(2, 0)], [add(0, 1)], [copy(1, 0)]], 2),
     ],
 )
 def test_what_is_wrong_in_one_place_is_not_passed_on(steps, members):
-    ended = [*steps, [copy(1, 0), copy(1, 2)]]
-    schedule = all_reduce(3, 1, ended, members=range(members))
+    ended = [*steps, [copy(1, 0), copy(1, 2), copy(1, 3)]]
+    schedule = all_reduce(4, 1, ended, members=range(members))
     with pytest.raises(ScheduleError):
         prove(schedule)
     assert not passes_on(schedule)

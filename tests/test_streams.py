@@ -150,7 +150,7 @@ def test_a_tensor_on_another_gpu_is_refused(size):
     calls = Crew([0] * size).communicators[0]
     calls._device = torch.device("cuda", 1)
     with FakeTensorMode():
-        tensors = {device: torch.empty(6, device=device) for device in ("cuda:0", "cuda:1", "cpu")}
+        tensors = {device: torch.empty(0, device=device) for device in ("cuda:0", "cuda:1", "cpu")}
     said = "expected a tensor on cuda:1, the GPU of this session, found one on cuda:0: move it "
     for make in (calls.run, calls.prepare):
         with pytest.raises(ConfigurationError, match=said) as caught:
