@@ -13,7 +13,7 @@ from mpiddp.collectives import registry
 from mpiddp.collectives.algorithms import ring
 from mpiddp.collectives.cost import flat
 from mpiddp.collectives.proof import prove
-from mpiddp.collectives.schedule import Collective, Transfer, all_reduce, segment
+from mpiddp.collectives.schedule import Collective, Transfer, all_reduce, halve, segment
 from mpiddp.errors import ConfigurationError, ScheduleError
 from wrong_algorithms import registered
 
@@ -318,6 +318,15 @@ def test_what_is_right_on_some_ranks_may_be_wrong_on_others():
     registry.parse("hasty").build(4)
     with pytest.raises(ScheduleError, match="hasty on 5 ranks is no all-reduce: at the end rank"):
         registry.parse("hasty").build(5)
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("half", [0, 1])
+def test_half_an_all_reduce_is_none(half):
+    registry.register("half")(lambda n: halve(ring(n))[half])
+    kind = ("reduce-scatter", "all-gather")[half]
+    with pytest.raises(ScheduleError, match=f"half on 3 ranks is no all-reduce: .* as a {kind}"):
+        registry.parse("half").build(3)
 
 
 @pytest.mark.usefixtures("clean")

@@ -24,6 +24,7 @@ Table = NDArray[np.int64]
 
 FEW_RANKS = 16
 """Beyond them ``passes_on`` is asked first, which takes a quarter of the time that symbols take."""
+GIVEN_AWAY = -1
 
 
 def prove(schedule: Schedule) -> None:
@@ -276,9 +277,6 @@ def passes_on(schedule: Schedule) -> bool:
         (held[np.array(schedule.holders(chunk)) * len(chunks) + place] == whole).all()
         for place, chunk in enumerate(chunks)
     )
-
-
-GIVEN_AWAY = -1
 
 
 def _tabulate(schedule: Schedule) -> tuple[list[int], Table] | None:

@@ -84,6 +84,11 @@ def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], M
                 raise ScheduleError(
                     f"{name} on {ranks} ranks: expected a Schedule of {ranks} ranks, found {found}"
                 )
+            if schedule.collective is not Collective.ALL_REDUCE:
+                raise ScheduleError(
+                    f"{name} on {ranks} ranks is no all-reduce: it is made as a "
+                    f"{schedule.collective.value}"
+                )
             return schedule
 
         _algorithms[name] = Algorithm(name, make_checked, phases)
