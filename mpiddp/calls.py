@@ -5,6 +5,9 @@ are the caller's, contiguous, and changed in place. When a call returns its resu
 GPU, once the current stream has come so far, and calls on different streams must not overlap. The
 first call of a session, and the first over each transport, make ready what later ones use, and wait
 for all ranks.
+
+An algorithm is proved for the session's number of ranks when it is first used. All ranks end with
+the same bits, but for NaNs: what is a NaN on one rank is one on all, but payloads may differ.
 """
 
 from __future__ import annotations
@@ -103,10 +106,7 @@ def all_reduce(
 
     ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
     ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers
-    contribute nothing; the sum is that of the other ranks. All ranks end with the same bits, but
-    for NaNs, whose payloads may differ: what is a NaN on one rank is one on all.
-
-    An algorithm is proved for the session's number of ranks when it is first used.
+    contribute nothing; the sum is that of the other ranks.
 
     Raises:
         ScheduleError: the algorithm is no all-reduce; says why.
