@@ -113,8 +113,7 @@ def all_reduce(
         ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that
             makes another call. With MPIDDP_DEBUG=1 all calls are compared first, and the error
             says on every rank who differs.
-        PeerLostError: a rank did not come, or left, within the session's timeout; says which one
-            and in which step.
+        PeerLostError: a rank did not come, or left, within the timeout; says which, and the step.
     """
     communicator = find_communicator()
     try:
