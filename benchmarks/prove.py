@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from benchmarks import records
 from benchmarks.options import add_algorithms, at_least, read_algorithms
-from mpiddp.collectives.proof import prove
+from mpiddp.collectives.proof import check_programs, prove
 from mpiddp.collectives.registry import LARGEST_SIMULATED, Choice, parse
-from mpiddp.collectives.schedule import Schedule, halve, segment
+from mpiddp.collectives.schedule import Schedule, halve, project, segment
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.launch.arguments import Parser
 
@@ -80,11 +80,11 @@ def _find_fewest(choice: Choice, ranks: int) -> int:
     """The least number of ranks that the choice can be on; raises ConfigurationError if none."""
     for n in range(1, ranks):
         try:
-            choice.build(n)
+            choice.make(n)
         except ConfigurationError:
             continue
         return n
-    choice.build(ranks)
+    choice.make(ranks)
     return ranks
 
 
@@ -104,12 +104,13 @@ def _list_variants(choice: Choice, n: int) -> list[str]:
 
 def check_case(case: Case) -> Verdict:
     """Prove the schedule, in all its segmentations, and its halves where there are few ranks."""
-    base = parse(case.choice).build(case.ranks, case.nodes)
+    base = parse(case.choice).make(case.ranks, case.nodes)
     verdict = Verdict()
     failures: tuple[str, ...]
     for name, schedule in _list_schedules(base, case.segments):
         try:
             prove(schedule)
+            check_programs(project(schedule))
             failures = ()
         except ScheduleError as error:
             nodes = "" if case.nodes is None else f" on nodes of {case.nodes}"

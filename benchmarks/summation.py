@@ -11,8 +11,8 @@ one of them, and so is the error of rounding it, so after the roundings of k₁,
 the relative error of the sum of n is √((k₁ + k₂ + …) / n) times that of one rounding. Added one
 after the other that is about √(n/2), in a balanced tree √(lg n).
 
-All ranks end with the same bits, which proof.py shows by equal reduction trees; here it is checked
-on the values.
+All ranks end with the same bits, the payloads of NaNs left aside, which proof.py shows by equal
+reduction trees; here it is checked on the values.
 """
 
 from __future__ import annotations

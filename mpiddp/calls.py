@@ -5,6 +5,9 @@ are the caller's, contiguous, and changed in place. When a call returns its resu
 GPU, once the current stream has come so far, and calls on different streams must not overlap. The
 first call of a session, and the first over each transport, make ready what later ones use, and wait
 for all ranks.
+
+An algorithm is proved for the session's number of ranks when it is first used. All ranks end with
+the same bits, but for NaNs: what is a NaN on one rank is one on all, but payloads may differ.
 """
 
 from __future__ import annotations
@@ -106,11 +109,11 @@ def all_reduce(
     contribute nothing; the sum is that of the other ranks.
 
     Raises:
+        ScheduleError: the algorithm is no all-reduce; says why.
         ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that
             makes another call. With MPIDDP_DEBUG=1 all calls are compared first, and the error
             says on every rank who differs.
-        PeerLostError: a rank did not come, or left, within the session's timeout; says which one
-            and in which step.
+        PeerLostError: a rank did not come, or left, within the timeout; says which, and the step.
     """
     communicator = find_communicator()
     try:
@@ -147,7 +150,7 @@ def all_reduce_async(
     """As ``all_reduce``, but return at once, with a future that will have ``tensor``.
 
     The tensor must stay untouched until then. Calls are made in the order in which they were
-    begun; a later call that is not asynchronous waits for them.
+    begun, on a GPU on a stream of their own; a later call that is not asynchronous waits for them.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order

@@ -5,6 +5,8 @@ Asserts what each rank can see for itself, and reports what only all of them tog
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 import zlib
 from typing import Any
@@ -139,6 +141,25 @@ def round_alike(rank: int) -> list[tuple[str, int]]:
                 tensor = torch.randn(997, generator=generator).to(dtype)
                 mpiddp.all_reduce(tensor, algorithm, transport)
                 found.append((f"{algorithm} over {transport} of {dtype}", digest(tensor)))
+    return found
+
+
+def add_nans(session: mpiddp.Session) -> list[tuple[str, list[str]]]:
+    """For each call the bits of numbers; of NaNs the payload: r + 1 if it is rank r's."""
+    rank, found = session.world.rank, []
+    types = {torch.float32: (torch.int32, 22), torch.float64: (torch.int64, 51)}
+    for transport, algorithm in itertools.product(
+        ("auto", "mpi"), ("recursive-doubling", "one-shot", "ring", "direct")
+    ):
+        for (dtype, (bits, quiet)), count in itertools.product(types.items(), (1, 33)):
+            tensor = torch.rand(count, dtype=dtype)
+            # Infinity's bits, that of a quiet NaN, and a payload.
+            infinity = torch.tensor(torch.inf, dtype=dtype).view(bits)
+            tensor[::2] = (infinity + (1 << quiet) + rank + 1).view(dtype)
+            mpiddp.all_reduce(tensor, algorithm, transport)
+            numbers = zip(tensor.tolist(), tensor.view(bits).tolist(), strict=True)
+            texts = [f"{n & 0xFF:x}" if math.isnan(v) else f"number {n:x}" for v, n in numbers]
+            found.append((f"{count} {dtype}, {algorithm} over {transport}", texts))
     return found
 
 

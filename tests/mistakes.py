@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import mpiddp
+import wrong_algorithms
 from mpiddp.errors import ConfigurationError
 from pool_rank import renew
 
@@ -20,6 +21,12 @@ from pool_rank import renew
 def ones(count: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A buffer."""
     return torch.ones(count, dtype=dtype)
+
+
+def name_wrong(make: Callable[[], Any]) -> Any:
+    """A call with an algorithm of `wrong_algorithms`."""
+    with wrong_algorithms.registered():
+        return make()
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -65,6 +72,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no halves": lambda: mpiddp.reduce_scatter(ones(), "recursive-doubling"),
     "no root": lambda: mpiddp.reduce(ones(), 0, "ring"),
     "many roots": lambda: mpiddp.all_gather(ones(), "binomial-tree"),
+    "no all-reduce": lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "double")),
+    "no all-reduce, later": lambda: name_wrong(lambda: mpiddp.all_reduce_async(ones(), "double")),
+    "no half": lambda: name_wrong(lambda: mpiddp.reduce(ones(), 0, "lopsided")),
     "negative shape": lambda: mpiddp.shared_empty((3, -1)),
     "name for a type, shared": lambda: mpiddp.shared_empty(3, "float32"),  # type: ignore[arg-type]
     "shared memory": lambda: mpiddp.all_reduce(ones(), transport="shared-memory"),

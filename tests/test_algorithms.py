@@ -23,6 +23,7 @@ from mpiddp.collectives.schedule import (
     halve,
     project,
     scatter,
+    segment,
 )
 from mpiddp.errors import ScheduleError
 
@@ -59,8 +60,7 @@ def fewest_ranks(text):
 
 def check_sums(text, ranks, segments, nodes=None):
     """The oracle's sums are exact for all COUNTS, each in another timing."""
-    choice = registry.parse(text)
-    schedule = registry.Choice(choice.algorithm, choice.parameters, segments).build(ranks, nodes)
+    schedule = segment(registry.parse(text).make(ranks, nodes), segments)
     seed = zlib.crc32(f"{text} {ranks} {segments}".encode())
     for number, count in enumerate((*COUNTS, ranks)):
         oracle.check(schedule, count, seed + number)
@@ -68,7 +68,7 @@ def check_sums(text, ranks, segments, nodes=None):
 
 def check_halves(name, ranks):
     """Both halves of an all-reduce keep their own promises, as do their images and rotations."""
-    for half in halve(registry.parse(name).build(ranks)):
+    for half in halve(registry.parse(name).make(ranks)):
         for schedule in oracle.variants(half):
             prove(schedule)
             for seed, count in enumerate((1, ranks, 64, 101)):

@@ -14,7 +14,10 @@ import pytest
 
 import documents
 import launchers
-from benchmarks import explain, options, prove, simulate
+import wrong_algorithms
+from benchmarks import explain, numerics, options, prove, simulate
+from benchmarks.allreduce import command as allreduce
+from benchmarks.training_step import command as training_step
 from mpiddp.collectives import registry
 from mpiddp.collectives.closed_form import Phase
 from mpiddp.collectives.schedule import Transfer, all_reduce
@@ -93,6 +96,36 @@ def test_each_algorithm_comes_with_its_variants():
     cases = prove.list_cases([registry.parse("direct"), registry.parse("two-level")], 6, None)
     assert ("direct:servers=2", 6) in {(case.choice, case.ranks) for case in cases}
     assert {case.nodes for case in cases if case.ranks == 6} == {None, (4, 2)}
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: explain.main(["double", "--ranks", "3"]),
+        lambda: explain.main(["double", "--ranks", "3", "--segments", "2"]),
+        lambda: simulate.main(["double", "--ranks", "3"]),
+        lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
+        lambda: numerics.main(["double", "--ranks", "3"]),
+        lambda: allreduce.check(allreduce.parse(["--algorithms", "double", "--ranks", "3"])),
+        lambda: training_step.check(training_step.parse(["--sync", "double", "--ranks", "3"])),
+    ],
+    ids=["explain", "segments", "simulate", "nodes", "numerics", "allreduce", "training-step"],
+)
+def test_what_is_no_all_reduce_is_refused_by_every_command(begin, capsys):
+    with wrong_algorithms.registered(), pytest.raises(ScheduleError) as caught:
+        begin()
+    said = "double on 3 ranks is no all-reduce: step 1: the contribution of rank 1 is added twice"
+    assert str(caught.value) == said and caught.value.exit_code == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_a_page_leaves_out_what_is_no_all_reduce(tmp_path, capsys):
+    with wrong_algorithms.registered():
+        explain.main(["ring", "--ranks", "3", "--html", str(tmp_path / "page.html")])
+        with pytest.raises(ScheduleError):
+            explain.main(["ring", "--ranks", "3", "--beside", "double",
+                          "--html", str(tmp_path / "page.html")])  # fmt: skip
+    assert "wrote" in capsys.readouterr().out
 
 
 # ---- explain ------------------------------------------------------------------------------

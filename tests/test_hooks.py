@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,11 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 from crews import Crew
+from mpiddp.collectives.planner import NCCL
 from mpiddp.collectives.registry import names
+from mpiddp.collectives.selection import MPI
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure import WayOut
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
+from mpiddp.sync import joint
 from mpiddp.sync.hooks import ScheduleHook, Synchronization, attach
 
 ROUNDING = 2e-6
@@ -111,3 +116,22 @@ def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
 ):
     with pytest.raises(ConfigurationError, match=message):
         make_hook(nodes, on_gpu, algorithm="ring", transport=transport)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "made"),
+    [([0, 1], {}, {MPI}), ([0, 0], {}, set()), ([0, 0], {"transport": "mpi"}, {MPI})],
+)
+def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, made):
+    communicator = Crew(nodes).communicators[0]
+    ScheduleHook(Synchronization("ring", **options), communicator, on_gpu=False)
+    assert set(communicator._planner._messengers) == made
+
+
+def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
+    communicator = Crew([0, 0]).communicators[0]
+    gpu = torch.device("cuda", 0)
+    launch = joint._Launch(SimpleNamespace(backend="gloo"), 0, 0, 0, 2, "host0", gpu, 60.0)
+    communicator._planner._makers = {NCCL: lambda: launch.make_group(on_gpu=True)}
+    with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
+        ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import oracle
-from mpiddp.collectives import proof, registry
-from mpiddp.collectives.proof import check_programs, prove
+from mpiddp.collectives import registry
+from mpiddp.collectives.proof import check_programs, passes_on, prove, prove_half
 from mpiddp.collectives.schedule import (
     Collective,
     Round,
@@ -103,6 +106,7 @@ def test_all_that_arrives_is_added_in_the_order_of_the_sources():
 def test_a_message_needs_two_ranks_and_some_chunks(transfer):
     steps = [[add(0, 1)], [copy(1, 0)], [transfer]]
     refuse(all_reduce(2, 1, steps), "step 2:", str(transfer), "two of 2 ranks", "some of 1 chunks")
+    assert not passes_on(all_reduce(2, 1, steps))
 
 
 @pytest.mark.parametrize("members", [(0, 2), (0, -1), ()])
@@ -338,6 +342,8 @@ def agree(schedule):
     try:
         prove(schedule)
     except ScheduleError:
+        # For all-reduces only: there are enough of them.
+        assert schedule.collective is not Collective.ALL_REDUCE or not passes_on(schedule)
         return False
     for seed in TIMINGS:
         oracle.check(schedule, 2 * schedule.chunks + 1, seed)
@@ -451,16 +457,139 @@ def test_the_proof_and_the_oracle_agree_on_all_small_schedules(collective, ranks
     assert any(verdicts) and not all(verdicts)
 
 
-def test_prove_looks_at_the_programs_as_project_gives_them(monkeypatch):
-    schedule = registry.parse("ring").build(3)
-    monkeypatch.setattr(proof, "project", lambda one: [program[::-1] for program in project(one)])
-    with pytest.raises(ScheduleError, match="rank 0 takes step 2 after step 3"):
+def test_the_projections_of_all_small_schedules_fit():
+    for schedule in all_schedules(Collective.ALL_REDUCE, 3, 2, 2):
+        check_programs(project(schedule))
+
+
+# ---- halves -------------------------------------------------------------------------------
+
+
+def make_lopsided_star(n):
+    """All to rank 0, one after the other, and back in one step: more steps before than after."""
+    there = [[add(rank, 0)] for rank in range(1, n)]
+    return all_reduce(n, 1, [*there, [copy(0, rank) for rank in range(1, n)]], owners=[0])
+
+
+def cannot_be_halved(schedule, kind, *words):
+    prove(schedule)
+    with pytest.raises(ScheduleError, match="^cannot be halved: its .*" + ".*".join(words)):
+        prove_half(schedule, kind)
+
+
+def test_an_all_reduce_with_unequal_halves_is_right_but_cannot_be_halved():
+    cannot_be_halved(
+        make_lopsided_star(4), Collective.REDUCE, "first 2 of 4 steps are no reduce: at the end "
+        "rank 0's sum of chunk 0 lacks rank 3",
+    )  # fmt: skip
+    exchange = all_reduce(2, 1, [[add(0, 1), add(1, 0)]], owners=[0])
+    cannot_be_halved(
+        exchange, Collective.REDUCE, "first 0 of 1 steps are no reduce", "lacks rank 1"
+    )
+
+
+def test_a_second_half_that_needs_more_than_the_owners_have_is_found():
+    # Both have the sum half way, but only rank 0 owns it.
+    exchange = [[add(0, 1), add(1, 0)], [copy(1, 2)], [copy(1, 2)]]
+    swap = all_reduce(3, 1, [[add(2, 0)], exchange[0], *exchange[1:]], owners=[0])
+    prove_half(swap, Collective.REDUCE)
+    cannot_be_halved(swap, Collective.BROADCAST, "last 2 of 4 steps are no broadcast: step 0: rank")
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_halves_are_proved_as_what_they_promise(name):
+    for ranks in (*range(1, 17), 23, 63, 64):
+        whole = registry.parse(name).make(ranks)
+        for kind, half in zip(
+            (Collective.REDUCE_SCATTER, Collective.ALL_GATHER),
+            halve(whole) if whole.owners else (),
+            strict=False,
+        ):
+            assert prove_half(whole, kind) == half
+
+
+# ---- without symbols ----------------------------------------------------------------------
+
+SWAPPING = {"recursive-doubling", "one-shot"}
+"""Their ranks add the same contributions at several places."""
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_most_algorithms_need_no_symbols(name):
+    for ranks in (*range(1, 20), 33, 64):
+        whole = registry.parse(name).make(ranks)
+        assert passes_on(whole) or name in SWAPPING
+        for half in halve(whole) if whole.owners else ():
+            assert passes_on(half)
+    assert not passes_on(registry.parse("one-shot").make(3))
+
+
+@functools.cache
+def make_large(name):
+    schedule = registry.parse(name).make(70)
+    prove(schedule)
+    return schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("ring", "lacks rank"), ("two-level", "lacks rank"), ("recursive-doubling", "lacks rank")],
+)
+def test_what_is_wrong_on_many_ranks_is_refused_with_the_same_words(name, words):
+    schedule = make_large(name)
+    for number in (0, len(schedule.steps) - 1):
+        short = list(schedule.steps)
+        short[number] = short[number][1:]
+        refuse(replace(schedule, steps=tuple(short)), words)
+    first = schedule.steps[0][0]
+    twice = (*schedule.steps, (first,))
+    refuse(replace(schedule, steps=twice), f"step {len(schedule.steps)}:", "is added twice")
+    beyond = (*schedule.steps, (first._replace(dst=70),))
+    refuse(replace(schedule, steps=beyond), "is not a message between two of 70 ranks")
+
+
+@pytest.mark.parametrize(
+    ("steps", "members"),
+    [
+        # What was added elsewhere is added once more, sent on, or added to.
+        ([[add(0, 1)], [add(0, 2)], [add(2, 1)]], 3),
+        ([[add(0, 1), add(0, 2)], [add(2, 1)]], 3),
+        ([[add(0, 1), add(0, 2)], [add(2, 1)]], 4),
+        ([[add(0, 1)], [copy(0, 2)], [add(1, 2)]], 2),
+        ([[add(0, 1), add(2, 0)], [add(0, 1)]], 3),
+        ([[add(0, 1)], [add(2, 0)], [add(0, 1)]], 3),
+        # Copies of parts, which meet.
+        ([[copy(0, 2)], [add(2, 1)], [add(0, 1)]], 2),
+        # Copies of the whole sum, which meet.
+        ([[add(0, 1)], [copy(1, 0)], [add(0, 1)]], 2),
+        ([[add(0, 1)], [copy(1, 0), copy(1, 2)], [add(0, 2)]], 2),
+        # Two copies into one place; a copy and a sum; a copy onto what is being sent.
+        ([[add(0, 1)], [copy(1, 0)], [copy(0, 2), copy(1, 2)]], 2),
+        ([[add(0, 1)], [copy(1, 0)], [copy(1, 2), add(0, 2)]], 2),
+        ([[add(0, 1)], [copy(1, 0)], [copy(0, 1), copy(1, 2)]], 2),
+        ([[copy(2, 0)], [add(0, 1)], [copy(1, 0)]], 2),
+    ],
+)
+def test_what_is_wrong_in_one_place_is_not_passed_on(steps, members):
+    ended = [*steps, [copy(1, 0), copy(1, 2), copy(1, 3)]]
+    schedule = all_reduce(4, 1, ended, members=range(members))
+    with pytest.raises(ScheduleError):
         prove(schedule)
+    assert not passes_on(schedule)
 
 
-def test_owners_half_way_are_looked_at():
-    exchange = [[add(0, 1), add(1, 0)]]
-    refuse(all_reduce(2, 1, exchange, owners=[0]), "half way rank 0's sum of chunk 0 lacks rank 1")
+@pytest.mark.parametrize(
+    "name", [*registry.names(), "two-level:outer=recursive-doubling", "two-level:inner=ring"]
+)
+def test_a_proof_takes_a_twentieth_of_a_second(name):
+    nodes = [None, (8, 9, 10, 11, 12, 14)]
+    for each in nodes if name.startswith("two-level") else [None]:
+        schedule, seconds = registry.parse(name).make(64, each), []
+        for _ in range(3):
+            begin = time.process_time()
+            prove(schedule)
+            seconds.append(time.process_time() - begin)
+        assert min(seconds) < 0.05
 
 
 @pytest.mark.parametrize("kind", [Collective.REDUCE, Collective.BROADCAST])

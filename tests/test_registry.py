@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from mpiddp.collectives import registry
 from mpiddp.collectives.algorithms import ring
 from mpiddp.collectives.cost import flat
-from mpiddp.collectives.schedule import segment
+from mpiddp.collectives.proof import prove
+from mpiddp.collectives.schedule import Collective, Transfer, all_reduce, halve, segment
 from mpiddp.errors import ConfigurationError, ScheduleError
+from wrong_algorithms import registered
 
 MACHINE = flat(1.0, 1.0)
 WITH_HALVES = tuple(name for name in registry.names() if registry.parse(name).build(4).owners)
@@ -265,3 +268,97 @@ def test_what_is_registered_must_make_schedules_of_as_many_ranks(made, monkeypat
     registry.register("odd")(lambda n: made)
     with pytest.raises(ScheduleError, match="odd on 4 ranks: expected a Schedule of 4 ranks"):
         registry.parse("odd").build(4)
+
+
+# ---- what is used is proved ---------------------------------------------------------------
+
+
+def test_what_is_wrong_is_made_but_not_built():
+    with registered():
+        for text in ("double", "double:segments=2"):
+            choice = registry.parse(text)
+            assert choice.make(3).ranks == 3
+            for _ in range(2):
+                with pytest.raises(ScheduleError) as caught:
+                    choice.build(3)
+                assert str(caught.value) == (
+                    f"{text} on 3 ranks is no all-reduce: step 1: the contribution of rank 1 is "
+                    "added twice"
+                )
+                assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_schedule_is_proved_once_for_each_number_of_ranks_and_parameter(monkeypatch):
+    proved = []
+    monkeypatch.setattr(registry, "prove", lambda one: proved.append(one.ranks) or prove(one))
+
+    @registry.register("mine", lambda nodes, each, servers=1: None)
+    def mine(n, servers=1, nodes=None):
+        return registry.find("direct").make(n, servers)
+
+    for text in ("mine", "mine:segments=3", "mine:servers=2", "mine:servers=2,segments=2"):
+        for ranks in (4, 5, 4):
+            registry.parse(text).build(ranks)
+    assert proved == [4, 5, 4, 5]
+    for nodes in ((2, 2), (1, 3), (2, 2), None):
+        registry.parse("mine").build(4, nodes)
+    assert proved == [4, 5, 4, 5, 4, 4]
+    registry.parse("mine").build(4, (2, 2), (0, 2, 1, 3))
+    assert proved[6:] == [4]
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_is_right_on_some_ranks_may_be_wrong_on_others():
+    @registry.register("hasty")
+    def hasty(n):
+        whole = ring(n)
+        return replace(whole, owners=(), steps=whole.steps[:6])
+
+    registry.parse("hasty").build(4)
+    with pytest.raises(ScheduleError, match="hasty on 5 ranks is no all-reduce: at the end rank"):
+        registry.parse("hasty").build(5)
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("half", [0, 1])
+def test_half_an_all_reduce_is_none(half):
+    registry.register("half")(lambda n: halve(ring(n))[half])
+    kind = ("reduce-scatter", "all-gather")[half]
+    with pytest.raises(ScheduleError, match=f"half on 3 ranks is no all-reduce: .* as a {kind}"):
+        registry.parse("half").build(3)
+
+
+@pytest.mark.usefixtures("clean")
+def test_ranks_that_are_placed_otherwise_may_add_in_another_order():
+    """Operands are added in the order of the ranks, which depends on what they are called."""
+
+    @registry.register("copied")
+    def copied(n):
+        # Ranks 3 to 5 have copies; ranks 0 and 3 add all three, and hand on what they have.
+        there = [Transfer(rank, rank + 3, 0, 1, False) for rank in range(3)]
+        sums = [Transfer(first + rank, first, 0, 1, True) for first in (0, 3) for rank in (1, 2)]
+        back = [Transfer(0, 1, 0, 1, False), Transfer(3, 2, 0, 1, False)]
+        return all_reduce(n, 1, [there, sums, back], members=[0, 1, 2])
+
+    choice = registry.parse("copied")
+    choice.build(6)
+    with pytest.raises(ScheduleError, match="hold chunk 0 added in different orders"):
+        choice.build(6, order=(0, 1, 2, 3, 5, 4))
+
+
+def test_halves_are_refused_with_their_real_cause():
+    with registered():
+        lopsided = registry.parse("lopsided")
+        assert lopsided.build(4).owners == (0,)
+        said = r"lopsided on 4 ranks cannot be halved: its first 2 of 4 steps are no reduce: "
+        with pytest.raises(ScheduleError, match=said):
+            lopsided.build_half(Collective.REDUCE, 4)
+        with pytest.raises(ScheduleError, match=said):
+            registry.parse("two-level:inner=lopsided").build(8)
+        with pytest.raises(ScheduleError, match="double on 2 ranks is no all-reduce"):
+            registry.parse("double").build_half(Collective.REDUCE, 2)
+
+
+def test_servers_that_contribute_nothing_are_no_mistake():
+    assert registry.parse("central").build(5).members == (0, 1, 2, 3)

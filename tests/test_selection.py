@@ -28,7 +28,8 @@ from mpiddp.collectives.selection import (
 )
 from mpiddp.collectives.sums import is_order_fixed
 from mpiddp.collectives.transport.memory import MAILBOX
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ScheduleError
+from wrong_algorithms import registered
 
 ALL, SCATTER, GATHER = Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER
 REDUCE, BROADCAST = Collective.REDUCE, Collective.BROADCAST
@@ -318,6 +319,20 @@ def test_a_reduce_scatter_of_fixed_order_is_offered_what_makes_one():
     for nodes, offered in (([0] * 4, "halving-doubling, direct"), ([0] * 3, "direct")):
         text = refuse(Call(SCATTER, "ring", fixed_order=True), make_layout(nodes))
         assert text.endswith(f"with fixed_order use {offered}")
+
+
+def test_what_is_no_all_reduce_is_refused_and_offered_to_nobody():
+    with registered():
+        for layout in (ONE_NODE, SEVERAL, LONELY):
+            with pytest.raises(ScheduleError, match="double on 4 ranks is no all-reduce: step 1:"):
+                select(Call(ALL, "double"), 100, layout, on_gpu=False)
+        with pytest.raises(ConfigurationError, match=r"with fixed_order use .*one-shot") as caught:
+            select(Call(ALL, "ring", fixed_order=True), 100, ONE_NODE, on_gpu=False)
+        assert "double" not in str(caught.value)
+        # It adds in the order of the ranks, and has no halves.
+        select(Call(ALL, "lopsided", fixed_order=True), 100, ONE_NODE, on_gpu=False)
+        with pytest.raises(ScheduleError, match="lopsided on 4 ranks cannot be halved: its first"):
+            select(Call(REDUCE, "lopsided"), 100, ONE_NODE, on_gpu=False)
 
 
 # ---- few ranks ----------------------------------------------------------------------------

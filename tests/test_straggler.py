@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from mpiddp.training.straggler import (
 )
 
 WORKERS = (0, 2, 5)
+CPU = torch.device("cpu")
 
 
 def test_a_rank_or_a_random_one_is_read():
@@ -50,7 +52,7 @@ def test_it_is_described():
 def test_one_worker_is_slow_in_each_step(seed, step):
     for chosen in (None, 5):
         slow = [
-            Slowdown(Straggler(chosen, 4), place, WORKERS, seed, 1).is_slow(step)
+            Slowdown(Straggler(chosen, 4), place, WORKERS, seed, 1, CPU).is_slow(step)
             for place in range(len(WORKERS))
         ]
         assert sum(slow) == 1
@@ -58,7 +60,7 @@ def test_one_worker_is_slow_in_each_step(seed, step):
 
 
 def test_everybody_has_a_turn():
-    first = Slowdown(Straggler(None, 4), 0, WORKERS, 7, 1)
+    first = Slowdown(Straggler(None, 4), 0, WORKERS, 7, 1, CPU)
     turns = sum(first.is_slow(step) for step in range(3000))
     # Five standard deviations of a binomial distribution with a third.
     assert abs(turns - 1000) < 130
@@ -68,5 +70,15 @@ def test_a_step_takes_so_many_times_as_long(monkeypatch):
     slept = []
     monkeypatch.setattr(straggler.time, "sleep", slept.append)
     for place in range(len(WORKERS)):
-        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5).wait(9)
+        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5, CPU).wait(9)
     assert slept == [1.5]
+
+
+def test_a_gpu_does_nothing_during_the_sleep(monkeypatch):
+    done = []
+    monkeypatch.setattr(straggler.time, "sleep", done.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", done.append)
+    gpu = torch.device("cuda", 1)
+    for place in range(len(WORKERS)):
+        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5, gpu).wait(9)
+    assert done == [gpu, 1.5]

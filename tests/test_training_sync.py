@@ -109,7 +109,17 @@ def test_only_workers_are_counted_where_servers_are_dedicated(pool, tmp_path):
 def test_impossible_roles_are_refused_on_every_rank(options, message, pool, tmp_path):
     called = pool("openmpi", 2).call(trainings.refuse, *SERVED, *options, cwd=tmp_path)
     for said in called.values:
-        assert message in said and "\n" not in said
+        assert message in said and said.startswith("2: ") and "\n" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.mpi
+def test_an_algorithm_that_is_no_all_reduce_is_refused_before_the_first_step(pool, tmp_path):
+    called = pool("openmpi", 3).call(
+        trainings.refuse_wrong, *SMALL, "--sync", "double", cwd=tmp_path
+    )
+    said = "double on 3 ranks is no all-reduce: step 1: the contribution of rank 1 is added twice"
+    assert called.values == [f"1: {said}"] * 3
     assert not (tmp_path / "runs").exists()
 
 

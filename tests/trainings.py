@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from mpiddp.errors import ConfigurationError
+import wrong_algorithms
+from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import parse
 from mpiddp.training.trainer import train
@@ -24,6 +25,12 @@ def refuse(session: Session, *words: str) -> str:
     """Why this training is refused; every rank must refuse it."""
     try:
         run(session, words)
-    except ConfigurationError as error:
-        return str(error)
+    except MpiddpError as error:
+        return f"{error.exit_code}: {error}"
     raise AssertionError(f"{words} trained")
+
+
+def refuse_wrong(session: Session, *words: str) -> str:
+    """As ``refuse``, where the algorithms of `wrong_algorithms` can be named."""
+    with wrong_algorithms.registered():
+        return refuse(session, *words)

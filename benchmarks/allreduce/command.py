@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 from benchmarks import launchers, records, startup
@@ -131,12 +133,24 @@ def check(options: Options) -> launchers.Mpirun | Srun:
             )
     if min(options.ranks) < 2:
         raise ConfigurationError("--ranks: expected at least 2, found 1")
+    for name, ranks in product(plan.algorithms, options.ranks):
+        check_algorithm(name, ranks)
     records.check_outputs(options.json, options.plot)
     outputs = (options.json, options.plot)
     found = startup.check_start(options.ranks, options.launcher, options.nodes, *outputs)
     if plan.link and not (isinstance(found, Srun) and found.nodes > 1):
         raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")
     return found
+
+
+def check_algorithm(name: str, ranks: int) -> None:
+    """Raise ScheduleError for an algorithm that is no all-reduce of so many ranks.
+
+    What cannot be on so many ranks stands in the table.
+    """
+    if name != "auto":
+        with suppress(ConfigurationError):
+            parse_algorithm(name).build(ranks)
 
 
 def report(groups: Sequence[Group], targets: Sequence[Target]) -> str:

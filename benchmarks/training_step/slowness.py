@@ -23,4 +23,4 @@ def make_slowdown(
     check_straggler(straggler, workers)
     with rehearse(module, module, batch) as take_pass:
         seconds = time_pass(take_pass, batch[0].device)
-    return Slowdown(straggler, place, workers, order.seed, seconds)
+    return Slowdown(straggler, place, workers, order.seed, seconds, batch[0].device)

@@ -15,14 +15,20 @@ from collections.abc import Sequence
 
 from mpiddp.collectives import formulas
 from mpiddp.collectives.cost import check_nodes, split_in_two
-from mpiddp.collectives.registry import check_servers, find_inner, find_outer, register
+from mpiddp.collectives.registry import (
+    Choice,
+    check_servers,
+    find_inner,
+    find_outer,
+    register,
+)
 from mpiddp.collectives.schedule import (
+    Collective,
     Schedule,
     Transfer,
     all_reduce,
     beside,
     gather_back,
-    halve,
     place,
     reverse_steps,
     scatter,
@@ -257,7 +263,9 @@ def two_level(
     """
     sizes = split_in_two(n) if nodes is None else check_nodes(n, nodes)
     across = find_outer(outer).make(len(sizes))
-    halves = [halve(find_inner(inner).make(size))[0] for size in sizes]
+    level = Choice(find_inner(inner))
+    parts = {size: level.build_half(Collective.REDUCE_SCATTER, size) for size in set(sizes)}
+    halves = [parts[size] for size in sizes]
     firsts = [sum(sizes[:node]) for node in range(len(sizes))]
     # Fine enough for each node's pieces and for the outer algorithm's chunks of any of them.
     pieces = math.lcm(*(half.chunks for half in halves))

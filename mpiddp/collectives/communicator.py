@@ -16,7 +16,7 @@ from mpiddp.collectives.operators import name_type
 from mpiddp.collectives.planner import Planner, Request
 from mpiddp.collectives.plans import Plan, Shortcut
 from mpiddp.collectives.schedule import Collective
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.selection import Call, Selection
 from mpiddp.collectives.transport.memory import Neighbourhood
 from mpiddp.collectives.transport.segments import Segments
 from mpiddp.collectives.waiting import Waiter
@@ -46,10 +46,12 @@ class Communicator:
         waiter: Waiter,
         notes: tuple[str, ...] = (),
         agree: Callable[[Any, str], Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Made by ``setup.make_communicator``.
 
         Args:
+            device: the session's; a tensor on another GPU is refused.
             notes: what a user should know of the transports.
             agree: compares a value between all ranks before each call, if calls are to be checked.
         """
@@ -57,10 +59,13 @@ class Communicator:
         self.waiter = waiter
         self.notes = notes
         self._agree = agree
+        self._device = device
         self._calls = 0
         self._plans: dict[Hashable, Plan] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
+        self._stream: torch.cuda.Stream | None = None
+        """On which a GPU makes the calls that were begun; None until there is one."""
         self.shortcuts: dict[Hashable, Shortcut] = {}
         """Calls that were made before, by all that tells them from others, the address of the
         buffer included: they are found in one look. Empty as long as calls are compared, or others
@@ -87,12 +92,21 @@ class Communicator:
         """Where memory comes from that the node's ranks share."""
         return self._planner.segments
 
+    def make_ready(self, selection: Selection, *, on_gpu: bool) -> None:
+        """Make what carries the messages of such calls, if there is none yet. Collective.
+
+        Raises ConfigurationError where there can be none.
+        """
+        self._planner.find_messenger(selection, on_gpu=on_gpu)
+
     # ---- calls ----------------------------------------------------------------------------
 
     def run(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
         key = _key(request, tensor)
         plan = self._plans.get(key)
+        if self._stream is not None and not tensor.is_cpu:
+            torch.cuda.current_stream(tensor.device).wait_stream(self._stream)
         if plan is None or self._looks_twice(tensor) or not tensor.is_contiguous():
             if self._pending and not self._is_worker():
                 # Behind those that were begun before.
@@ -148,7 +162,8 @@ class Communicator:
         held = _hold_memory(tensor)
 
         def make_call() -> torch.Tensor:
-            if self._refusal or self._pending or self._agree is not None:
+            begun = self._pending or self._stream is not None
+            if self._refusal or begun or self._agree is not None:
                 return self.run(request, tensor)
             try:
                 call()
@@ -164,18 +179,18 @@ class Communicator:
     def start(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin a call; its future has the tensor once it is done.
 
-        On a GPU the call is queued on the current stream, as every other; on the CPU a thread
-        makes such calls in the order in which they were begun. Callbacks of a future run in that
-        thread, and calls that they make are made at once.
+        Such calls are made in the order in which they were begun: on a GPU on a stream of their
+        own, behind what has been queued on the current one; on the CPU in a thread. Callbacks of a
+        future run in that thread, and calls that they make are made at once.
         """
         self._check_open()
         key = _key(request, tensor)
-        if not tensor.is_cpu or self._is_worker():
-            queued: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-                devices=None if tensor.is_cpu else [tensor.device]
-            )
-            queued.set_result(self.run(request, tensor))
-            return queued
+        if not tensor.is_cpu:
+            return self._queue(request, tensor)
+        if self._is_worker():
+            made: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            made.set_result(self.run(request, tensor))
+            return made
         plan = self._prepare(key, request, tensor)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         with self._lock:
@@ -184,6 +199,24 @@ class Communicator:
             self._pending += 1
             self.shortcuts = {}
         self._worker.submit(self._work, plan, tensor, future)
+        return future
+
+    def _queue(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Begin a call on a GPU, beside what is queued on the current stream from now on."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[tensor.device])
+        current = torch.cuda.current_stream(tensor.device)
+        # A tensor on another GPU is refused before it is worked on.
+        stream = self._stream
+        if stream is None:
+            stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            self.run(request, tensor)
+            # The allocator gives memory that is freed to its own stream's next user at once.
+            tensor.record_stream(stream)
+            # Records an event on this stream; whoever waits for the future waits for the event.
+            future.set_result(tensor)
+        self._stream = stream
         return future
 
     def _work(
@@ -260,7 +293,7 @@ class Communicator:
 
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
         self._check_open()
-        problem = find_problem(tensor)
+        problem = find_problem(tensor, self._device)
         if self._agree is not None:
             self._calls += 1
             self._agree(
@@ -340,14 +373,22 @@ def check_tensor(tensor: Any) -> None:
         raise ConfigurationError(problem)
 
 
-def find_problem(tensor: Any) -> str:
-    """Why it is no tensor whose memory can be worked in; empty if it is one."""
+def find_problem(tensor: Any, device: torch.device | None = None) -> str:
+    """Why it is no tensor whose memory can be worked in; empty if it is one.
+
+    ``device``: the session's, if it matters.
+    """
     if not isinstance(tensor, torch.Tensor):
         return f"expected a torch tensor, found {type(tensor).__name__}"
     if tensor.layout is not torch.strided:
         return f"expected a dense tensor, found one of layout {tensor.layout}"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"expected a CPU or CUDA tensor, found one on {tensor.device}"
+    if tensor.is_cuda and device is not None and device.type == "cuda" and tensor.device != device:
+        return (
+            f"expected a tensor on {device}, the GPU of this session, found one on "
+            f"{tensor.device}: move it there first"
+        )
     if not tensor.is_contiguous():
         return (
             f"expected a contiguous tensor, found one of shape {tuple(tensor.shape)} and strides "

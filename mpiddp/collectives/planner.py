@@ -157,10 +157,7 @@ class Planner:
         on_gpu: bool,
     ) -> Plan:
         in_memory = selection.transport in (SHARED, BOTH)
-        messenger = None
-        if selection.transport != SHARED:
-            name = NCCL if on_gpu else MPI if in_memory else selection.transport
-            messenger = self._find_messenger(name)
+        messenger = self.find_messenger(selection, on_gpu=on_gpu)
         cut = _find_cut(messenger, arithmetic.dtype.itemsize, in_memory)
         program = compile_part(part, count, cut)
         neighbourhood = self.neighbourhood if in_memory else None
@@ -172,10 +169,18 @@ class Planner:
             return MemoryPlan(parts, self._pages)
         return MessagePlan(parts)
 
-    def _find_messenger(self, transport: str) -> Messenger:
-        if transport not in self._messengers:
-            self._messengers[transport] = self._makers[transport]()
-        return self._messengers[transport]
+    def find_messenger(self, selection: Selection, *, on_gpu: bool) -> Messenger | None:
+        """What carries the messages, made if it is new: then this is collective.
+
+        None where there are no messages: in shared memory, and on one rank. Raises
+        ConfigurationError.
+        """
+        if selection.transport == SHARED or self.layout.size == 1:
+            return None
+        name = NCCL if on_gpu else MPI if selection.transport == BOTH else selection.transport
+        if name not in self._messengers:
+            self._messengers[name] = self._makers[name]()
+        return self._messengers[name]
 
     def _find_stage(self, transport: str) -> Stage:
         if transport not in self._stages:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpiddp.collectives.closed_form import ClosedForm, Phase
 from mpiddp.collectives.cost import Machine, Simulation, check_nodes, simulate
-from mpiddp.collectives.schedule import Schedule, segment
+from mpiddp.collectives.proof import prove, prove_half
+from mpiddp.collectives.schedule import Collective, Schedule, relabel, segment
 from mpiddp.errors import ConfigurationError, ScheduleError
 
 LARGEST_SIMULATED = 1024
@@ -34,6 +35,8 @@ class Algorithm:
     phases: Phases
     """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
     where none is known."""
+    proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
+    """For which ranks, nodes and parameters its schedule has been proved in this process."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -60,7 +63,9 @@ def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
 def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
     """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn.
 
-    Without ``phases`` it has no closed form, and a price only where it can be simulated.
+    The function returns the same schedule whenever it is given the same arguments: the first one
+    that is used is proved. Without ``phases`` the algorithm has no closed form, and a price only
+    where it can be simulated.
 
     Raises ValueError if another one has the name.
     """
@@ -78,6 +83,11 @@ def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], M
             if found != ranks:
                 raise ScheduleError(
                     f"{name} on {ranks} ranks: expected a Schedule of {ranks} ranks, found {found}"
+                )
+            if schedule.collective is not Collective.ALL_REDUCE:
+                raise ScheduleError(
+                    f"{name} on {ranks} ranks is no all-reduce: it is made as a "
+                    f"{schedule.collective.value}"
                 )
             return schedule
 
@@ -175,17 +185,68 @@ class Choice:
         pairs = ",".join(f"{key}={value}" for key, value in values.items())
         return f"{self.algorithm.name}:{pairs}" if pairs else self.algorithm.name
 
-    def build(self, ranks: int, nodes: Sequence[int] | None = None) -> Schedule:
-        """The schedule; ``nodes`` has the ranks of each node, if that is known.
+    def make(
+        self, ranks: int, nodes: Sequence[int] | None = None, order: Sequence[int] | None = None
+    ) -> Schedule:
+        """The schedule as the algorithm makes it: not proved, and not in segments.
 
-        Raises ConfigurationError for what cannot be: no ranks, nodes that do not add up, more
-        servers than ranks.
+        ``nodes`` has the ranks of each node, if that is known; ``order`` has the ranks node by
+        node, where they are not numbered so. Raises ConfigurationError for what cannot be: no
+        ranks, nodes that do not add up, more servers than ranks.
         """
         known = {}
         if nodes is not None:
             sizes = check_nodes(ranks, nodes)
             known = {"nodes": sizes} if self.algorithm.knows_nodes else {}
-        return segment(self.algorithm.make(ranks, **self.parameters, **known), self.segments)
+        schedule = self.algorithm.make(ranks, **self.parameters, **known)
+        return schedule if order is None else relabel(schedule, order)
+
+    def build(
+        self, ranks: int, nodes: Sequence[int] | None = None, order: Sequence[int] | None = None
+    ) -> Schedule:
+        """The schedule, which is proved when it is built for the first time.
+
+        What is proved is the schedule in one segment. Segments have no chunk in common, and each
+        takes all steps in their order; no condition of the proof joins two chunks.
+
+        Raises ScheduleError, with the proof's sentence, for one that is no all-reduce;
+        ConfigurationError as ``make``.
+        """
+        return segment(self._build_whole(ranks, nodes, order), self.segments)
+
+    def build_half(
+        self,
+        kind: Collective,
+        ranks: int,
+        nodes: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> Schedule:
+        """The half of the schedule that such a collective is made of, proved, in one segment.
+
+        For a reduce or a reduce-scatter that is the first half, which is the one or the other.
+        Raises ScheduleError and ConfigurationError as ``build``, and where there are no halves.
+        """
+        whole = self._build_whole(ranks, nodes, order)
+        if not whole.owners:
+            raise ConfigurationError(f"{self} has no halves, so it makes no {kind.value}")
+        try:
+            return prove_half(whole, kind)
+        except ScheduleError as error:
+            raise ScheduleError(f"{self} on {ranks} ranks {error}") from None
+
+    def _build_whole(
+        self, ranks: int, nodes: Sequence[int] | None, order: Sequence[int] | None
+    ) -> Schedule:
+        schedule = self.make(ranks, nodes, order)
+        parameters = tuple(sorted(self.parameters.items()))
+        key = (ranks, nodes and tuple(nodes), order and tuple(order), parameters)
+        if key not in self.algorithm.proved:
+            try:
+                prove(schedule)
+            except ScheduleError as error:
+                raise ScheduleError(f"{self} on {ranks} ranks is no all-reduce: {error}") from None
+            self.algorithm.proved.add(key)
+        return schedule
 
     def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
         """The price as a formula, where one is known: not in segments, not on uneven nodes."""

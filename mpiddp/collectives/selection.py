@@ -18,15 +18,15 @@ beyond and for reduce-scatter.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mpiddp.collectives.algorithms  # noqa: F401 - importing it registers them
 from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.registry import Choice, names, parse
-from mpiddp.collectives.schedule import Collective, Schedule, halve, relabel, rotate, segment
+from mpiddp.collectives.schedule import Collective, Schedule, rotate, segment
 from mpiddp.collectives.sums import is_order_fixed
 from mpiddp.collectives.transport.memory import MAILBOX
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ScheduleError
 
 AUTO = "auto"
 MPI, TORCH, SHARED, BOTH = "mpi", "torch", "shared-memory", "shared-memory+mpi"
@@ -63,7 +63,8 @@ class Selection:
 def select(call: Call, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
-    Raises ConfigurationError for what does not exist or is not possible here.
+    Raises ConfigurationError for what does not exist or is not possible here, ScheduleError for an
+    algorithm that does not do what it promises.
     """
     transport = _select_transport(call.transport, layout, on_gpu)
     if not 0 <= call.root < layout.size:
@@ -129,19 +130,12 @@ def _choose_name(call: Call, size: int, layout: Layout, transport: str, *, on_gp
 @functools.lru_cache(maxsize=64)
 def _build(call: Call, name: str, layout: Layout) -> Schedule:
     choice = parse(name)
-    knows_nodes = choice.algorithm.knows_nodes
-    nodes = layout.sizes if knows_nodes and len(layout.sizes) > 1 else None
-    whole = replace(choice, segments=1).build(layout.size, nodes)
-    if nodes is not None:
-        whole = relabel(whole, layout.order)
+    nodes = order = None
+    if choice.algorithm.knows_nodes and len(layout.sizes) > 1:
+        nodes, order = layout.sizes, layout.order
     if call.kind is Collective.ALL_REDUCE:
-        return segment(whole, choice.segments)
-    if not whole.owners:
-        raise ConfigurationError(f"{choice} has no halves, so it makes no {call.kind.value}")
-    first, second = halve(whole)
-    half = first if first.collective in (Collective.REDUCE, Collective.REDUCE_SCATTER) else second
-    if call.kind in (Collective.BROADCAST, Collective.ALL_GATHER):
-        half = second
+        return choice.build(layout.size, nodes, order)
+    half = choice.build_half(call.kind, layout.size, nodes, order)
     if call.kind in (Collective.REDUCE, Collective.BROADCAST):
         return _root(call, choice, half)
     if half.owners != tuple(range(layout.size)) or choice.segments > 1:
@@ -167,7 +161,7 @@ def _list_fixed(call: Call, layout: Layout) -> str:
     for name in names():
         try:
             schedule = _build(call, name, layout)
-        except ConfigurationError:
+        except (ConfigurationError, ScheduleError):
             continue
         if is_order_fixed(schedule):
             fitting.append(name)

@@ -64,6 +64,10 @@ class Launch(Protocol):
         """For messages."""
 
     @property
+    def device(self) -> torch.device:
+        """The one of the session."""
+
+    @property
     def timeout(self) -> float:
         """Seconds of one wait."""
 
@@ -148,7 +152,8 @@ def make_communicator(launch: Launch) -> Communicator:
     is_checked = facts[0].is_checked
     messengers = _list_messengers(launch, waiter, facts)
     planner = Planner(layout, segments, neighbourhood, messengers)
-    return Communicator(planner, waiter, notes, launch.agree if is_checked else None)
+    agree = launch.agree if is_checked else None
+    return Communicator(planner, waiter, notes, agree, launch.device)
 
 
 def _find_facts(
@@ -276,11 +281,12 @@ def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
     return int(wishes[0])
 
 
-def make_alone() -> Communicator:
+def make_alone(device: torch.device) -> Communicator:
     """For one process that was started alone."""
     layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
-    return Communicator(Planner(layout, Segments(), None, {}), Waiter(policy, 0.0))
+    planner = Planner(layout, Segments(), None, {})
+    return Communicator(planner, Waiter(policy, 0.0), device=device)
 
 
 def describe(communicator: Communicator) -> dict[str, Any]:

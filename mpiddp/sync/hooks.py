@@ -48,9 +48,10 @@ class ScheduleHook:
     def __init__(
         self, synchronization: Synchronization, communicator: Communicator, *, on_gpu: bool
     ) -> None:
-        """A hook for gradients on GPUs, or on the CPU.
+        """A hook for gradients on GPUs, or on the CPU. Collective.
 
-        Raises ConfigurationError for what is not possible here, or leaves out ranks.
+        Raises ConfigurationError for what is not possible here, or leaves out ranks; ScheduleError
+        for an algorithm that is no all-reduce.
         """
         self.overlap = synchronization.overlap
         """May be changed between two steps, on all ranks alike."""
@@ -61,6 +62,7 @@ class ScheduleHook:
         )
         selection = self._select(0, on_gpu)
         _check_members(selection)
+        communicator.make_ready(selection, on_gpu=on_gpu)
         self._request = Request(self._call, "average")
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
@@ -145,7 +147,8 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
     """Have a model's gradients averaged that way, over the current session's ranks.
 
     The model must have been wrapped with ``gradient_as_bucket_view=True``, so that gradients follow
-    their bucket into shared memory. Raises ConfigurationError.
+    their bucket into shared memory. What carries the gradients is made here. Collective. Raises
+    ConfigurationError, ScheduleError.
     """
     on_gpu = next(model.parameters()).is_cuda
     hook = ScheduleHook(synchronization, find_communicator(), on_gpu=on_gpu)

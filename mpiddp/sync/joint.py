@@ -29,6 +29,7 @@ class _Launch:
     local_rank: int
     local_size: int
     hostname: str
+    device: torch.device
     timeout: float
     communicators: list[MPI.Intracomm] = field(default_factory=list)
 
@@ -80,7 +81,7 @@ def find_communicator() -> Communicator:
 def _make_communicator(session: Session) -> Communicator:
     world = session.world
     if world.size == 1:
-        return setup.make_alone()
+        return setup.make_alone(session.device)
     launch = _Launch(
         session,
         world.rank,
@@ -88,6 +89,7 @@ def _make_communicator(session: Session) -> Communicator:
         world.local_rank,
         world.local_size,
         world.hostname,
+        session.device,
         session.timeout,
     )
     communicator = setup.make_communicator(launch)

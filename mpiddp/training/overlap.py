@@ -1,7 +1,7 @@
 """Whether the backward pass goes on while gradients travel: both ways are measured.
 
 Where a rank has no core to spare, the thread that moves gradients takes its time from the backward
-pass, so that either way may be the quicker one.
+pass, so that either way may be the quicker one. On a GPU they travel on a stream of their own.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _make_slowdown(
     straggler = parse_straggler(configuration.straggler)
     with rehearse(module, module, batch) as take_pass:
         seconds = time_pass(take_pass, batch[0].device)
-    return Slowdown(straggler, place, workers, configuration.seed, seconds)
+    return Slowdown(straggler, place, workers, configuration.seed, seconds, batch[0].device)
 
 
 def _start_engine(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
 
 RANDOM = "random"
 
@@ -55,14 +59,22 @@ class Slowdown:
     """Makes one worker's steps longer."""
 
     def __init__(
-        self, straggler: Straggler, place: int, workers: tuple[int, ...], seed: int, seconds: float
+        self,
+        straggler: Straggler,
+        place: int,
+        workers: tuple[int, ...],
+        seed: int,
+        seconds: float,
+        device: torch.device,
     ) -> None:
-        """``place``: this rank's, among ``workers``; ``seconds``: its passes of a step take."""
+        """``place``: this rank's, among ``workers``; ``seconds``: its passes of a step take, on
+        this device."""
         self._straggler = straggler
         self._place = place
         self._workers = workers
         self._seed = seed
         self._delay = (straggler.factor - 1) * seconds
+        self._device = device
 
     def is_slow(self, step: int) -> bool:
         """Whether it is this worker's turn; the same one's on all ranks."""
@@ -75,7 +87,13 @@ class Slowdown:
     def wait(self, step: int) -> None:
         """Sleep as much longer as this worker's step, counted from 0, is to take.
 
-        A slow machine would keep its own core busy; this one leaves it to ranks that share it.
+        A slow machine would keep its own core busy; this one leaves it to ranks that share it. What
+        a GPU has been told to do is done first: it would go on during the sleep.
         """
-        if self.is_slow(step):
-            time.sleep(self._delay)
+        if not self.is_slow(step):
+            return
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)
+        time.sleep(self._delay)

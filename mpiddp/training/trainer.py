@@ -47,7 +47,8 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     """Train as the configuration says; collective over all ranks of the session.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
-    same configuration and number of ranks on CPUs, unless gradients may be stale.
+    same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
+    may differ; a loss that is not finite is refused.)
 
     Args:
         configuration: resolved.

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 import launchers
+from crews import Crew
 from mpiddp.collectives import registry
 from mpiddp.collectives.operators import make_span
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.schedule import Collective
+from mpiddp.collectives.selection import Call
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.straggler import Slowdown, Straggler
 from threads import Team
 
 pytestmark = pytest.mark.gpu
@@ -73,3 +81,78 @@ def test_calls_over_nccl(device):
     ranks = min(4, torch.cuda.device_count())
     launcher = launchers.table()["openmpi" if ranks > 1 else "alone"]
     launchers.run(launcher, ranks, ["-c", PROGRAM], timeout=150).expect(0)
+
+
+CYCLES = 1 << 28
+"""A GPU counts them in a tenth of a second or more."""
+
+
+def test_a_call_that_was_begun_lets_the_current_stream_go_on(device, monkeypatch):
+    calls = Crew([0, 0]).communicators[0]
+
+    class Plan:
+        """A sum that takes its time."""
+
+        def run(self, tensor):
+            torch.cuda._sleep(CYCLES)
+            tensor.add_(tensor)
+
+    monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
+    request = Request(Call(Collective.ALL_REDUCE, "ring"))
+    buckets = [torch.empty(1 << 20, device=device) for _ in range(3)]
+    torch.cuda.synchronize(device)
+    futures = []
+    for number, bucket in enumerate(buckets):
+        # What is queued before the call is in its sum.
+        torch.cuda._sleep(CYCLES >> 4)
+        bucket.fill_(number)
+        futures.append(calls.start(request, bucket))
+    gone = torch.cuda.Event()
+    gone.record()
+    gone.synchronize()
+    done = torch.cuda.Event()
+    calls._stream.record_event(done)
+    assert not done.query(), "the current stream waited for the calls"
+    results = [future.wait().clone() for future in futures]
+    for number, result in enumerate(results):
+        assert torch.equal(result, torch.full_like(result, 2.0 * number))
+
+
+def test_a_straggler_sleeps_once_its_gpu_has_nothing_to_do(device, monkeypatch):
+    slow = Slowdown(Straggler(0, 2), 0, (0,), 0, 0.0, device)
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(CYCLES)
+    done = torch.cuda.Event()
+    done.record()
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    slow.wait(0)
+    assert done.query()
+
+
+def test_a_tensor_on_another_gpu_is_refused(device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    calls = Crew([0, 0]).communicators[0]
+    calls._device = device
+    with pytest.raises(ConfigurationError, match="found one on cuda:1"):
+        calls.run(Request(Call(Collective.ALL_REDUCE)), torch.ones(3, device="cuda:1"))
+
+
+WITHOUT_NCCL = """
+import torch, mpiddp
+from torch.nn.parallel import DistributedDataParallel
+from mpiddp.sync.hooks import Synchronization, attach
+with mpiddp.init(timeout=60, backend="gloo", allow_shared_gpu=True) as session:
+    module = torch.nn.Linear(5, 3).to(session.device)
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    try:
+        attach(Synchronization("ring"), model)
+    except mpiddp.ConfigurationError as error:
+        assert "over NCCL, but this session has gloo" in str(error)
+    else:
+        raise AssertionError("it was attached")
+"""
+
+
+def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step(device):
+    launchers.run(launchers.table()["openmpi"], 2, ["-c", WITHOUT_NCCL], timeout=150).expect(0)

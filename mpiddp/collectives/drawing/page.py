@@ -18,7 +18,7 @@ from typing import Any
 from mpiddp.collectives.cost import Machine, flat, split_in_two
 from mpiddp.collectives.registry import Choice, find, names
 from mpiddp.collectives.schedule import Schedule
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ScheduleError
 
 LARGEST = 64
 """Ranks; with more of them nothing can be told apart."""
@@ -166,13 +166,13 @@ def _collect(
 def _pack_all(
     entries: Mapping[str, Choice], ranks: int, nodes: Sequence[int] | None
 ) -> Mapping[str, Any]:
-    """By name; what cannot be on so many ranks, or is too large, is left out."""
+    """By name; what cannot be on so many ranks, is wrong, or is too large, is left out."""
     packed = {}
     for name, choice in entries.items():
         try:
             schedule = choice.build(ranks, nodes)
             _check_size(choice, schedule)
-        except ConfigurationError:
+        except (ConfigurationError, ScheduleError):
             continue
         divided = nodes is None and ranks > 1 and choice.algorithm.knows_nodes
         packed[name] = _pack(schedule, split_in_two(ranks) if divided else None)
