@@ -74,6 +74,13 @@ def test_peers_are_others_and_never_more_than_two(hostnames, data):
     assert peers or hostnames in ([own], [])
 
 
+@pytest.mark.parametrize("hostname", ["n1", "n1.cluster.local"])
+def test_a_node_is_no_peer_of_its_own(hostname):
+    assert choose_peers(("n1", "n2", "n3"), hostname) == ["n2"]
+    assert choose_peers(("n1.cluster.local", "n2.cluster.local"), hostname) == ["n2.cluster.local"]
+    assert choose_interfaces(("n1", "n2"), hostname) == ("ens1",)
+
+
 def test_it_is_told_only_while_mpi_starts(monkeypatch):
     monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
     monkeypatch.setattr(socket, "gethostname", lambda: "n1")

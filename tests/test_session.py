@@ -165,6 +165,30 @@ def test_without_mpi_nothing_listens_outside_the_interface():
     check_listening(found, "127.0.0.1")
 
 
+# Interfaces that are not there
+
+INIT = "import sys, mpiddp; mpiddp.init(timeout=30, interface=sys.argv[1])"
+
+
+def expect_one_line(launcher, words, option, **env):
+    result = launchers.run(launcher, 2, ["-c", INIT, option], timeout=60, env=env).expect(2)
+    (line,) = facts.messages(result)
+    assert words in line and "rank 0 of 2 on " in line, str(result)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.by_default("mpich")
+def test_an_interface_variable_that_fits_nothing(either_launcher):
+    words = "GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of "
+    expect_one_line(either_launcher, words, "auto", GLOO_SOCKET_IFNAME="nosuch")
+
+
+@pytest.mark.by_default("openmpi")
+def test_an_interface_for_no_host_of_the_job(either_launcher):
+    words = "--interface 'nosuch.local=lo' names none of the job's hosts, which are "
+    expect_one_line(either_launcher, words, "nosuch.local=lo")
+
+
 # The block
 
 

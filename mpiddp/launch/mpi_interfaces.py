@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.launch.hostnames import is_host
 from mpiddp.launch.infiniband import INFINIBAND, find_infiniband
 from mpiddp.launch.launcher import hosts_of_step
 
@@ -90,19 +91,18 @@ def choose_interfaces(hostnames: Sequence[str], hostname: str) -> tuple[str, ...
     for peer in choose_peers(hostnames, hostname):
         address = find_source(peer)
         interface = find_interface(interfaces, address) if address is not None else None
-        if interface is not None and interface not in found:
+        if interface is not None:
             found.append(interface)
-    leading = [each for each in interfaces if each.name in found and not each.is_loopback]
-    others = [each for each in interfaces if each.name not in found and not each.is_loopback]
+    leading = [each for each in interfaces if each in found and not each.is_loopback]
+    others = [each for each in interfaces if each not in found and not each.is_loopback]
     return tuple(each.name for each in leading) if others else ()
 
 
 def choose_peers(hostnames: Sequence[str], hostname: str) -> list[str]:
     """The first host and the one after this one, round the ring; never this one."""
-    names = list(hostnames)
-    own = names.index(hostname) if hostname in names else 0
-    peers = (names[0], names[(own + 1) % len(names)])
-    return [peer for peer in dict.fromkeys(peers) if peer != hostname]
+    own = next((i for i, name in enumerate(hostnames) if is_host(name, hostname)), 0)
+    peers = (hostnames[0], hostnames[(own + 1) % len(hostnames)])
+    return [peer for peer in dict.fromkeys(peers) if not is_host(peer, hostname)]
 
 
 def find_source(hostname: str) -> str | None:
