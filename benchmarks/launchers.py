@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.mpi_interfaces import share_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
@@ -63,9 +64,11 @@ class Mpirun:
         if self.family != "openmpi":
             return {}
         shared_memory = "vader" if self._is_open_mpi_4 else "sm"
+        # Over TCP a rank listens to every host.
+        others = "" if share_memory(os.cpu_count() or 1) else ",tcp"
         return {
             "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": f"self,{shared_memory},tcp",
+            "OMPI_MCA_btl": f"self,{shared_memory}{others}",
             "UCX_MEM_EVENTS": "n",
         }
 

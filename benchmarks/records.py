@@ -21,6 +21,7 @@ from benchmarks.launchers import ROOT, THREADS, Mpirun, clean_environment
 from benchmarks.srun import Srun
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.compatibility import library_name
+from mpiddp.launch.outcome import write_whole
 
 SCHEMA = 1
 """Version of the records' form; a change that breaks readers raises it."""
@@ -125,9 +126,7 @@ def check_outputs(*paths: Path | None) -> None:
 def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
     """Write a record, whole or not at all."""
     record = {"benchmark": benchmark, "schema": SCHEMA, **content}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def _ask(command: list[str], environment: Mapping[str, str] | None = None) -> str | None:

@@ -308,18 +308,18 @@ choose_mpirun() {
     openmpi*)
         ! is_root || MPIRUN+=(--allow-run-as-root)
         # One node: probing for fast networks would take a second, and binding a rank to
-        # one core would leave the others idle.
+        # one core would leave the others idle. Each rank finds out whether it can do
+        # without TCP (mpiddp/launch/mpi_interfaces.py).
         default OMPI_MCA_pml ob1
         # UCX patches the allocator while it is loaded, even where it is not used then.
         default UCX_MEM_EVENTS n
         if [ "$family" = "openmpi 4" ]; then
-            default OMPI_MCA_btl self,vader,tcp
             default OMPI_MCA_hwloc_base_binding_policy none
         else
-            default OMPI_MCA_btl self,sm,tcp
             default PRTE_MCA_hwloc_default_binding_policy none
         fi
         ;;
+    mpich) default HYDRA_IFACE lo ;;
     esac
     if [ "$ranks" -gt "$(count_cores)" ]; then
         case $family in

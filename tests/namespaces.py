@@ -63,6 +63,17 @@ class Cluster:
         node.ip(f"link set {interface} up")
 
 
+def lose_large_packets(node: Node, interface: str) -> None:
+    """Let ``node`` send packets of 9,000 bytes into a switch that drops what exceeds 1,500.
+
+    Nobody says so, and TCP does not try shorter ones. A packet that the kernel has put together
+    from several would pass: between namespaces it is never cut up.
+    """
+    node.ip(f"link set {interface} mtu 9000 gso_max_segs 1")
+    probing = "sysctl -q -w net.ipv4.tcp_mtu_probing=0"
+    subprocess.run(node.enter(*probing.split()), check=True, timeout=10)
+
+
 def lead_nowhere(node: Node, interface: str, address: str) -> None:
     """Give ``node`` an interface that is up and reaches nobody."""
     node.ip(f"link add {interface} type veth peer name {address}")

@@ -245,20 +245,23 @@ MPICH = "HYDRA build details:\n    Version:                                 5.0.
 @pytest.mark.parametrize(
     ("text", "title", "tuned"),
     [
-        (OPEN_MPI_5, "Open MPI 5.0.11", "self,sm,tcp"),
-        (OPEN_MPI_4, "Open MPI 4.1.4", "self,vader,tcp"),
-        ("mpirun.openmpi (OpenRTE) 4.1.4", "Open MPI 4.1.4", "self,vader,tcp"),
+        (OPEN_MPI_5, "Open MPI 5.0.11", "self,sm"),
+        (OPEN_MPI_4, "Open MPI 4.1.4", "self,vader"),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "Open MPI 4.1.4", "self,vader"),
         (MPICH, "MPICH 5.0.2", None),
         ("something else 1.0", "mpirun", None),
     ],
 )
-def test_each_mpi_is_recognised(tmp_path, text, title, tuned):
+def test_each_mpi_is_recognised(tmp_path, monkeypatch, text, title, tuned):
+    monkeypatch.setattr(launchers, "share_memory", lambda ranks: True)
     mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, text)), {})
     assert mpirun.title == title
     assert mpirun.tuned.get("OMPI_MCA_btl") == tuned
     names = [each.name for each in list_contenders(2, mpirun)]
     assert (MPIDDP_TUNED in names) == (tuned is not None)
     assert {MPIDDP, TORCHRUN, TORCHRUN_STATIC, FLOOR} <= set(names)
+    monkeypatch.setattr(launchers, "share_memory", lambda ranks: False)
+    assert mpirun.tuned.get("OMPI_MCA_btl") == (tuned and f"{tuned},tcp")
 
 
 def test_the_library_of_another_mpirun_is_found(tmp_path):

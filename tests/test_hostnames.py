@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.launch.hostnames import expand_hostnames, fold_hostnames, fold_numbers
+from mpiddp.launch.hostnames import expand_hostnames, fold_hostnames, fold_numbers, is_host
 
 
 def unfold(text: str) -> list[str]:
@@ -27,6 +27,38 @@ def unfold(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("name", "hostname", "expected"),
+    [
+        ("node1", "node1", True),
+        ("node1", "node1.cluster.local", True),
+        ("node1.cluster.local", "node1.cluster.local", True),
+        ("node1.cluster.local", "node1.elsewhere", False),
+        ("node1.cluster", "node1.cluster.local", False),
+        ("node1", "node10", False),
+        ("node1", "node10.cluster.local", False),
+    ],
+)
+def test_whose_name_it_is(name, hostname, expected):
+    assert is_host(name, hostname) is is_host(hostname, name) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hostname", "expected"),
+    [
+        ("node*", "node1", True),
+        ("node*", "node1.cluster", True),
+        ("node[12]", "node2.cluster", True),
+        ("*.cluster", "node1.cluster", True),
+        ("*.cluster", "node1", True),
+        ("node*.cluster", "node1.elsewhere", False),
+        ("node?", "node10", False),
+    ],
+)
+def test_patterns_of_names(pattern, hostname, expected):
+    assert is_host(pattern, hostname) is expected
+
+
+@pytest.mark.parametrize(
     ("names", "folded"),
     [
         ([], ""),
@@ -41,13 +73,18 @@ def unfold(text: str) -> list[str]:
         (["gpu1-ib", "gpu2-ib", "gpu1"], "gpu1,gpu[1-2]-ib"),
         (["r1n4", "r1n5", "r2n4"], "r1n[4-5],r2n4"),
         (["a", "a", "b"], "a,b"),
+        # Numbers of a domain are not what tells its hosts apart.
+        (["n1.dc2.local", "n2.dc2.local", "n2.dc3.local"], "n2.dc3.local,n[1-2].dc2.local"),
+        (["login.dc2", "login.dc3"], "login.dc2,login.dc3"),
     ],
 )
 def test_fold_hostnames(names, folded):
     assert fold_hostnames(names) == folded
 
 
-HOSTNAMES = st.from_regex(r"[a-c]{0,2}[0-9]{0,3}[a-c]{1,2}-?[0-9]{0,3}(?:\.c)?", fullmatch=True)
+HOSTNAMES = st.from_regex(
+    r"[a-c]{0,2}[0-9]{0,3}[a-c]{1,2}-?[0-9]{0,3}(?:\.c[12]?)?", fullmatch=True
+)
 
 
 @settings(deadline=None)

@@ -12,6 +12,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.interface_rule import (
     InterfaceRule,
     find_rule,
+    names_nobody,
     nccl_setting,
     parse_interface_option,
 )
@@ -92,6 +93,7 @@ def test_nccls_own_examples(value, yes, no):
         ("node1=ib0,node1=eth0,node2=eth1", "=ib0,eth0"),
         ("node*=ib0", "=ib0"),
         ("node1.cluster=ib0", "=ib0"),
+        ("node1.elsewhere=ib0", None),
         ("node2=eth0", None),
     ],
 )
@@ -99,6 +101,17 @@ def test_the_option(text, rule):
     found = parse_interface_option(text, "node1.cluster")
     assert (found.nccl if found else None) == rule
     assert found is None or found.source == "--interface"
+
+
+def test_a_name_with_a_domain_on_a_host_without():
+    found = parse_interface_option("node2.cluster.local=eth0,node1.cluster.local=ib0", "node1")
+    assert found is not None and found.nccl == "=ib0"
+
+
+def test_an_option_for_other_hosts():
+    assert names_nobody("node2=eth0,node3=ib0", "node1.cluster")
+    for option in ("node2=eth0,node1=ib0", "node*=eth0", "auto", " auto ", "eth0", "^eth0", "=ib0"):
+        assert not names_nobody(option, "node1.cluster")
 
 
 @pytest.mark.parametrize("text", ["", " ", "^", "=", "^=", ",", "node1=", "=,", "a=b,c", "a=b,=c"])

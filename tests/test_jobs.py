@@ -415,6 +415,22 @@ def test_what_is_made_of_an_allocation(made_up, case):
     assert not [name for name in made_up.exported if contradicting.fullmatch(name)]
 
 
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train", "SLURM_CPUS_PER_TASK"),
+        ("train", "SLURM_CPUS_PER_GPU"),
+        ("train", "SLURM_NTASKS"),
+        ("benchmark", "SLURM_CPUS_PER_TASK"),
+    ],
+)
+def test_what_is_no_number_is_refused(made_up, script, name):
+    done = made_up.submit(script, *TOY, nodes=EVEN, **{name: "abc"})
+    assert done.returncode == 2 and not made_up.started
+    assert f"{name} is 'abc', but Slurm sets it to a whole number" in done.stderr
+    assert "integer expression" not in done.stderr
+
+
 def test_tasks_left_over_from_another_shell_are_refused(made_up):
     # Slurm hands on SLURM_NTASKS of salloc's shell to a job for which nobody gave a count.
     done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS="7")

@@ -122,6 +122,37 @@ RECORDED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({**OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        ({**OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+        ({**HYDRA, "MPI_LOCALNRANKS": "4"}, True),
+        ({**HYDRA, "MPI_LOCALNRANKS": "2"}, False),
+        ({**STEP, "SLURM_STEP_NODELIST": "n1"}, True),
+        ({**STEP, "SLURM_STEP_NODELIST": "n[1-2]"}, False),
+        # A part of a heterogeneous job: a step may span all of it.
+        (
+            {
+                **STEP,
+                "SLURM_STEP_NODELIST": "n1",
+                "SLURM_HET_SIZE": "2",
+                "SLURM_NTASKS_HET_GROUP_0": "4",
+                "SLURM_NTASKS_HET_GROUP_1": "4",
+            },
+            False,
+        ),
+        # The allocation's hosts say nothing of where mpirun started what.
+        ({**INSIDE_ALLOCATION, "SLURM_STEP_NODELIST": "n1"}, False),
+        ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, False),
+        ({"PALS_RANKID": "2"}, False),
+    ],
+)
+def test_whether_all_are_on_this_host(variables, expected):
+    launcher = find_launcher(variables)
+    assert launcher is not None and launcher.is_on_one_host is expected
+
+
 @pytest.mark.parametrize("step", [0xFFFFFFFA, 0xFFFFFFFB])
 def test_a_batch_script_and_salloc_s_shell_are_no_launch(step):
     variables = {**STEP, "SLURM_STEP_ID": str(step), "SLURM_STEPID": str(step)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import resource
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -50,6 +53,25 @@ def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
     path.write_text('{"epoch": 1}\n{"epoch": 2, "los')
     MetricsFile(path).append(ROW)
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 1]
+
+
+@contextlib.contextmanager
+def writing_forbidden() -> Iterator[None]:
+    """No file can grow meanwhile, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_whole_rows_outlive_whatever_stops_the_repair(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"epoch": 1}\n{"epoch": 2, "los')
+    with writing_forbidden(), contextlib.suppress(OSError):
+        MetricsFile(path)
+    assert path.read_text().startswith('{"epoch": 1}\n')
 
 
 def test_the_line_of_an_epoch() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from facts import PROGRAM, messages
-from namespaces import Cluster, lead_nowhere, make_cluster, run
+from namespaces import Cluster, lead_nowhere, lose_large_packets, make_cluster, run
 
 ADDRESS_SECONDS = 5.0
 """What the address phase may take, however many interfaces lead nowhere."""
@@ -114,6 +114,44 @@ def test_a_node_without_a_common_network(cluster):
         # Its own bridge has that address, and nobody listens there.
         ["node3", "Network is unreachable", "Connection refused"],
     )
+
+
+def test_a_switch_that_drops_large_packets(cluster):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        cluster.join(node, "ens1f1", f"10.77.0.{number}")
+        lose_large_packets(node, "ens1f1")
+    program = "import mpiddp\nfrom mpiddp.launch import reception\nreception.REACH_SECONDS = 3\n"
+    result = run(cluster.nodes[:2], "-c", f"{program}mpiddp.init(timeout=25)")
+    expect_table(
+        result,
+        ["10.77.0.1 (ens1f1)"],
+        ["node1", "reached"],
+        ["node2", "packets of 9000 bytes do not pass by ens1f1"],
+    )
+    assert "one MTU on all of it" in result.stderr
+
+
+@pytest.mark.long
+def test_another_network_is_taken_where_one_drops_large_packets(cluster, tmp_path):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        # By itself rank 0 prefers the first.
+        cluster.join(node, "ens1", f"10.77.0.{number}")
+        cluster.join(node, "ens2", f"10.78.0.{number}")
+        lose_large_packets(node, "ens1")
+    found, _ = collect(cluster.nodes[:2], tmp_path)
+    assert {row["master"][0] for row in found} == {"10.78.0.1"}
+    assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens2"] * 2
+
+
+@pytest.mark.long
+def test_a_variable_that_fits_no_interface_of_one_node(cluster):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        cluster.join(node, f"ens{number}", f"10.77.0.{number}")
+    result = run(cluster.nodes[:2], *INIT, GLOO_SOCKET_IFNAME="ens1").expect(2)
+    (line,) = messages(result)
+    assert "rank 1 of 2 on node2: " in line
+    assert "GLOO_SOCKET_IFNAME is 'ens1', but the interfaces of node2 that have an" in line
+    assert "are lo, ens2: " in line
 
 
 def test_a_switch_that_passes_nothing(cluster):

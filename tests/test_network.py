@@ -23,6 +23,44 @@ LINK_LOCAL = Interface("usb0", ("169.254.3.4",), 1000)
 HOST = (LOOPBACK, DOCKER, LINK_LOCAL, SLOW, ETHERNET, INFINIBAND)
 
 
+# What the user's variables say
+
+
+@pytest.mark.parametrize(
+    ("backend", "variables"),
+    [
+        ("gloo", {}),
+        ("gloo", {"GLOO_SOCKET_IFNAME": ""}),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "lo,lo"}),
+        ("gloo", {"NCCL_SOCKET_IFNAME": "nosuch"}),
+        ("nccl", {"GLOO_SOCKET_IFNAME": "nosuch"}),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "l"}),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "nosuch,lo"}),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "^nosuch"}),
+    ],
+)
+def test_a_variable_that_fits_an_interface(backend, variables):
+    network.check_variables(backend, "node1", {"NCCL_CONF_FILE": "/none", **variables})
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "value"),
+    [
+        ("gloo", "GLOO_SOCKET_IFNAME", "nosuch"),
+        # Gloo opens all, and knows no prefixes.
+        ("gloo", "GLOO_SOCKET_IFNAME", "lo,nosuch"),
+        ("gloo", "GLOO_SOCKET_IFNAME", "l"),
+        ("nccl", "NCCL_SOCKET_IFNAME", "nosuch"),
+        ("nccl", "NCCL_SOCKET_IFNAME", "=l"),
+    ],
+)
+def test_a_variable_that_fits_none(backend, variable, value):
+    said = f"^{variable} is '{value}', but the interfaces of node1 that have an address are .*lo"
+    with pytest.raises(ConfigurationError, match=said):
+        network.check_variables(backend, "node1", {"NCCL_CONF_FILE": "/none", variable: value})
+
+
 # Candidates
 
 
@@ -111,7 +149,7 @@ def test_candidates_are_admitted_addresses_each_once(interfaces, value, nodes):
 
 
 def test_the_interface_of_an_address():
-    assert network.find_interface(HOST, "10.1.0.1") == "ib0"
+    assert network.find_interface(HOST, "10.1.0.1") == INFINIBAND
     assert network.find_interface(HOST, "10.1.0.2") is None
     assert Candidate("10.0.0.1", "eth0").address == "10.0.0.1"
 

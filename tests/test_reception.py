@@ -55,7 +55,7 @@ def receive(*candidates):
 
 
 @contextlib.contextmanager
-def another_server(address: str, answer: bytes | None):
+def another_server(address: str, answer: bytes | None, *, hang_up: bool = True):
     """Somebody else's server: sends ``answer`` to whoever comes, or stays silent with None."""
     held = []
     with socket.create_server((address, 0)) as server:
@@ -64,11 +64,12 @@ def another_server(address: str, answer: bytes | None):
             with contextlib.suppress(OSError):
                 while True:
                     connection, _ = server.accept()
-                    if answer is None:
+                    if answer is not None:
+                        connection.sendall(answer)
+                    if answer is None or not hang_up:
                         held.append(connection)
-                        continue
-                    connection.sendall(answer)
-                    connection.close()
+                    else:
+                        connection.close()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -155,6 +156,39 @@ def test_a_caller_that_goes_away_at_once_disturbs_nobody():
         assert try_offers(host.offers, host.token) == (REACHED,)
 
 
+def test_an_address_by_which_long_messages_are_lost(monkeypatch):
+    token = b"t" * 16
+    with another_server("127.0.0.5", reception._derive(token, "rank 0"), hang_up=False) as offer:
+        offers = [Offer(Candidate("127.0.0.5", "eth0", 9000), offer.port)]
+        (attempt,) = try_offers(offers, token, seconds=0.5)
+    assert attempt == Attempt(None, "packets of 9000 bytes do not pass by lo")
+    text = reception.describe_failure(offers, [("node2", [attempt])], "node1")
+    assert "(firewall?), with one MTU on all of it (ip link set INTERFACE mtu BYTES), or" in text
+    assert text.splitlines()[2] == "  node2  packets of 9000 bytes do not pass by lo"
+
+
+def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
+    monkeypatch.setattr(reception, "MOST_STRANGERS", 8)
+    with receive(FIRST) as host, contextlib.ExitStack() as stack:
+        said = (b"", b"", b"x", b"GET / HTTP/1.0\r\n\r\n", host.token, b"\0" * 100_000)
+        strangers = []
+        for number in range(60):
+            stranger = socket.create_connection(("127.0.0.2", host.offers[0].port), 5)
+            strangers.append(stack.enter_context(stranger))
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(said[number % len(said)])
+        assert try_offers(host.offers, host.token) == (REACHED,)
+        place = ("127.0.0.2", host.offers[0].port)
+        rows = psutil.Process().net_connections("tcp")
+        kept = [row for row in rows if row.laddr == place and row.status == "ESTABLISHED"]
+        assert len(kept) <= reception.MOST_STRANGERS
+        # The last one may still wait, in silence.
+        for stranger in strangers:
+            stranger.settimeout(0.01)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                assert stranger.recv(100) == b""
+
+
 def test_hand_over_keeps_one_socket_and_nothing_else_listens():
     before = listening()
     with receive(FIRST, SECOND, THIRD) as host:
@@ -195,17 +229,21 @@ def test_the_table_of_who_could_not_reach_what():
 
 
 class Leaders:
-    """The leaders' communicator of one leader, which hears the other leaders' answers."""
+    """The leaders' communicator of one leader, which hears the other leaders' answers.
 
-    def __init__(self, reached, rows=None):
-        self.reached, self.rows, self.rounds = reached, rows, 0
+    Their attempts have ended where ``have_ended``.
+    """
+
+    def __init__(self, reached, rows=None, have_ended=True):
+        self.answers = [[*row, have_ended] for row in reached]
+        self.rows, self.rounds = rows, 0
 
     def bcast(self, value):
         return value
 
     def Allreduce(self, mine, everyone, op):  # noqa: N802
         self.rounds += 1
-        everyone[:] = [min(column) for column in zip(mine, *self.reached, strict=True)]
+        everyone[:] = [min(column) for column in zip(mine, *self.answers, strict=True)]
 
     def gather(self, row):
         return None if self.rows is None else [row, *self.rows]
@@ -242,11 +280,15 @@ def test_a_node_that_is_alone_agrees_with_itself():
 def test_without_a_common_address_rank_0_has_the_table(meet):
     other = ("node2", (Attempt(None, "No route to host"),))
     with receive(FIRST) as host:
-        leaders = Leaders([[False]], rows=[other])
+        leaders = Leaders([[False]], rows=[other], have_ended=False)
         with pytest.raises(UnreachableError) as caught:
             meet(host, leaders, "node1", 10)
         # A lost packet gets a second, patient chance before that.
         assert leaders.rounds == 2
+        leaders = Leaders([[False]], rows=[other])
+        with pytest.raises(UnreachableError, match="node2  No route to host"):
+            meet(host, leaders, "node1", 10)
+        assert leaders.rounds == 1
         with pytest.raises(UnreachableError, match="rank 0's table"):
             meet(host, Leaders([[False]]), "node1", 10)
     assert caught.value.exit_code == 4
@@ -268,10 +310,10 @@ def test_both_rounds_fit_into_the_phase(meet, monkeypatch):
 
     def fail(offers, token, *, seconds, grace):
         rounds.append(seconds)
-        return (Attempt(None, "timed out"),) * len(offers)
+        return (Attempt(None, reception.NO_ANSWER),) * len(offers)
 
     monkeypatch.setattr(reception, "try_offers", fail)
-    with receive(FIRST) as host, pytest.raises(UnreachableError, match="timed out"):
+    with receive(FIRST) as host, pytest.raises(UnreachableError, match="no answer"):
         meet(host, Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))]), "n", 12)
     assert len(rounds) == 2 and sum(rounds) < 12
 

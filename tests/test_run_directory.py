@@ -15,8 +15,10 @@ import pytest
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.outcome import write_whole
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.run_directory import find_path, forget_outcome, open_run
+from test_metrics import writing_forbidden
 
 JOB = (
     environment.SLURM_JOB_ID,
@@ -101,6 +103,9 @@ def test_without_a_name_it_is_a_time_stamp_of_its_own(tmp_path: Path) -> None:
         (("9", "sweep", "7", "2"), "sweep-7_2"),
         (("7", "a/b\nc"), "a-b-c-7"),
         (("7", "x" * 300), "x" * 197 + "-7"),
+        # File systems count bytes. A character of three that does not fit leaves them unused.
+        (("7", "あ" * 200), "あ" * 65 + "-7"),
+        (("7", "x" + "é" * 200), "é" * 98 + "-7"),
     ],
 )
 def test_within_slurm_it_is_the_job(
@@ -199,6 +204,15 @@ def test_a_name_that_is_too_long_for_the_file_system_is_refused(tmp_path: Path) 
     configuration = Configuration(name="ü" * 199, runs_dir=tmp_path)
     with pytest.raises(ConfigurationError, match="too long"):
         open_run(configuration)
+
+
+def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    write_whole(path, "öld")
+    with writing_forbidden(), pytest.raises(OSError, match="File too large"):
+        write_whole(path, "new")
+    assert path.read_bytes() == "öld".encode()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_nothing_half_written_is_left(

@@ -280,13 +280,16 @@ def test_cores_are_neither_hardware_threads_nor_what_openmp_was_told(checkout):
 def test_local_ranks_use_local_transports(checkout):
     checkout.local()
     assert "  OMPI_MCA_pml=ob1" in checkout.log
-    assert "  OMPI_MCA_btl=self,sm,tcp" in checkout.log
     assert "  PRTE_MCA_hwloc_default_binding_policy=none" in checkout.log
     assert not checkout.logged("yield_when_idle")
     checkout.local(FAKE_VERSION="mpirun (Open MPI) 4.1.4")
-    assert "  OMPI_MCA_btl=self,vader,tcp" in checkout.log
+    assert "  OMPI_MCA_hwloc_base_binding_policy=none" in checkout.log
+    # What ranks need no other transports for, they find out themselves.
+    assert not checkout.logged("OMPI_MCA_btl")
     checkout.local("9")
     assert "  OMPI_MCA_mpi_yield_when_idle=1" in checkout.log
+    checkout.local(FAKE_VERSION="HYDRA build details:")
+    assert "  HYDRA_IFACE=lo" in checkout.log
 
 
 def test_what_the_user_set_stays(checkout):

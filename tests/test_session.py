@@ -147,12 +147,11 @@ def test_interfaces_that_the_user_chose_are_kept():
 
 def check_listening(found: list[dict], address: str) -> None:
     for rank, row in enumerate(found):
-        # MPI's own sockets are MPI's own business.
-        ours = [item for item in row["listening"] if item not in row.get("MPI listens", [])]
-        assert {host for host, _ in ours} <= {address}
-        # Rank 0 holds the store; every rank of a Gloo group listens for its peers.
-        assert (row["master"] in ours) == (rank == 0)
-        assert len(ours) <= 2 + (rank == 0)
+        assert {host for host, _ in row["listening"]} <= {address}
+        # Rank 0 holds the store; every rank of a Gloo group listens for its peers, and so does
+        # UCX.
+        assert (row["master"] in row["listening"]) == (rank == 0)
+        assert len(row["listening"]) <= 3 + (rank == 0)
 
 
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.long)])
@@ -161,9 +160,49 @@ def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
     check_listening(found, "127.0.0.1")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mount", ["size=1g", "size=8m"])
+@pytest.mark.mpi
+def test_ranks_that_share_no_memory_talk_over_tcp(mount):
+    launcher = launchers.table()["openmpi"]
+    own = f"mount -t tmpfs -o {mount} none /dev/shm"
+    program = (
+        "import mpiddp, torch\n"
+        "with mpiddp.init(timeout=60) as session:\n"
+        "    print(mpiddp.all_reduce(torch.ones(1)).item(), flush=True)\n"
+    )
+    rank = ["--mount", "sh", "-c", f'{own} && exec "$@"', "sh", sys.executable, "-c", program]
+    result = launchers.run(launcher, 2, rank, timeout=90, python="unshare").expect(0)
+    assert result.stdout == "2.0\n2.0\n"
+
+
 def test_without_mpi_nothing_listens_outside_the_interface():
     found, _ = facts.collect("alone", 1)
     check_listening(found, "127.0.0.1")
+
+
+# Interfaces that are not there
+
+INIT = "import sys, mpiddp; mpiddp.init(timeout=30, interface=sys.argv[1])"
+
+
+def expect_one_line(launcher, words, option, **env):
+    result = launchers.run(launcher, 2, ["-c", INIT, option], timeout=60, env=env).expect(2)
+    (line,) = facts.messages(result)
+    assert words in line and "rank 0 of 2 on " in line, str(result)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.by_default("mpich")
+def test_an_interface_variable_that_fits_nothing(either_launcher):
+    words = "GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of "
+    expect_one_line(either_launcher, words, "auto", GLOO_SOCKET_IFNAME="nosuch")
+
+
+@pytest.mark.by_default("openmpi")
+def test_an_interface_for_no_host_of_the_job(either_launcher):
+    words = "--interface 'nosuch.local=lo' names none of the job's hosts, which are "
+    expect_one_line(either_launcher, words, "nosuch.local=lo")
 
 
 # The block

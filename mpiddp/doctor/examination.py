@@ -35,6 +35,7 @@ from mpiddp.errors import LaunchError, MpiddpError
 from mpiddp.launch import device
 from mpiddp.launch.deadline import Watch
 from mpiddp.launch.failure import FORWARD_SECONDS, WayOut
+from mpiddp.launch.hostnames import is_host
 from mpiddp.launch.infiniband import find_infiniband
 from mpiddp.launch.interface_rule import find_rule
 from mpiddp.launch.launcher import find_launcher, is_first
@@ -143,7 +144,8 @@ class Examination:
         self._add(launching.judge_library(self._find_library(), launcher))
         world, roster = self.starter.session.world, self.way_out.roster
         others = self.circle.gather_on_node(world.hostname)
-        rows = self.circle.gather_nodes(sorted(set(others) - {world.hostname}) if others else [])
+        others = [name for name in others or () if not is_host(name, world.hostname)]
+        rows = self.circle.gather_nodes(sorted(set(others)))
         if rows is not None:
             hostnames = self.circle.hostnames()
             strangers = {name: row for name, row in zip(hostnames, rows, strict=True) if row}

@@ -16,6 +16,7 @@ import mpiddp
 from mpiddp import environment
 from mpiddp.doctor.findings import FAIL, PASS, WARN, Finding, exit_code, summarise
 from mpiddp.launch.launcher import Launcher
+from mpiddp.launch.outcome import write_whole
 
 COLOURS = {PASS: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 RESET = "\033[0m"
@@ -67,9 +68,7 @@ class Report:
             **self.place,
             "findings": [asdict(finding) for finding in self.findings],
         }
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        os.replace(temporary, self._path)
+        write_whole(self._path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def describe(finding: Finding, *, coloured: bool) -> str:

@@ -1,9 +1,23 @@
-"""Slurm's short form of lists of hosts, both ways, and of numbers."""
+"""Names of hosts: whether two are one host's, and Slurm's short form of lists, both ways."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Sequence
+
+
+def is_host(name: str, hostname: str) -> bool:
+    """Whether ``name`` is the name of the host that calls itself ``hostname``.
+
+    One may be the other's short form: ``node1`` is ``node1.cluster.local``, which is not
+    ``node1.elsewhere``. ``name`` may be a shell pattern, such as ``node*``.
+    """
+    if fnmatch.fnmatchcase(hostname, name):
+        return True
+    have_domains = "." in name and "." in hostname
+    short_name, short_hostname = name.partition(".")[0], hostname.partition(".")[0]
+    return not have_domains and fnmatch.fnmatchcase(short_hostname, short_name)
 
 
 def fold_hostnames(names: Sequence[str]) -> str:
@@ -11,7 +25,8 @@ def fold_hostnames(names: Sequence[str]) -> str:
     groups: dict[tuple[str, int, str], list[int]] = {}
     plain = []
     for name in dict.fromkeys(names):
-        match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
+        # The last number of the name proper: those of a domain are all alike.
+        match = re.fullmatch(r"([^.]*?)(\d+)([^\d.]*(?:\..*)?)", name)
         if match is None:
             plain.append(name)
         else:

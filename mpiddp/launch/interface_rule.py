@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.hostnames import is_host
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class InterfaceRule:
 def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
     """Read ``--interface``: ``auto``, ``NAME[,NAME…]``, ``HOST=NAME,…`` or NCCL's syntax.
 
-    HOST may be a shell pattern (``node*``) and is compared with the short and the full name. A
-    host that no item names chooses by itself: None, like ``auto``.
+    HOST is a name or a shell pattern, see `is_host`. A host that no item names chooses by itself:
+    None, like ``auto``.
     """
     text = text.strip()
     if text == "auto":
@@ -71,9 +71,14 @@ def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
         host, equals, name = item.partition("=")
         if not (host and equals and name):
             raise ConfigurationError(f"--interface: expected HOST=NAME, found {item!r} in {text!r}")
-        if fnmatch.fnmatch(hostname, host) or fnmatch.fnmatch(hostname.split(".")[0], host):
+        if is_host(host, hostname):
             names.append(name)
     return InterfaceRule(tuple(names), exact=True) if names else None
+
+
+def names_nobody(text: str, hostname: str) -> bool:
+    """Whether ``--interface`` speaks of single hosts, of which this is none."""
+    return text.strip() != "auto" and parse_interface_option(text, hostname) is None
 
 
 def find_rule(

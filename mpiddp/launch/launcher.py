@@ -27,6 +27,8 @@ class Launcher:
     heterogeneous Slurm job, where a step may span one component or all of them."""
     process_managers: frozenset[str]
     """Interfaces that it offers to an MPI library: "pmix", "pmi"."""
+    is_on_one_host: bool = False
+    """Whether it says that all processes are on this host."""
 
     @property
     def size(self) -> int | None:
@@ -96,12 +98,16 @@ def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
             f"{row.name} says rank {rank} ({row.rank}){of}, which cannot be: "
             "start the job again from a shell without variables of an earlier launch"
         )
+    on_this_host = _integer(row, row.local_size, variables)
+    if row.key == "slurm" and len(hosts_of_step(variables)) == 1:
+        on_this_host = size
     return Launcher(
         key=row.key,
         name=row.name,
         rank=rank,
         sizes=sizes,
         process_managers=_process_managers(row, variables),
+        is_on_one_host=set(sizes) == {on_this_host},
     )
 
 

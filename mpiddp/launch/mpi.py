@@ -117,7 +117,7 @@ def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
         provided = ctypes.c_int()
         version = MPI.Get_library_version()
         with (
-            told_interfaces(version, library_path()) as interfaces,
+            told_interfaces(version, library_path(), launcher) as interfaces,
             shortened_values(version, launcher),
         ):
             code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))

@@ -30,6 +30,8 @@ class Interface:
     """IPv4, dotted."""
     speed: int = 0
     """Mbit/s; 0 where the system does not say."""
+    mtu: int = 0
+    """Bytes of the largest packet; 0 where the system does not say."""
 
     @property
     def is_loopback(self) -> bool:
@@ -46,6 +48,8 @@ class Candidate:
 
     address: str
     interface: str
+    mtu: int = 0
+    """Of the interface."""
 
 
 def list_interfaces() -> tuple[Interface, ...]:
@@ -60,7 +64,7 @@ def list_interfaces() -> tuple[Interface, ...]:
         addresses = tuple(e.address for e in entries if e.family == socket.AF_INET)
         state = states.get(name)
         if addresses and state is not None and state.isup:
-            found.append(Interface(name, addresses, state.speed))
+            found.append(Interface(name, addresses, state.speed, state.mtu))
     return tuple(found)
 
 
@@ -89,7 +93,8 @@ def list_candidates(
         error = UnreachableError if rule is None else ConfigurationError
         raise error(describe_lack(interfaces, rule, node_count, hostname))
     return tuple(
-        Candidate(address, admitted[order].name) for *_, order, address in sorted(candidates)
+        Candidate(address, admitted[order].name, admitted[order].mtu)
+        for *_, order, address in sorted(candidates)
     )
 
 
@@ -107,12 +112,42 @@ def describe_lack(
     )
 
 
-def find_interface(interfaces: Sequence[Interface], address: str) -> str | None:
-    """Name of the interface that holds ``address``."""
-    for interface in interfaces:
-        if address in interface.addresses:
-            return interface.name
-    return None
+def find_interface(interfaces: Sequence[Interface], address: str) -> Interface | None:
+    """The interface that holds ``address``."""
+    return next((each for each in interfaces if address in each.addresses), None)
+
+
+def check_variables(
+    backend: str, hostname: str, variables: Mapping[str, str] | None = None
+) -> None:
+    """Compare what NCCL or Gloo will read about interfaces with what this host has.
+
+    Raises ConfigurationError where the backend will find no interface: its own error names
+    neither the variable nor the host.
+    """
+    import socket
+
+    import psutil
+
+    variables = os.environ if variables is None else variables
+    families = (socket.AF_INET, socket.AF_INET6)
+    names = [
+        name
+        for name, entries in psutil.net_if_addrs().items()
+        if any(entry.family in families for entry in entries)
+    ]
+    if backend == "nccl":
+        variable, value = environment.NCCL_SOCKET_IFNAME, nccl_setting(variables)
+        fits = not value or any(map(InterfaceRule.from_nccl(value, variable).admits, names))
+    else:
+        variable = environment.GLOO_SOCKET_IFNAME
+        value = variables.get(variable)
+        fits = not value or set(value.split(",")) <= set(names)  # Gloo opens each of them.
+    if not fits:
+        raise ConfigurationError(
+            f"{variable} is {value!r}, but the interfaces of {hostname} that have an address are "
+            f"{', '.join(names) or 'none'}: correct the variable, unset it, or give --interface"
+        )
 
 
 def choose_variables(

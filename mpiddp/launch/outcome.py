@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,23 @@ class Outcome:
 
 def write_outcome(run_directory: Path, outcome: Outcome) -> None:
     """Write the outcome atomically. Raises OSError where it cannot be written."""
-    path = outcome_path(run_directory)
-    temporary = path.with_name(f".{path.name}.{outcome.rank}")
-    temporary.write_text(json.dumps(asdict(outcome), indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(outcome_path(run_directory), json.dumps(asdict(outcome), indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, in UTF-8, so that nobody ever sees half of it, whoever is killed meanwhile.
+
+    Raises OSError where it cannot be written; what stood there before stays then.
+    """
+    # Processes of several hosts may write one file, and a name may be as long as names can be.
+    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def outcome_path(run_directory: Path) -> Path:

@@ -1,13 +1,20 @@
 """Which address of rank 0 every node really reaches.
 
 Bind, then publish: rank 0 opens one listening socket per candidate address on a port that the
-kernel picks, and tells MPI. Every node's leader connects to all of them and has reached one when
-it has read back this job's token, since any host may own a 172.17.0.1. The winner's socket is
-handed on as it is; no port is ever closed and hoped for.
+kernel picks, and tells MPI. Every node's leader connects to all of them. It has reached one when
+
+- rank 0 has answered: any host may own a 172.17.0.1. What both say is derived from the job's token,
+  which goes over MPI alone;
+- a message of 64 KiB has passed each way: where a switch or a tunnel drops large packets, short
+  messages pass, and the first gradients do not.
+
+The winner's socket is handed on as it is; no port is ever closed and hoped for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import queue
 import secrets
 import selectors
@@ -19,12 +26,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import ConfigurationError, UnreachableError
-from mpiddp.launch.network import Candidate
+from mpiddp.launch.network import Candidate, find_interface, list_interfaces
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi import SleepingCommunicator
 
 TOKEN_BYTES = 16
+MESSAGE_BYTES = 1 << 16
+"""More than one packet of any interface: InfiniBand's take up to 65,520 bytes."""
+MOST_STRANGERS = 256
+"""Connections that rank 0 keeps while they have not said what this job's leaders say."""
+NO_ANSWER = "no answer"
+"""The problem of an attempt that was not waited for until its end."""
+LOST = "packets"
+"""How the problem of an attempt begins whose long message was lost."""
+THREAD_SHARE = 0.9
+"""Share of the time after which an attempt gives up by itself, to say what it had come to."""
 REACH_SECONDS = 15.0
 """How long a node tries to reach rank 0 when no candidate answers."""
 GRACE_SECONDS = 0.25
@@ -60,8 +77,48 @@ class Agreement:
     token: bytes
 
 
+def _derive(token: bytes, speaker: str) -> bytes:
+    """What the leaders say, or rank 0, to show that they are of the job with that token."""
+    return hashlib.sha256(token + speaker.encode()).digest()
+
+
+class _Guest:
+    """One accepted connection: greets, takes a message, sends one back. Never blocks."""
+
+    def __init__(self, connection: socket.socket, token: bytes) -> None:
+        self.connection = connection
+        self.is_known = False
+        self._greeting, self._answer = _derive(token, "leader"), _derive(token, "rank 0")
+        self._heard = b""
+        self._missing = MESSAGE_BYTES
+        self._unsent = memoryview(b"")
+
+    def go_on(self) -> int:
+        """Do what can be done now; returns the events to wait for, 0 if that is the end."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.is_known:
+                piece = self.connection.recv(len(self._greeting) - len(self._heard))
+                self._heard += piece
+                if not piece or not self._greeting.startswith(self._heard):
+                    return 0
+                if self._heard == self._greeting:
+                    self.is_known = True
+                    self.connection.send(self._answer)
+            while self._missing:
+                piece = self.connection.recv(self._missing)
+                if not piece:
+                    return 0
+                self._missing -= len(piece)
+                if not self._missing:
+                    self._unsent = memoryview(bytes(MESSAGE_BYTES))
+            while self._unsent:
+                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+            return 0
+        return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
+
+
 class Reception:
-    """Rank 0's listening sockets, and the thread that answers them with the job's token."""
+    """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
@@ -81,6 +138,11 @@ class Reception:
         if not self._listeners:
             raise UnreachableError("no address can be listened on: " + "; ".join(problems))
         self._wake, self._alarm = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for each in (self._wake, *(listener for _, listener in self._listeners)):
+            self._selector.register(each, selectors.EVENT_READ)
+        self._strangers: list[_Guest] = []
+        """Guests that are not known, the first to come first."""
         self._thread = threading.Thread(target=self._answer, name="mpiddp-reception", daemon=True)
         self._thread.start()
 
@@ -111,33 +173,58 @@ class Reception:
         return descriptor
 
     def _answer(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake, selectors.EVENT_READ)
-            for _, listener in self._listeners:
-                selector.register(listener, selectors.EVENT_READ)
+        try:
             while True:
-                for key, _ in selector.select():
+                for key, _ in self._selector.select():
                     if key.fileobj is self._wake:
                         return
-                    _greet(key.fileobj, self.token)
+                    guest = key.data or self._accept(key.fileobj)
+                    if guest is not None:
+                        self._serve(guest)
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    self._dismiss(key.data)
+            self._selector.close()
 
-
-def _greet(listener: Any, token: bytes) -> None:
-    try:
-        connection, _ = listener.accept()
-    except OSError:
-        return  # The caller went away between the event and the accept.
-    with connection:
+    def _accept(self, listener: Any) -> _Guest | None:
         try:
-            connection.sendall(token)
+            connection, _ = listener.accept()
         except OSError:
-            return  # Its leader reports the address as not reached.
+            return None  # The caller went away between the event and the accept.
+        connection.setblocking(False)
+        guest = _Guest(connection, self.token)
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._strangers.append(guest)
+        if len(self._strangers) > MOST_STRANGERS:
+            self._dismiss(self._strangers[0])
+        return guest
+
+    def _serve(self, guest: _Guest) -> None:
+        if guest.connection.fileno() < 0:
+            return  # It was dismissed after the event.
+        try:
+            events = guest.go_on()
+        except OSError:
+            events = 0  # Its leader reports the address as not reached.
+        if guest.is_known and guest in self._strangers:
+            self._strangers.remove(guest)
+        if events:
+            self._selector.modify(guest.connection, events, guest)
+        else:
+            self._dismiss(guest)
+
+    def _dismiss(self, guest: _Guest) -> None:
+        if guest in self._strangers:
+            self._strangers.remove(guest)
+        self._selector.unregister(guest.connection)
+        guest.connection.close()
 
 
 def try_offers(
     offers: Sequence[Offer], token: bytes, *, seconds: float, grace: float
 ) -> tuple[Attempt, ...]:
-    """Connect to every offer at once; an attempt succeeds when ``token`` was read back.
+    """Connect to every offer at once; an attempt succeeds when a long message has come back.
 
     Returns one Attempt per offer, after all have ended, or ``grace`` seconds after the first
     success, or after ``seconds``.
@@ -149,7 +236,7 @@ def try_offers(
             name=f"mpiddp-reach-{offer.candidate.address}",
             daemon=True,
         ).start()
-    attempts = [Attempt(None, "no answer")] * len(offers)
+    attempts = [Attempt(None, NO_ANSWER)] * len(offers)
     end = time.monotonic() + seconds
     for _ in offers:
         try:
@@ -163,20 +250,53 @@ def try_offers(
 
 
 def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
+    end = time.monotonic() + THREAD_SHARE * seconds
+    candidate, local_address, is_ours = offer.candidate, "", False
     try:
-        with socket.create_connection((offer.candidate.address, offer.port), seconds) as connection:
-            local_address: str = connection.getsockname()[0]
-            received = b""
-            while len(received) < TOKEN_BYTES:
-                piece = connection.recv(TOKEN_BYTES - len(received))
-                if not piece:
-                    break
-                received += piece
+        with socket.create_connection(
+            (candidate.address, offer.port), THREAD_SHARE * seconds
+        ) as connection:
+            local_address = connection.getsockname()[0]
+            answer = _derive(token, "rank 0")
+            is_ours = _exchange(connection, _derive(token, "leader"), len(answer), end) == answer
+            if is_ours:
+                message = _exchange(connection, bytes(MESSAGE_BYTES), MESSAGE_BYTES, end)
+                if len(message) == MESSAGE_BYTES:
+                    return Attempt(local_address)
+    except TimeoutError:
+        return Attempt(None, _describe_loss(candidate, local_address) if is_ours else "timed out")
     except OSError as error:
-        return Attempt(None, error.strerror or "timed out")
-    if received != token:
-        return Attempt(None, "another host answered")
-    return Attempt(local_address)
+        # One that is not ours may reset the connection instead of closing it.
+        if is_ours or not local_address:
+            return Attempt(None, error.strerror or str(error))
+    return Attempt(None, "the connection was closed" if is_ours else "another host answered")
+
+
+def _exchange(connection: socket.socket, message: bytes, length: int, end: float) -> bytes:
+    """Send a message; returns ``length`` bytes that come back, fewer where that is all.
+
+    Raises TimeoutError where it takes until ``end``, and OSError.
+    """
+    connection.settimeout(max(1e-3, end - time.monotonic()))
+    connection.sendall(message)
+    received = b""
+    while len(received) < length:
+        connection.settimeout(max(1e-3, end - time.monotonic()))
+        piece = connection.recv(length - len(received))
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+def _describe_loss(candidate: Candidate, local_address: str) -> str:
+    """What a node says of an address where short messages pass and long ones do not."""
+    own = find_interface(list_interfaces(), local_address)
+    sizes = [mtu for mtu in (candidate.mtu, own.mtu if own is not None else 0) if mtu]
+    return (
+        f"{LOST} of {min(sizes, default=0) or '?'} bytes do not pass"
+        f" by {own.name if own is not None else local_address}"
+    )
 
 
 def describe_failure(
@@ -194,10 +314,12 @@ def describe_failure(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in table
     ]
+    advice = "Open a path between the nodes (firewall?)"
+    if any(a.problem.startswith(LOST) for _, attempts in rows for a in attempts):
+        advice += ", with one MTU on all of it (ip link set INTERFACE mtu BYTES)"
     return (
-        f"no address of rank 0 on {master} was reached by every node. Open a path between the "
-        "nodes (firewall?), or name the interface that has one: --interface NAME\n  "
-        + "\n  ".join(lines)
+        f"no address of rank 0 on {master} was reached by every node. {advice}, "
+        "or name the interface that has one: --interface NAME\n  " + "\n  ".join(lines)
     )
 
 
@@ -219,10 +341,15 @@ def meet(
     # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
     for grace in (GRACE_SECONDS, seconds):
         attempts = try_offers(offers, token, seconds=seconds, grace=grace)
-        common = _find_common(attempts, leaders)
+        reached = [attempt.local_address is not None for attempt in attempts]
+        has_ended = all(attempt.problem != NO_ANSWER for attempt in attempts)
+        *everyone, all_have_ended = agree(leaders, [*reached, has_ended])
+        common = tuple(index for index, has_reached in enumerate(everyone) if has_reached)
         if common:
             local = (attempts[index].local_address for index in common)
             return Agreement(offers, common, tuple(a for a in local if a is not None), token)
+        if all_have_ended:
+            break
     rows = leaders.gather((hostname, attempts))
     if rows is not None:
         raise UnreachableError(describe_failure(offers, rows, hostname))
@@ -234,12 +361,12 @@ def tell_no_offer(leaders: SleepingCommunicator) -> None:
     leaders.bcast(None)
 
 
-def _find_common(attempts: Sequence[Attempt], leaders: SleepingCommunicator) -> tuple[int, ...]:
-    """Indices of the attempts that succeeded on every node."""
+def agree(leaders: SleepingCommunicator, flags: Sequence[bool]) -> tuple[bool, ...]:
+    """Which of ``flags`` every node has set. Collective over leaders."""
     import numpy
     from mpi4py import MPI
 
-    mine = numpy.array([a.local_address is not None for a in attempts], dtype=numpy.uint8)
+    mine = numpy.array(flags, dtype=numpy.uint8)
     everyone = numpy.empty_like(mine)
     leaders.Allreduce(mine, everyone, op=MPI.MIN)
-    return tuple(int(index) for index in numpy.flatnonzero(everyone))
+    return tuple(map(bool, everyone))

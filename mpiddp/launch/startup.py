@@ -21,9 +21,10 @@ from mpiddp.launch import device, mpi, nccl, network, rendezvous, summary
 from mpiddp.launch.deadline import PHASES, Watch
 from mpiddp.launch.failure import WayOut, in_notebook, write_console
 from mpiddp.launch.heartbeat import Heartbeat
-from mpiddp.launch.interface_rule import find_rule
+from mpiddp.launch.hostnames import fold_hostnames
+from mpiddp.launch.interface_rule import find_rule, names_nobody
 from mpiddp.launch.launcher import Launcher, find_launcher, has_manager_hint
-from mpiddp.launch.reception import Reception, meet, tell_no_offer
+from mpiddp.launch.reception import Reception, agree, meet, tell_no_offer
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.launch.world import Neighbourhood, check_size, find_oddities, find_world, gather_roster
@@ -286,6 +287,7 @@ class Starter:
         leaders = None
         if self.neighbourhood is not None and self.neighbourhood.leaders is not None:
             leaders = mpi.SleepingCommunicator(self.neighbourhood.leaders)
+        self._check_option(leaders)
         if world.rank == 0:
             try:
                 self.reception = Reception(
@@ -308,10 +310,27 @@ class Starter:
         meeting = rendezvous.Meeting(
             offer.candidate.address, offer.port, offer.candidate.interface, agreement.token.hex()
         )
-        names = (network.find_interface(interfaces, a) for a in agreement.local_addresses)
-        used = list(dict.fromkeys(name for name in names if name is not None))
+        found = (network.find_interface(interfaces, a) for a in agreement.local_addresses)
+        used = list(dict.fromkeys(each.name for each in found if each is not None))
         variables = network.choose_variables(interfaces, used, rule, world.node_count)
         return Route(meeting, used[0] if used else "?", agreement.local_addresses[0], variables)
+
+    def _check_option(self, leaders: mpi.SleepingCommunicator | None) -> None:
+        """Refuse ``--interface HOST=NAME`` where no node is a HOST: a name was mistyped.
+
+        Some may be: one command line may serve jobs on changing nodes.
+        """
+        option, world = self.options.interface, self.session.world
+        missed = names_nobody(option, world.hostname)
+        if leaders is not None:
+            (missed,) = agree(leaders, [missed])
+        if missed:
+            roster = self.way_out.roster
+            hostnames = roster.hostnames if roster is not None else (world.hostname,)
+            raise ConfigurationError(
+                f"--interface {option!r} names none of the job's hosts, which are "
+                f"{fold_hostnames(hostnames)}: expected HOST=NAME,… for one of them at least"
+            )
 
     def open_store(self) -> None:
         """Connect to the store, or open it, at the agreed address."""
@@ -324,6 +343,9 @@ class Starter:
             session.broadcast(secrets.token_hex(KEY_BYTES)),
         )
         session.export(torchrun_variables(session))
+        if self.make_group:
+            # Here, where no rank waits for another one yet.
+            network.check_variables(session.backend, session.world.hostname)
 
     def open_group(self) -> None:
         """Make torch.distributed's default group."""

@@ -21,13 +21,15 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.outcome import outcome_path, read_outcome
+from mpiddp.launch.outcome import outcome_path, read_outcome, write_whole
 from mpiddp.training.config import Configuration, to_toml
 
 CONFIGURATION = "config.toml"
 METRICS = "metrics.jsonl"
 LOGS = "logs"
 LOCK = "lock"
+LONGEST_NAME = 199
+"""Bytes of a name that is made from a Slurm job's. File systems take 255."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ def _choose_name(configuration: Configuration) -> tuple[str, bool]:
         return configuration.name, True
     job = environment.job_name()
     if job is not None:
-        return "".join(c if c.isprintable() else "-" for c in job)[-199:], True
+        name = "".join(c if c.isprintable() else "-" for c in job).encode()
+        # The end holds the job's id; a character that is cut in two is left out.
+        return name[-LONGEST_NAME:].decode(errors="ignore"), True
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S"), False
 
 
@@ -131,7 +135,7 @@ def _take(path: Path, configuration: Configuration) -> RunDirectory:
         attempt = _sign(lock)
         outcome_path(path).unlink(missing_ok=True)
         (path / LOGS).mkdir(exist_ok=True)
-        _write_whole(path / CONFIGURATION, to_toml(configuration))
+        write_whole(path / CONFIGURATION, to_toml(configuration))
     except BaseException:
         os.close(lock)
         raise
@@ -181,13 +185,6 @@ def _read_holder(lock: int) -> dict[str, Any]:
     except ValueError:
         return {}
     return holder if isinstance(holder, dict) else {}
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:
