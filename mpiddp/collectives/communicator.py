@@ -46,16 +46,20 @@ class Communicator:
         waiter: Waiter,
         notes: tuple[str, ...] = (),
         agree: Callable[[Any, str], Any] | None = None,
+        is_concurrent: bool = True,
     ) -> None:
         """Made by ``setup.make_communicator``.
 
         Args:
             notes: what a user should know of the transports.
             agree: compares a value between all ranks before each call, if calls are to be checked.
+            is_concurrent: whether a second thread may make calls.
         """
         self._planner = planner
         self.waiter = waiter
         self.notes = notes
+        self.is_concurrent = is_concurrent
+        """Whether calls that were begun go on beside the program."""
         self._agree = agree
         self._calls = 0
         self._plans: dict[Hashable, Plan] = {}
@@ -166,11 +170,12 @@ class Communicator:
 
         On a GPU the call is queued on the current stream, as every other; on the CPU a thread
         makes such calls in the order in which they were begun. Callbacks of a future run in that
-        thread, and calls that they make are made at once.
+        thread, and calls that they make are made at once. So are all calls where there can be no
+        such thread.
         """
         self._check_open()
         key = _key(request, tensor)
-        if not tensor.is_cpu or self._is_worker():
+        if not tensor.is_cpu or self._is_worker() or not self.is_concurrent:
             queued: torch.futures.Future[torch.Tensor] = torch.futures.Future(
                 devices=None if tensor.is_cpu else [tensor.device]
             )
