@@ -105,19 +105,17 @@ AT_ONCE = (
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root")
 @pytest.mark.parametrize(
-    ("name", "wrap", "level", "note"),
+    ("wrap", "level", "note"),
     [
-        ("openmpi", ALONE_IN_PROCESS_NUMBERS, "funneled", OTHER_NUMBERS),
-        pytest.param(
-            "mpich", ALONE_IN_PROCESS_NUMBERS, "serialized", OTHER_NUMBERS, marks=pytest.mark.long
-        ),
-        pytest.param("openmpi", ALONE_WITH_RIGHTS, "nothing", OTHER_RIGHTS, marks=pytest.mark.long),
+        (ALONE_IN_PROCESS_NUMBERS, "funneled", OTHER_NUMBERS),
+        pytest.param(ALONE_IN_PROCESS_NUMBERS, "serialized", OTHER_NUMBERS, marks=pytest.mark.long),
+        pytest.param(ALONE_WITH_RIGHTS, "nothing", OTHER_RIGHTS, marks=pytest.mark.long),
     ],
 )
-def test_ranks_in_namespaces_of_their_own_use_messages(name, wrap, level, note):
-    row = launchers.table()[name]
+def test_ranks_in_namespaces_of_their_own_use_messages(wrap, level, note):
+    row = launchers.table()["openmpi"]
     # MPI's own shared memory takes the same process numbers and rights for granted.
-    env = {"OMPI_MCA_btl": "self,tcp", "UCX_TLS": "tcp,self"}
+    env = {"OMPI_MCA_btl": "self,tcp"}
     for rank, report in enumerate(ranks.collect(row, 2, "forbidden.py", level, env=env, wrap=wrap)):
         assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
         described = report["describe"]
