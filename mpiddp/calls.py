@@ -151,6 +151,8 @@ def all_reduce_async(
 
     The tensor must stay untouched until then. Calls are made in the order in which they were
     begun, on a GPU on a stream of their own; a later call that is not asynchronous waits for them.
+    Where MPI has less than MPI_THREAD_MULTIPLE, a call on a CPU tensor is made at once, and done
+    when this returns.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
@@ -261,7 +263,8 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     and is freed as any tensor is. Not collective, unless it is the first of these functions that is
     called in a session.
 
-    Raises ConfigurationError where there is no memory left, or no session.
+    Raises ConfigurationError where there is no memory left, in the machine or within the limit of a
+    job's or a container's control group, or no session.
     """
     lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     if not all(isinstance(length, int) for length in lengths):

@@ -1,9 +1,11 @@
 """A program for the ranks of a job: calls where the kernel forbids what shared memory needs.
 
-    mpirun -n 3 python tests/forbidden.py copies|writes|descriptors
+    mpirun -n 3 python tests/forbidden.py copies|writes|descriptors|nothing|funneled|serialized
 
 ``copies``: nobody may copy from another process's memory. ``writes``: rank 1 may read, not write.
 ``descriptors``: nobody may look into /proc/PID of another one, as between different users.
+``nothing``: what surrounds the ranks forbids enough. ``funneled``, ``serialized``: besides, MPI
+lets one thread alone call it, or one at a time.
 """
 
 from __future__ import annotations
@@ -14,16 +16,22 @@ import importlib
 import json
 import os
 import pkgutil
+import platform
 import struct
 import sys
+import threading
 from pathlib import Path
 
+import mpi4py
 import torch
 
 import battery
 import mpiddp
 import mpiddp.collectives
+from mpiddp.sync.hooks import Synchronization, attach
+from mpiddp.sync.parameter_server import check_threads
 from pairs import cover
+from pool_rank import renew
 
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
 SECCOMP_MODE_FILTER = 2
@@ -94,9 +102,60 @@ def import_all() -> None:
         importlib.import_module(module.name)
 
 
+def try_unordered(session: mpiddp.Session) -> dict[str, object]:
+    """The same on a processor that does not keep stores in order, as far as the ranks can see."""
+    machine = platform.machine
+    try:
+        platform.machine = lambda: "aarch64"
+        renew(session)
+        return try_calls(session.world.rank, session.world.size)
+    finally:
+        platform.machine = machine
+        renew(session)
+
+
+def try_threads(session: mpiddp.Session) -> dict[str, object]:
+    """Calls that are begun, and calls in another thread."""
+    rank, size = session.world.rank, session.world.size
+    tensors = [torch.full((count,), float(rank)) for count in (5, 100_000)]
+    seen = []
+    for tensor in tensors:
+        future = mpiddp.all_reduce_async(tensor, transport="mpi")
+        seen.append(future.done())
+        future.then(lambda _: seen.append(threading.current_thread().name))
+        assert future.wait() is tensor
+        assert torch.equal(tensor, torch.full_like(tensor, sum(range(size))))
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Linear(2, 2), gradient_as_bucket_view=True
+    )
+    hook = attach(Synchronization("ring", "mpi", overlap=True), model)
+    torch.autograd.backward(model(torch.ones(1, 2)).sum())
+    said = []
+
+    def call() -> None:
+        try:
+            # Made ready before, and once more in a thread of its own.
+            mpiddp.all_reduce(tensors[0], transport="mpi")
+        except mpiddp.MpiddpError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    try:
+        check_threads()
+    except mpiddp.ConfigurationError as error:
+        said.append(str(error))
+    threads = sorted(thread.name for thread in threading.enumerate())
+    return {"seen": seen, "said": said, "overlap": hook.overlap, "threads": threads}
+
+
 def main() -> None:
     """Forbid, call, and report."""
     how = sys.argv[1]
+    if how in ("funneled", "serialized"):
+        mpi4py.rc.thread_level = how
+        importlib.import_module("mpi4py.MPI")
     with mpiddp.init(timeout=30) as session:
         rank, size = session.world.rank, session.world.size
         import_all()
@@ -108,7 +167,10 @@ def main() -> None:
                 forbid(WRITE)
             elif how == "descriptors":
                 hide()
-            json.dump(try_calls(rank, size), report)
+            found = try_calls(rank, size)
+            if how in ("funneled", "serialized"):
+                found["threads"] = try_threads(session)
+            json.dump(found, report)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -32,16 +33,16 @@ def collect(
     *arguments: str,
     timeout: float = 90,
     env: Mapping[str, str | None] | None = None,
+    wrap: Sequence[str] = (),
 ) -> list[Any]:
-    """Run a program of this directory; every rank's report."""
+    """Run a program of this directory; every rank's report.
+
+    ``wrap``: a command that each rank's program is an argument of.
+    """
+    first, *rest = [*wrap, sys.executable, str(HERE / program), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         launchers.run(
-            launcher,
-            ranks,
-            [HERE / program, *arguments],
-            timeout=timeout,
-            env=env,
-            cwd=Path(folder),
+            launcher, ranks, rest, timeout=timeout, env=env, cwd=Path(folder), python=first
         ).expect(0)
         return read_reports(Path(folder), ranks)
 

@@ -6,11 +6,13 @@ import re
 from collections import defaultdict
 
 import pytest
+import torch
 
 import facts
 import launchers
 import meanings
 import mistakes
+import mpiddp
 import ranks
 
 SIZE = 3
@@ -237,3 +239,39 @@ def test_calls_that_are_compared_are_named_in_words():
     said = f"{differs} rank 0 has '{second.format(0)}', rank 1 has '{second.format(1)}'"
     assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + re.escape(said), line), line
     assert "Traceback" not in result.output
+
+
+HUGE = (1 << 29) + 12345
+"""Elements of four bytes: more bytes than MPI, and one copy between processes, count."""
+PART = 1 << 24
+
+
+def add_huge_tensors(session: mpiddp.Session) -> dict[str, bool]:
+    """The same tensor summed over each transport; whether all of it was right afterwards."""
+    rank, size = session.world.rank, session.world.size
+    # Its period divides no length at which anything is cut.
+    period = 251
+    values = torch.arange(period).repeat(PART // period + 2).to(torch.float32)
+    tensor = torch.empty(HUGE)
+    parts = [
+        (part, values[start % period :][: len(part)])
+        for start, part in zip(range(0, HUGE, PART), tensor.split(PART), strict=True)
+    ]
+    for part, expected in parts:
+        torch.add(expected, rank, out=part)
+    scale, offset, right = 1, 0, {}
+    for transport in ("shared-memory", "mpi", "torch"):
+        mpiddp.all_reduce(tensor, transport=transport)
+        scale, offset = scale * size, offset * size if offset else sum(range(size))
+        right[transport] = all(
+            torch.equal(part, expected.mul(scale).add_(offset)) for part, expected in parts
+        )
+    return right
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(600)
+def test_tensors_longer_than_mpi_counts_are_summed(pool):
+    expected = {"shared-memory": True, "mpi": True, "torch": True}
+    assert pool("openmpi", 2).call(add_huge_tensors, timeout=500).values == [expected] * 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
 import churn
+import forbidden
 import launchers
 import ranks
 
@@ -84,3 +86,111 @@ def test_what_is_forbidden_is_done_without(how, transports, note):
         else:
             assert report["said"].startswith("transport shared-memory is not possible here: rank")
             assert described["transports"][0] == "mpi"
+
+
+ALONE_IN_PROCESS_NUMBERS = ("unshare", "--pid", "--fork", "--kill-child")
+ALONE_WITH_RIGHTS = ("unshare", "--user", "--map-root-user")
+OTHER_NUMBERS = (
+    r"no shared memory: rank 1 cannot map rank 0's memory \(their process numbers are not the "
+    r"same\); messages are used"
+)
+OTHER_RIGHTS = (
+    r"no shared memory: rank 1 cannot map rank 0's memory \(Permission denied\); messages are used"
+)
+AT_ONCE = (
+    r"asynchronous calls are made at once: MPI has MPI_THREAD_{} on rank 0, and a thread for them "
+    r"needs MPI_THREAD_MULTIPLE"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root")
+@pytest.mark.parametrize(
+    ("wrap", "level", "note"),
+    [
+        (ALONE_IN_PROCESS_NUMBERS, "funneled", OTHER_NUMBERS),
+        pytest.param(ALONE_IN_PROCESS_NUMBERS, "serialized", OTHER_NUMBERS, marks=pytest.mark.long),
+        pytest.param(ALONE_WITH_RIGHTS, "nothing", OTHER_RIGHTS, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_in_namespaces_of_their_own_use_messages(wrap, level, note):
+    row = launchers.table()["openmpi"]
+    # MPI's own shared memory takes the same process numbers and rights for granted.
+    env = {"OMPI_MCA_btl": "self,tcp"}
+    for rank, report in enumerate(ranks.collect(row, 2, "forbidden.py", level, env=env, wrap=wrap)):
+        assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
+        described = report["describe"]
+        assert described["transports"] == ["mpi", "torch"]
+        notes = [note, AT_ONCE.format(level.upper())][: 1 if level == "nothing" else 2]
+        for expected, found in zip(notes, described["notes"], strict=True):
+            assert re.fullmatch(expected, found), found
+        assert report["said"].startswith("transport shared-memory is not possible here: rank 1 ")
+        if level != "nothing":
+            check_threads(level, report["threads"])
+
+
+def check_threads(level: str, found: dict) -> None:
+    """No thread but the one that initialised MPI has called it, or has been told why not."""
+    assert found["seen"] == [True, "MainThread"] * 2
+    assert "mpiddp-collectives_0" not in found["threads"]
+    assert found["overlap"] is False
+    has = f"MPI_THREAD_{level.upper()} in this process: "
+    servers = (
+        f"parameter servers need MPI_THREAD_MULTIPLE, but MPI has {has}use --sync auto, or an "
+    )
+    refusal = f"this thread may not call MPI, which has {has}make calls over transport mpi in the "
+    expected = [refusal, servers] if level == "funneled" else [servers]
+    assert len(found["said"]) == len(expected)
+    assert all(map(str.startswith, found["said"], expected)), found["said"]
+
+
+def test_another_order_of_stores_is_done_without(pool):
+    for report in pool("openmpi", 3).call(forbidden.try_unordered).values:
+        assert report["wrong"] == [] and report["calls"] > 20
+        described = report["describe"]
+        assert described["transports"] == ["mpi", "torch"] and not described["single_copy"]
+        (note,) = described["notes"]
+        assert note == (
+            "no shared memory: this processor does not keep stores in order, x86-64 does; "
+            "messages are used"
+        )
+
+
+# Handlers of an end are called last in, first out, and weakref's is registered by an early import.
+ALIVE = """
+import atexit, os, threading, time
+shared = []
+atexit.register(lambda: print("at exit", shared[0].add_(1).sum().item(), flush=True))
+import numpy, torch, mpiddp
+is_late, other = False, 0
+with mpiddp.init(timeout=60) as session:
+    rank = session.world.rank
+    shared.append(mpiddp.shared_empty(1 << 20))
+    mpiddp.all_reduce(shared[0])
+    pids = session.gather(os.getpid())
+    is_late, other = rank > 0, pids[0]
+    if is_late:
+        # What this rank's calls work in.
+        (memory,) = session.collectives.segments._foreign.values()
+        view = numpy.frombuffer(memory, numpy.float32)
+if is_late:
+    while os.path.exists(f"/proc/{other}"):
+        time.sleep(0.01)
+    view += 1
+    print("late", view.sum(dtype=float), flush=True)
+else:
+    # torch itself does not outlive the interpreter in a daemon thread.
+    array = shared[0].numpy()
+    def work():
+        while True:
+            array.sum()
+    threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.1)
+"""
+
+
+def test_memory_is_there_as_long_as_anybody_uses_it():
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", ALIVE], timeout=60).expect(0)
+    # Both have added one to rank 0's tensor, each at its own end.
+    said = ["at exit 1048576.0", "at exit 1048576.0", "late 2097152.0"]
+    assert sorted(result.stdout.splitlines()) == said, str(result)

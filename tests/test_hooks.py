@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 from crews import Crew
+from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import NCCL
 from mpiddp.collectives.registry import names
 from mpiddp.collectives.selection import MPI
@@ -135,3 +137,64 @@ def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
     communicator._planner._makers = {NCCL: lambda: launch.make_group(on_gpu=True)}
     with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
         ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)
+
+
+# ---- buckets in shared memory -------------------------------------------------------------
+
+BUCKET = 4000
+"""Bytes."""
+
+
+def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> list[list[bool]]:
+    """For each of two buckets in turn which ranks' lie in shared memory afterwards.
+
+    ``rooms``: what each rank finds free before the first one; nothing is free any more afterwards.
+    ``refused``: the rank that torch gives no memory.
+    """
+    ranks = len(rooms)
+    crew = Crew([0] * ranks)
+    here = threading.local()
+    share = torch.Tensor.share_memory_
+
+    def find_usage(path: str) -> SimpleNamespace:
+        free, here.free = here.free, 0
+        return SimpleNamespace(free=free)
+
+    def share_or_refuse(tensor: torch.Tensor) -> torch.Tensor:
+        if here.rank == refused:
+            raise RuntimeError("unable to allocate shared memory(shm)")
+        return share(tensor)
+
+    def part(rank: int, communicator: Communicator) -> list[bool]:
+        here.rank, here.free = rank, rooms[rank]
+        hook = ScheduleHook(Synchronization("auto"), communicator, on_gpu=False)
+        found = []
+        for number in range(2):
+            bucket = torch.full((BUCKET // 4,), float(rank + number))
+            for _ in range(2):
+                hook._share(bucket)
+            hook._average(bucket, hook._request)
+            assert torch.equal(bucket, torch.full_like(bucket, (ranks - 1) / 2 + number))
+            found.append(communicator.segments.find(bucket.data_ptr(), BUCKET) is not None)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mpiddp.sync.hooks.shutil.disk_usage", find_usage)
+        patch.setattr(torch.Tensor, "share_memory_", share_or_refuse)
+        found = crew.run(part)
+    return [list(row) for row in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "refused", "expected"),
+    [
+        ([7 * BUCKET] * 3, None, True),
+        # Twice what each rank needs, but not what all of them need.
+        ([6 * BUCKET] * 3, None, False),
+        ([7 * BUCKET, 6 * BUCKET, 7 * BUCKET], None, False),
+        # Somebody else was quicker.
+        ([7 * BUCKET] * 3, 1, False),
+    ],
+)
+def test_all_ranks_share_a_bucket_or_none_does(rooms, refused, expected, monkeypatch):
+    assert share_buckets(monkeypatch, rooms, refused) == [[expected] * 3, [False] * 3]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import hashlib
+import pickle
 import textwrap
 import time
 from types import SimpleNamespace
@@ -120,12 +122,69 @@ def make_calls(session):
     group.gather(rank)
     assert time.thread_time() - begin < 0.5, "waiting took a core"
 
+    for longest in (1, 7, 64, mpi.LONGEST_MESSAGE):
+        for scale in (0, 1, 100):
+            check_parts(
+                session.comm, ["x" * scale * (each % 2 + 1) for each in range(size)], longest
+            )
+
+
+def check_parts(comm, values, longest):
+    """Calls whose messages have at most ``longest`` bytes: as many of them as are needed."""
+    rank, messages = comm.Get_rank(), []
+
+    def count(request):
+        messages.append(request)
+        mpi.wait(request)
+
+    group = mpi.SleepingCommunicator(comm, count, longest)
+    assert group.allgather(values[rank]) == values
+    total = sum(len(pickle.dumps(value)) for value in values)
+    # What tells the lengths is one more.
+    assert len(messages) == 1 + -(-total // longest)
+    messages.clear()
+    assert group.gather(values[rank]) == (values if rank == 0 else None)
+    assert len(messages) == 1 + -(-total // longest)
+    messages.clear()
+    long = bytes(range(256)) * 17
+    assert group.bcast(long if rank == 0 else None) == long
+    rest = len(pickle.dumps(long)) + mpi.LENGTH_BYTES - mpi.ENVELOPE_BYTES
+    assert len(messages) == 1 + -(-rest // longest)
+
 
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 2, 5))]
 )
 def test_collectives_that_sleep_give_what_mpi4pys_give(recent_launcher, ranks, pool):
     pool(recent_launcher, ranks).call(make_calls)
+
+
+HUGE = (1 << 31) + 12345
+"""Bytes; more than MPI counts in 32 bits."""
+
+
+def share_huge_values(session):
+    """Session objects of which one alone is too long for a message, on two ranks."""
+    rank = session.world.rank
+    # Bytes that differ from place to place, and do not repeat where messages are cut.
+    pattern = bytes(range(251)) * 4001
+    value = (pattern * -(-HUGE // len(pattern)))[:HUGE] if rank == 0 else b"short"
+    found = session.gather(value)
+    assert found[1] == b"short"
+    digest = hashlib.sha256(found.pop(0)).digest()
+    del found
+    received = session.broadcast(value)
+    return len(received), digest, hashlib.sha256(received).digest()
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_objects_longer_than_mpi_counts_travel_in_parts(name, pool):
+    found = pool(name, 2).call(share_huge_values, timeout=500).values
+    assert found[0] == found[1]
+    assert found[0][0] == HUGE and found[0][1] == found[0][2]
 
 
 HELLO = textwrap.dedent("""

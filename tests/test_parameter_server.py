@@ -297,7 +297,7 @@ def test_shards_cover_all_parameters_once_and_are_alike(count):
 
 
 def test_more_servers_than_parameters_are_refused(monkeypatch):
-    session = SimpleNamespace(duplicate=lambda: object())
+    session = SimpleNamespace(comm=object(), duplicate=lambda: object())
     monkeypatch.setattr(serving, "check_threads", lambda: None)
     module, roles = nn.Linear(1, 2), assign_roles(5, 5, dedicated=False)
     with pytest.raises(ConfigurationError, match="5 servers share 4 parameters: use fewer"):

@@ -180,6 +180,25 @@ def test_a_tensor_in_a_cycle_is_freed_with_it():
     assert count_descriptors() == before
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_goes_on_with_what_it_has_inherited():
+    segments = Segments()
+    tensor = segments.empty((1 << 16,), torch.float32)
+    before = count_descriptors()
+    array = tensor.fill_(3).numpy()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)
+        os._exit(0 if (array == 3).all() else 1)
+    del tensor, array
+    os.write(write, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(read)
+    os.close(write)
+    assert count_descriptors() < before
+
+
 @pytest.fixture
 def frozen():
     """What was made before the test is not looked at by each of its many collections."""

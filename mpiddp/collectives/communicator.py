@@ -47,6 +47,7 @@ class Communicator:
         notes: tuple[str, ...] = (),
         agree: Callable[[Any, str], Any] | None = None,
         device: torch.device | None = None,
+        is_concurrent: bool = True,
     ) -> None:
         """Made by ``setup.make_communicator``.
 
@@ -54,10 +55,13 @@ class Communicator:
             device: the session's; a tensor on another GPU is refused.
             notes: what a user should know of the transports.
             agree: compares a value between all ranks before each call, if calls are to be checked.
+            is_concurrent: whether a second thread may make calls.
         """
         self._planner = planner
         self.waiter = waiter
         self.notes = notes
+        self.is_concurrent = is_concurrent
+        """Whether calls that were begun go on beside the program."""
         self._agree = agree
         self._device = device
         self._calls = 0
@@ -181,13 +185,14 @@ class Communicator:
 
         Such calls are made in the order in which they were begun: on a GPU on a stream of their
         own, behind what has been queued on the current one; on the CPU in a thread. Callbacks of a
-        future run in that thread, and calls that they make are made at once.
+        future run in that thread, and calls that they make are made at once. So are all calls on
+        the CPU where there can be no such thread.
         """
         self._check_open()
         key = _key(request, tensor)
         if not tensor.is_cpu:
             return self._queue(request, tensor)
-        if self._is_worker():
+        if self._is_worker() or not self.is_concurrent:
             made: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             made.set_result(self.run(request, tensor))
             return made

@@ -24,6 +24,13 @@ from mpiddp.collectives.transport.memory import (
     block_size,
     is_ordered,
 )
+from mpiddp.collectives.transport.mpi import (
+    LONGEST_MESSAGE,
+    NETWORK_MESSAGE,
+    MpiMessenger,
+    check_thread,
+    find_thread_limit,
+)
 from mpiddp.collectives.transport.segments import (
     Segments,
     address_of,
@@ -102,6 +109,8 @@ class _Facts:
     has_order: bool
     namespace: str
     """In which its process number counts."""
+    thread_limit: str
+    """MPI's level of thread support, if it is less than all."""
     block: int
     """File descriptor of the node's block, at the first rank of each node."""
     token: bytes
@@ -152,8 +161,14 @@ def make_communicator(launch: Launch) -> Communicator:
     is_checked = facts[0].is_checked
     messengers = _list_messengers(launch, waiter, facts)
     planner = Planner(layout, segments, neighbourhood, messengers)
-    agree = launch.agree if is_checked else None
-    return Communicator(planner, waiter, notes, agree, launch.device)
+    return Communicator(
+        planner,
+        waiter,
+        notes,
+        launch.agree if is_checked else None,
+        launch.device,
+        is_concurrent=not any(each.thread_limit for each in facts),
+    )
 
 
 def _find_facts(
@@ -171,6 +186,7 @@ def _find_facts(
         os.environ.get(environment.DEBUG) not in (None, "", "0"),
         is_ordered(),
         os.readlink("/proc/self/ns/pid"),
+        find_thread_limit(),
         place.descriptor if place is not None else -1,
         token[:],
         address_of(token),
@@ -233,6 +249,12 @@ def _lay_out(
     copies = next((reach.copies for reach in reaches if reach.copies), "")
     if copies and not lack:
         notes.append(f"no single copies: {copies}; private buffers are copied to shared memory")
+    limited = next((rank for rank, each in enumerate(facts) if each.thread_limit), None)
+    if limited is not None:
+        notes.append(
+            f"asynchronous calls are made at once: MPI has {facts[limited].thread_limit} on rank "
+            f"{limited}, and a thread for them needs MPI_THREAD_MULTIPLE"
+        )
     possible = [SHARED, BOTH, MPI, TORCH]
     if several and len(set(nodes)) == len(nodes):
         # Nobody has a neighbour: messages alone are the same, with less to look at.
@@ -248,8 +270,7 @@ def _list_messengers(
     longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
 
     def make_mpi() -> Messenger:
-        from mpiddp.collectives.transport.mpi import MpiMessenger
-
+        check_thread()
         return MpiMessenger(launch.make_mpi(), waiter, longest)
 
     def make_torch(on_gpu: bool) -> Messenger:
@@ -265,8 +286,6 @@ def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
 
     ``wishes``: every rank's variable. Raises ConfigurationError.
     """
-    from mpiddp.collectives.transport.mpi import LONGEST_MESSAGE, NETWORK_MESSAGE
-
     if len(set(wishes)) > 1:
         raise ConfigurationError(
             f"{environment.MESSAGE_BYTES} must be the same on all ranks, "

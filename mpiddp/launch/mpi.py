@@ -14,7 +14,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,7 +45,10 @@ LEAVING_SECONDS = 0.2
 """How much later than the first the last rank may leave MPI_Init."""
 LENGTH_BYTES = 8
 ENVELOPE_BYTES = 4096
-"""What a broadcast sends at once; longer values take a second message."""
+"""What a broadcast sends at once; longer values take more messages."""
+LONGEST_MESSAGE = 1 << 28
+"""Bytes of one collective; longer values take several. MPI counts in 32 bits, and an all-gather
+counts the bytes of all ranks together."""
 
 
 def load(launcher: Launcher | None) -> Any:
@@ -186,57 +189,86 @@ class SleepingCommunicator:
     """
 
     def __init__(
-        self, communicator: MPI.Intracomm, wait: Callable[[MPI.Request], object] = wait
+        self,
+        communicator: MPI.Intracomm,
+        wait: Callable[[MPI.Request], object] = wait,
+        longest: int = LONGEST_MESSAGE,
     ) -> None:
-        """``wait`` waits for a request; what it raises is not caught."""
+        """``wait`` waits for a request; what it raises is not caught.
+
+        ``longest``: bytes of one message, the same on all ranks.
+        """
         self._communicator = communicator
         self._wait = wait
+        self._longest = longest
 
     def bcast(self, value: T) -> T:
         """Rank 0's ``value``; any object that pickle takes."""
         from mpi4py import MPI
 
         is_sender = self._communicator.Get_rank() == 0
-        content = bytearray(pickle.dumps(value) if is_sender else b"")
+        content: bytes | bytearray = pickle.dumps(value) if is_sender else b""
         room = ENVELOPE_BYTES - LENGTH_BYTES
         start = len(content).to_bytes(LENGTH_BYTES, "little") + content[:room]
         envelope = bytearray(start.ljust(ENVELOPE_BYTES, b"\0"))
         self._wait(self._communicator.Ibcast([envelope, MPI.BYTE]))
         length = int.from_bytes(envelope[:LENGTH_BYTES], "little")
-        rest = content[room:] if is_sender else bytearray(max(0, length - room))
-        if rest:
-            self._wait(self._communicator.Ibcast([rest, MPI.BYTE]))
+        if not is_sender:
+            content = envelope[LENGTH_BYTES:][:length].ljust(length, b"\0")
+        view = memoryview(content)
+        for first in range(room, length, self._longest):
+            part = view[first : first + self._longest]
+            self._wait(self._communicator.Ibcast([part, MPI.BYTE]))
         if is_sender:
             return value
-        received: T = pickle.loads((envelope[LENGTH_BYTES:] + rest)[:length])
+        received: T = pickle.loads(view)
         return received
 
     def allgather(self, value: T) -> list[T]:
         """Every rank's ``value``, by rank; any objects that pickle takes."""
-        from mpi4py import MPI
-
-        content = pickle.dumps(value)
-        length = array.array("q", [len(content)])
-        lengths = array.array("q", [0] * self._communicator.Get_size())
-        self._wait(self._communicator.Iallgather([length, MPI.INT64_T], [lengths, MPI.INT64_T]))
-        contents = bytearray(sum(lengths))
-        self._wait(
-            self._communicator.Iallgatherv(
-                [content, MPI.BYTE], [contents, (lengths.tolist(), None), MPI.BYTE]
-            )
-        )
-        ends = list(itertools.accumulate(lengths))
-        return [
-            pickle.loads(contents[end - length : end])
-            for end, length in zip(ends, lengths, strict=True)
-        ]
+        contents, ends = self._collect(value, self._communicator.Iallgatherv)
+        return _load(contents, ends)
 
     def gather(self, value: T) -> list[T] | None:
         """Every rank's ``value``, by rank, on rank 0; None on the others."""
-        # Once all are there, a blocking call does not wait long.
-        self._wait(self._communicator.Ibarrier())
-        return self._communicator.gather(value)
+        is_receiver = self._communicator.Get_rank() == 0
+        contents, ends = self._collect(value, self._communicator.Igatherv, is_receiver=is_receiver)
+        return _load(contents, ends) if is_receiver else None
+
+    def _collect(
+        self, value: object, begin: Callable[[Any, Any], MPI.Request], *, is_receiver: bool = True
+    ) -> tuple[bytearray, list[int]]:
+        """All ranks' values as pickles, one behind the other, and where each one ends.
+
+        ``begin`` gathers parts of different lengths. They travel together, ``longest`` bytes of
+        the whole at a time; the bytes stay empty where ``is_receiver`` is false.
+        """
+        from mpi4py import MPI
+
+        content = memoryview(pickle.dumps(value))
+        length = array.array("q", [len(content)])
+        lengths = array.array("q", [0] * self._communicator.Get_size())
+        self._wait(self._communicator.Iallgather([length, MPI.INT64_T], [lengths, MPI.INT64_T]))
+        ends = list(itertools.accumulate(lengths))
+        contents = bytearray(ends[-1] if is_receiver else 0)
+        own = ends[self._communicator.Get_rank()] - len(content)
+        for first in range(0, ends[-1], self._longest):
+            # Of each rank's bytes so many belong to this message; they follow one another.
+            borders = [min(max(first, end), first + self._longest) for end in (0, *ends)]
+            counts = [end - start for start, end in itertools.pairwise(borders)]
+            part = content[max(0, first - own) : max(0, first + self._longest - own)]
+            target = memoryview(contents)[first : first + self._longest]
+            self._wait(
+                begin([part, MPI.BYTE], [target, (counts, None), MPI.BYTE] if is_receiver else None)
+            )
+        return contents, ends
 
     def Allreduce(self, mine: Any, result: Any, op: MPI.Op) -> None:  # noqa: N802 - mpi4py's name
         """Reduce buffers of all ranks into ``result`` of every rank."""
         self._wait(self._communicator.Iallreduce(mine, result, op=op))
+
+
+def _load(contents: bytearray, ends: Sequence[int]) -> list[Any]:
+    """The values of pickles that lie one behind the other."""
+    view = memoryview(contents)
+    return [pickle.loads(view[start:end]) for start, end in itertools.pairwise((0, *ends))]

@@ -20,11 +20,13 @@ from mpiddp.collectives.planner import Request
 from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
 from mpiddp.collectives.sums import find_sums
+from mpiddp.collectives.transport.memory_limits import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.joint import find_communicator
 
 SHARED_MEMORY_FILES = "/dev/shm"
 """Where torch puts memory that processes share."""
+_AGREEMENT = Request(Call(Collective.ALL_REDUCE), "min")
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,9 @@ class ScheduleHook:
         Raises ConfigurationError for what is not possible here, or leaves out ranks; ScheduleError
         for an algorithm that is no all-reduce.
         """
-        self.overlap = synchronization.overlap
-        """May be changed between two steps, on all ranks alike."""
         self._communicator = communicator
+        self.overlap = synchronization.overlap and communicator.is_concurrent
+        """May be changed between two steps, on all ranks alike."""
         self._wire_dtype = synchronization.wire_dtype
         self._call = Call(
             Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
@@ -71,6 +73,11 @@ class ScheduleHook:
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
         """For each bucket's memory, room for it in the narrower type."""
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether calls go on beside the backward pass at all."""
+        return self._communicator.is_concurrent
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
         """What is done with a bucket of ``size`` bytes."""
@@ -126,17 +133,40 @@ class ScheduleHook:
     def _share(self, gradients: torch.Tensor) -> None:
         """Put a bucket's memory where the node's ranks can work in it, if it is not there yet.
 
-        DDP makes new buckets after its first step, so this is asked in every one.
+        All ranks do so, or none: there must be room for all of them. DDP makes new buckets after
+        its first step, so this is asked in every one. Collective where the bucket is new.
         """
         storage = gradients.untyped_storage()
         if not self._shares or storage in self._looked_at:
             return
         self._looked_at.add(storage)
-        # Twice, since what lies there now is kept until it has been copied.
-        if storage.nbytes() < shutil.disk_usage(SHARED_MEMORY_FILES).free // 2:
+        # All ranks ask before any of them takes its part, and nobody goes on before all have
+        # taken it: they are in the same step.
+        size = len(self._communicator.layout.neighbours) * storage.nbytes()
+        if not self._agree(_has_room(size)):
+            return
+        is_shared = True
+        try:
             # torch has no type for it.
             gradients.share_memory_()  # type: ignore[no-untyped-call]
+        except (RuntimeError, OSError):
+            # Somebody else has taken the room; the gradients are where they were.
+            is_shared = False
+        if self._agree(is_shared):
             self._communicator.segments.adopt(gradients)
+
+    def _agree(self, flag: bool) -> bool:
+        """Whether it is true on all ranks. Collective."""
+        found = torch.tensor([flag], dtype=torch.int32)
+        self._communicator.run(_AGREEMENT, found)
+        return bool(found)
+
+
+def _has_room(size: int) -> bool:
+    """Whether processes can share ``size`` bytes more on this node."""
+    # Twice, since what lies there now is kept until it has been copied.
+    free = shutil.disk_usage(SHARED_MEMORY_FILES).free
+    return 2 * size < free and not find_shortage(size)
 
 
 # DDP compares annotations with classes; in this module they are texts.

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from mpiddp.collectives.transport.mpi import find_thread_limit
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.sync.flat import FlatModel
 from mpiddp.sync.messages import Array, Message, Pauses, Wire
@@ -52,12 +53,10 @@ def shares_batches(server: int, bound: int | None) -> bool:
 
 def check_threads() -> None:
     """Raise ConfigurationError where a rank cannot serve and compute at once."""
-    from mpi4py import MPI
-
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    if limit := find_thread_limit():
         raise ConfigurationError(
-            "parameter servers need an MPI library with MPI_THREAD_MULTIPLE, which this one was "
-            "built without: use --sync auto"
+            f"parameter servers need MPI_THREAD_MULTIPLE, but MPI has {limit} in this process: use "
+            "--sync auto, or an MPI library that was built with thread support"
         )
 
 

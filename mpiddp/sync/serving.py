@@ -74,10 +74,11 @@ class Serving:
             bound: how many steps a worker may be ahead of the slowest; None for any number.
             fail: is told what ends the server's thread.
         """
-        communicator = session.duplicate()
-        if communicator is None:
+        if session.comm is None:
             raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
         check_threads()
+        communicator = session.duplicate()
+        assert communicator is not None
         self._communicator = communicator
         self._roles = roles
         self._model = FlatModel(module)

@@ -57,7 +57,7 @@ def settle(
         return configuration, None
     with rehearse(replica.model, replica.model.module, batch) as take_pass:
         warm_up(take_pass)
-        if configuration.overlap == "auto":
+        if configuration.overlap == "auto" and hook.can_overlap:
             pace = measure(hook, take_pass, batch[0].device)
             hook.overlap = pace.pays
     return replace(configuration, overlap="on" if hook.overlap else "off"), pace

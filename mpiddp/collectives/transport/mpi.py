@@ -13,6 +13,7 @@ from mpiddp.collectives.operators import Action, View
 from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter
+from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,6 +24,33 @@ NETWORK_MESSAGE = 60 << 10
 """Bytes of a message between nodes. With its header it stays within the eager limit of Open MPI's
 TCP transport (64 KiB), beyond which every message asks for permission first; and while one of them
 is added the next is on its way."""
+
+
+def find_thread_limit() -> str:
+    """Which level of thread support MPI has in this process; empty where it has all of it.
+
+    Without MPI_THREAD_MULTIPLE no two threads may call MPI at a time. How MPI was built decides,
+    or the program, if it has initialised MPI itself.
+    """
+    from mpi4py import MPI
+
+    names = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    }
+    return names.get(MPI.Query_thread(), "")
+
+
+def check_thread() -> None:
+    """Raise ConfigurationError in a thread that may not call MPI, whatever the others do."""
+    from mpi4py import MPI
+
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+        raise ConfigurationError(
+            f"this thread may not call MPI, which has {find_thread_limit()} in this process: make "
+            "calls over transport mpi in the thread that initialised MPI"
+        )
 
 
 class MpiMessages:
@@ -36,16 +64,26 @@ class MpiMessages:
         self._messages = messages
         self._waiter = waiter
         self._describe = describe
+        self._is_open = not find_thread_limit()
+        """To all threads."""
         # mpi4py leaves persistent requests to who made them. At exit, MPI is gone already.
         self.free = weakref.finalize(self, _free, requests, os.getpid())
         self.free.atexit = False
 
     def start(self, numbers: Sequence[int]) -> Action:
         """Starts these, in their order."""
-        if len(numbers) == 1:
-            return self._requests[numbers[0]].Start
         requests = [self._requests[number] for number in numbers]
-        return partial(type(requests[0]).Startall, requests)
+        start: Action = partial(type(requests[0]).Startall, requests)
+        if len(numbers) == 1:
+            start = requests[0].Start
+        if self._is_open:
+            return start
+
+        def start_here() -> None:
+            check_thread()
+            start()
+
+        return start_here
 
     def finish(self, number: int) -> Action:
         """Waits for this one."""
@@ -100,6 +138,7 @@ class MpiMessenger:
         self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
     ) -> MpiMessages:
         """Make persistent requests; tags tell calls apart."""
+        check_thread()
         requests = []
         for message, view in zip(messages, views, strict=True):
             make = self._communicator.Send_init if message.sends else self._communicator.Recv_init

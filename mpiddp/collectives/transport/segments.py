@@ -19,16 +19,18 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 from mpiddp.collectives.operators import map_memory
+from mpiddp.collectives.transport.memory_limits import find_shortage
 from mpiddp.errors import ConfigurationError
 
 NAME = "mpiddp"
 """What /proc calls them."""
 PREFIXES = (f"/memfd:{NAME}", "/dev/shm/torch_")
 """How what /proc says of a segment's file begins: of our own, and of memory that torch shares."""
+RESERVED_AT_ONCE = 16 << 20
+"""Bytes. Before each part it is asked what is left: other ranks may be reserving memory as well."""
 MOST_FOREIGN = 64
 """Mappings of other ranks' segments that are kept. A freed segment has no pages any more, so that
 what remains mapped of it costs address space alone."""
@@ -55,6 +57,15 @@ class Own(NamedTuple):
 
 
 _start_of = attrgetter("start")
+_all: weakref.WeakSet[Segments] = weakref.WeakSet()
+
+
+def _prepare_for_child() -> None:
+    for segments in list(_all):
+        segments.prepare_for_child()
+
+
+os.register_at_fork(before=_prepare_for_child)
 
 
 class Segments:
@@ -65,46 +76,55 @@ class Segments:
         self._numbers = itertools.count(1)
         self.own: tuple[Own, ...] = ()
         """By address; replaced as a whole, since other threads may be looking."""
+        self._last_inherited = 0
+        """Number of the last segment that a forked child may be using."""
         self._lock = threading.RLock()
         self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
+        _all.add(self)
 
     def allocate(self, size: int, *, is_common: bool = False) -> mmap.mmap:
         """``size`` bytes of zeros; freed with the last reference to what is returned.
 
-        With ``is_common``, others may go on working in them when this process has let go.
+        With ``is_common`` others may go on working in them when this process has let go: then the
+        kernel frees them, once nobody has them mapped any more. So it is for all memory at the end
+        of the process, and for what a forked child has inherited.
 
         Raises ConfigurationError where there is no memory left.
         """
         length = max(size, 1)
-        if length > psutil.virtual_memory().available:
-            raise ConfigurationError(f"{size} bytes of shared memory are more than is free")
-        descriptor = -1
         try:
             descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC)
-            # Reserved now: a page that cannot be had later kills with SIGBUS.
-            os.posix_fallocate(descriptor, 0, length)
-            memory = mmap.mmap(descriptor, length)
-        except OSError as error:
-            if descriptor >= 0:
+            try:
+                _reserve(descriptor, length)
+                memory = mmap.mmap(descriptor, length)
+            except BaseException:
                 os.close(descriptor)
+                raise
+        except OSError as error:
             raise ConfigurationError(
                 f"{size} bytes of shared memory cannot be had: {error.strerror}"
             ) from None
         address = address_of(memory)
         own = Own(address, address + length, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
-        weakref.finalize(memory, self._forget, own, is_common)
+        # Not at the end of the program, when threads, other handlers of its end and late peers
+        # may still work there: who touches a page that was cut off dies of SIGBUS.
+        weakref.finalize(memory, self._forget, own, is_common).atexit = False
         return memory
 
     def _forget(self, own: Own, is_common: bool) -> None:
         if os.getpid() != self._process:
             # A forked child lets go of its copy; the memory is its parent's.
             return
-        if not is_common:
+        if not is_common and own.number > self._last_inherited:
             # Others may have it mapped still, but use it no more; its pages go now.
             os.ftruncate(own.descriptor, 0)
         os.close(own.descriptor)
         self._drop(own)
+
+    def prepare_for_child(self) -> None:
+        """Before a fork: the child has its own references to what is there now."""
+        self._last_inherited = max((own.number for own in self.own), default=0)
 
     def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
         with self._lock:
@@ -139,7 +159,7 @@ class Segments:
         start = storage.data_ptr()
         own = Own(start, start + size, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
-        weakref.finalize(storage, self._drop, own)
+        weakref.finalize(storage, self._drop, own).atexit = False
 
     def _drop(self, own: Own) -> None:
         if os.getpid() != self._process:
@@ -168,6 +188,19 @@ class Segments:
         else:
             self._foreign.move_to_end(key)
         return memory
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give a file its pages: one that cannot be had later kills with SIGBUS.
+
+    Raises ConfigurationError where memory runs short, OSError where the kernel refuses.
+    """
+    for start in range(0, size, RESERVED_AT_ONCE):
+        if shortage := find_shortage(size - start):
+            raise ConfigurationError(
+                f"{size} bytes of shared memory are more than is free: {shortage}"
+            )
+        os.posix_fallocate(descriptor, start, min(RESERVED_AT_ONCE, size - start))
 
 
 def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes = b"") -> mmap.mmap:
