@@ -67,7 +67,7 @@ def parse(
         help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
     )
     parser.add_argument(
-        "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU, with Gloo"
+        "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
     )
     own, module, rest = _split(arguments)
     with redirect_stdout(sys.stdout if show_help else io.StringIO()):

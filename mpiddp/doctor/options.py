@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> Settings:
         metavar="NAME",
         help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
     )
-    add("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU, with Gloo")
+    add("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
     with redirect_stdout(sys.stdout if show_help else io.StringIO()):
         values = parser.parse_args(arguments)
     launch = session.Options(

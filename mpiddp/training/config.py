@@ -130,7 +130,8 @@ class Configuration:
     """Deadline of each phase of start-up and of each collective, in seconds."""
 
     allow_shared_gpu: bool = False
-    """Let several ranks share one GPU (with gloo)."""
+    """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
+    NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
     def __post_init__(self) -> None:
         _check_choice("data", self.data, list(DATASETS))
