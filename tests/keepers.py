@@ -144,6 +144,7 @@ CASES: dict[str, Callable[[WayOut], None]] = {
     "text is none": raise_unreadable(lambda: None),
     "text exits": raise_unreadable(sys.exit),
     "text blocks": raise_unreadable(block),
+    "text is no text": raise_unreadable(lambda: "a\udcff"),
     "stderr closed": close_stderr,
     "stderr full": fill_stderr,
     "stderr clogged": clog_stderr,

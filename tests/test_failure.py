@@ -472,6 +472,7 @@ KEEPERS = {
     "text is none": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
     "text exits": (3, HEADING + UNREADABLE.format("SystemExit"), UNREADABLE.format("SystemExit")),
     "text blocks": (3, HEADING + SLOW, SLOW),
+    "text is no text": (3, HEADING + r"a\udcff", "UnreadableError: a\udcff"),
     "stderr closed": (1, None, "ValueError: on purpose"),
     "stderr full": (1, None, "ValueError: on purpose"),
     "stderr clogged": (1, None, "ValueError: on purpose"),

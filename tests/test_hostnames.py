@@ -31,6 +31,7 @@ def unfold(text: str) -> list[str]:
     [
         ("node1", "node1", True),
         ("node1", "node1.cluster.local", True),
+        ("Node1", "node1.Cluster.local", True),
         ("node1.cluster.local", "node1.cluster.local", True),
         ("node1.cluster.local", "node1.elsewhere", False),
         ("node1.cluster", "node1.cluster.local", False),

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import launchers
+from mpiddp.launch import node_claim
 from mpiddp.launch.node_claim import claim_node
 
 CLAIM = """
@@ -44,7 +45,7 @@ def stranger(request, monkeypatch):
     """Somebody holds the name that this process would take; another user, as it seems from here."""
     user = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    name = f"\0mpiddp-{os.geteuid()}-{os.getppid()}"
+    name = node_claim._name_claim()
     with socket.socket(socket.AF_UNIX) as taken, contextlib.ExitStack() as stack:
         taken.bind(name)
         if request.param != "is bound":
@@ -67,4 +68,16 @@ def test_a_stranger_silences_nobody(stranger):
             r"mpiddp: .*user.* has taken 'mpiddp-.*'; each process reports\n", held.note
         )
         assert (f"user {os.geteuid() - 1} " in held.note) == (stranger == "listens")
+        held.holder.close()
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"])
+def test_two_launches_of_one_parent_have_a_claim_each(variable, monkeypatch):
+    monkeypatch.setenv(variable, "1")
+    first = claim_node()
+    assert first is not None and claim_node() is None
+    monkeypatch.setenv(variable, "2")
+    second = claim_node()
+    assert second is not None and not second.note
+    for held in (first, second):
         held.holder.close()

@@ -95,7 +95,7 @@ def fail(session, how):
     [
         ("raises", 30, r"rank 1: Traceback(.|\n)*ValueError: on purpose"),
         ("is killed", 30, "rank [01] ended"),
-        ("leaves", 30, r"session\.\w+\(\) met another call"),
+        ("leaves", 30, r"session\.\w+\(\) was matched with a different call"),
         ("hangs", 1, r"rank 0, 1 did not answer within 1 s(.|\n)*in fail"),
     ],
 )

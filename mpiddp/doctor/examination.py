@@ -33,7 +33,7 @@ from mpiddp.doctor.options import Settings
 from mpiddp.doctor.report import Report, open_report
 from mpiddp.errors import LaunchError, MpiddpError
 from mpiddp.launch import device
-from mpiddp.launch.deadline import Watch
+from mpiddp.launch.deadline import CLOSING, Watch
 from mpiddp.launch.failure import FORWARD_SECONDS, WayOut
 from mpiddp.launch.hostnames import is_host
 from mpiddp.launch.infiniband import find_infiniband
@@ -89,10 +89,11 @@ class Examination:
             reason = self._examine()
             with self._stage("summary"):
                 code = self._conclude(reason)
+            self.starter.close_reception()
+            with self._stage(CLOSING):
+                self.starter.session.close()
         finally:
             self.watch.close()
-        self.starter.close_reception()
-        self.starter.session.close()
         return code
 
     def _examine(self) -> str | None:

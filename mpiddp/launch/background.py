@@ -38,6 +38,11 @@ class BackgroundCall(Generic[T]):
         except RuntimeError:
             self._run(work)
 
+    @staticmethod
+    def check_threads() -> None:
+        """Raise RuntimeError where no thread can be started, so that no call is bounded in time."""
+        threading.Thread(target=int, name="mpiddp-check", daemon=True).start()
+
     def finish(self, seconds: float) -> T:
         """What the work returned, None too if it returns that.
 

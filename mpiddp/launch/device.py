@@ -258,7 +258,7 @@ def describe_sharing(hostname: str, placements: Sequence[Placement], shared: fro
     return (
         f"on {hostname}, ranks {ranks} would use a GPU that another rank uses: {found}. "
         f"Start one rank per GPU (--ntasks-per-node={visible} --gpus-per-node={visible}), or "
-        "share on purpose: --allow-shared-gpu --backend gloo"
+        "share on purpose: --allow-shared-gpu"
     )
 
 
@@ -283,8 +283,8 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
     if crowded and not nccl.takes_shared_gpus():
         ranks = ", ".join(str(rank) for rank in sorted(crowded))
         remarks.append(
-            f"{hostname}: ranks {ranks} use one GPU or slices of one, which NCCL refuses: Gloo is "
-            "used; NCCL from 2.30 on works there with NCCL_MULTI_RANK_GPU_ENABLE=1"
+            f"{hostname}: ranks {ranks} use one GPU or slices of one, which NCCL refuses. Gloo "
+            "works there, and so does NCCL from 2.30 on with NCCL_MULTI_RANK_GPU_ENABLE=1"
         )
     return tuple(remarks)
 

@@ -211,6 +211,10 @@ class WayOut:
         if threading.current_thread() is threading.main_thread():
             # A second Ctrl-C must not stop the first one's report half-way.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                BackgroundCall.check_threads()
+            except RuntimeError:
+                _end_soon(2 * PATIENCE_SECONDS)
 
     def leave(self, code: int) -> NoReturn:
         """End this process with ``code``: everything was said, and MPI is closed."""
@@ -341,6 +345,9 @@ class WayOut:
         if not self._is_shared():
             return True
         if self.starting:
+            if not _may_call_mpi():
+                time.sleep(min(self._who()[0], SPEAKERS) * ANSWER_SECONDS)
+                return True
             failed = agree_on_failure(self.communicator, report.code, ANSWER_SECONDS)
             return failed is None or failed[0] == self.communicator.Get_rank()
         is_first = claim_report(self.store) if self.store is not None else True
@@ -462,13 +469,10 @@ class WayOut:
         return describe_silent_init(self.launcher, self.seconds, len(hosts), silent)
 
     def _call_the_roll(self, phase: str) -> str | None:
-        from mpi4py import MPI
-
         communicator = self.communicator
         assert communicator is not None
         rank = communicator.Get_rank()
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            # The main thread is inside MPI, and this library takes one thread at a time.
+        if not _may_call_mpi():
             return describe_missing(phase, self.seconds, {}, self.describe_rank)
         answers = call_the_roll(communicator, Whereabouts(phase, self._waiting, find_position()))
         if answers is not None:
@@ -509,13 +513,17 @@ class WayOut:
             problem = BackgroundCall(write).finish(FILES_SECONDS)
         except LateError:
             problem = f"{directory} did not take this report within {FILES_SECONDS:g} s"
+        except BaseException as error:
+            problem = f"{directory} did not take this report: {read_message(error)}"
         if problem and with_outcome:
             self._print(f"mpiddp: {problem}\n")
 
     def _log(self, directory: Path, text: str) -> None:
         folder = directory / "logs"
         folder.mkdir(exist_ok=True)
-        with (folder / f"rank-{self._who()[0]}.log").open("a") as log:
+        # Names of files may hold bytes that are no text.
+        path = folder / f"rank-{self._who()[0]}.log"
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(text)
 
     def _write_outcome(self, directory: Path, code: int, reason: str) -> None:
@@ -526,6 +534,14 @@ def in_notebook() -> bool:
     """Whether this process is an interactive IPython or Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
+
+
+def _may_call_mpi() -> bool:
+    """Whether this thread may: below MPI_THREAD_MULTIPLE the main thread may be in MPI already."""
+    from mpi4py import MPI
+
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main or MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
 
 def _abort(code: int) -> None:
@@ -540,11 +556,19 @@ def _abort(code: int) -> None:
         time.sleep(ABORT_SECONDS)
         os._exit(code)
 
-    with contextlib.suppress(RuntimeError):  # The interpreter is shutting down.
+    try:
         threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
+    except RuntimeError:  # The interpreter is shutting down: Python 3.12 starts no threads then.
+        _end_soon(ABORT_SECONDS)
     size = MPI._sizeof(MPI.Comm)
     handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
     ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))
+
+
+def _end_soon(seconds: float) -> None:
+    """Have the kernel end this process, where no thread can. Call it on the main thread."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _is_done(directory: Path) -> bool:

@@ -70,6 +70,6 @@ class Heartbeat:
         while not self._stop.wait(self.period):
             try:
                 self._store.add(f"alive/{self._rank}", 1)
-            except Exception:  # Rank 0 has gone, and its silence will tell.
-                return
+            except Exception:  # Rank 0 may have been stopped for a while.
+                continue
             self._count += 1

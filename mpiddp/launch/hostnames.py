@@ -11,8 +11,10 @@ def is_host(name: str, hostname: str) -> bool:
     """Whether ``name`` is the name of the host that calls itself ``hostname``.
 
     One may be the other's short form: ``node1`` is ``node1.cluster.local``, which is not
-    ``node1.elsewhere``. ``name`` may be a shell pattern, such as ``node*``.
+    ``node1.elsewhere``. ``name`` may be a shell pattern, such as ``node*``. Upper and lower case
+    are the same.
     """
+    name, hostname = name.casefold(), hostname.casefold()
     if fnmatch.fnmatchcase(hostname, name):
         return True
     have_domains = "." in name and "." in hostname

@@ -13,6 +13,7 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -66,32 +67,33 @@ def takes_shared_gpus() -> bool:
 
 
 class GroupWatch:
-    """Leads what NCCL finds to ``fail``, before torch ends the process.
+    """Calls ``fail`` when a group of NCCL's has failed, before torch ends the process.
 
     It watches every NCCL group of the process, also those that a program makes. Where torch has
     hooks that it calls before it ends the process, they lead to ``fail``; otherwise the groups are
     asked, twice a second, whether they have failed.
     """
 
-    def __init__(self, fail: Callable[[BaseException], None], timeout: float) -> None:
-        """``timeout``: the session's, in seconds. The default group must exist."""
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        """The default group must exist."""
         self._fail = fail
-        self._timeout = timeout
-        self._hooked: set[str] = set()
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed = threading.Event()
         self._look()
-        threading.Thread(target=self._watch, name="mpiddp-nccl", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="mpiddp-nccl", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Look no more. The hooks stay: a group that fails later ends the job as well."""
+        """Look no more. The hooks stay: torch ends the process after them in any case."""
         self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _watch(self) -> None:
-        import torch.distributed as distributed
-
-        while not self._closed.wait(POLL_SECONDS) and distributed.is_initialized():
-            if self._look():
-                self._give_up()
+        while not self._closed.wait(POLL_SECONDS):
+            # What is found while the groups are being closed is no failure.
+            if self._look() and not self._closed.wait(GRACE_SECONDS):
+                self._fail(_describe_failure())
                 return
 
     def _look(self) -> bool:
@@ -105,9 +107,9 @@ class GroupWatch:
                 backend: Any = group._get_backend(torch.device("cuda"))
             except RuntimeError:  # Not for GPUs.
                 continue
-            name = group.group_name
-            if name not in self._hooked:
-                self._hooked.add(name)
+            # By the group, since one that is made later may have the name of one that is gone.
+            if group not in self._hooked:
+                self._hooked.add(group)
                 self._hook(backend)
             if _has_failed(backend):
                 return True
@@ -120,15 +122,16 @@ class GroupWatch:
             return
 
     def _give_up(self) -> None:
-        """Runs in this watch's thread, or in the one of NCCL's that calls the hook."""
+        """Runs in the thread of NCCL's that calls the hook."""
         time.sleep(GRACE_SECONDS)
-        self._fail(
-            PeerLostError(
-                f"NCCL gave up: a collective was not done {self._timeout + QUEUE_SECONDS:g} s "
-                "after it was queued, or a peer is gone. torch's lines above name the collective; "
-                "every rank must make the same calls; --timeout SECONDS waits longer"
-            )
-        )
+        self._fail(_describe_failure())
+
+
+def _describe_failure() -> PeerLostError:
+    return PeerLostError(
+        "NCCL gave up on a collective: it was late, or a peer is gone. torch's lines above name "
+        "it; every rank must make the same calls; --timeout SECONDS waits longer"
+    )
 
 
 def _has_failed(backend: Any) -> bool:

@@ -8,12 +8,16 @@ user: the kernel says whose process listens on a socket.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
 import socket
 import struct
 import time
 from dataclasses import dataclass
+
+from mpiddp import environment
 
 LISTENING_SECONDS = 0.2
 """How long a holder may take from binding to listening."""
@@ -36,7 +40,7 @@ def claim_node() -> Claim | None:
     Where the system has no such sockets, or a stranger has taken the name, everyone gets one:
     rather many reports than none.
     """
-    name = f"\0mpiddp-{os.geteuid()}-{os.getppid()}"
+    name = _name_claim()
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         holder.bind(name)
@@ -51,6 +55,18 @@ def claim_node() -> Claim | None:
         holder.close()
         return None
     return Claim(holder)
+
+
+def _name_claim() -> str:
+    """The same for all processes of this launch on this node, and for no others of this user.
+
+    Containers may share the names of sockets, but not the numbers of processes.
+    """
+    launch = [os.environ.get(name, "") for name in environment.LAUNCH_IDENTITY]
+    with contextlib.suppress(OSError):
+        launch.append(os.readlink("/proc/self/ns/pid"))
+    digest = hashlib.sha256("\n".join(launch).encode()).hexdigest()[:16]
+    return f"\0mpiddp-{os.geteuid()}-{os.getppid()}-{digest}"
 
 
 def _find_holder(name: str) -> int | None:

@@ -260,10 +260,15 @@ class Session:
     def _close_launch(self) -> None:
         self.collectives = None
         self._leave()
-        self._close_group()
+        # NCCL may wait for its peers, so it waits for them to come.
+        is_nccl = self.backend == "nccl"
+        if not is_nccl:
+            self._close_group()
         self._meet_to_leave()
         # All have come, so nothing takes long any more.
         with self._watch.phase(CLOSING) if self._watch is not None else contextlib.nullcontext():
+            if is_nccl:
+                self._close_group()
             if self._heartbeat is not None:
                 self._heartbeat.stop()
                 self._heartbeat = None
@@ -343,6 +348,8 @@ class Session:
         """Undo a start-up that failed, as far as one process can: for a notebook's next try."""
         self._closed = True
         self._leave()
+        for work in reversed(self._on_close):
+            work()
         distributed = sys.modules.get("torch.distributed")
         if self._group and distributed is not None and distributed.is_initialized():
             distributed.destroy_process_group()
@@ -353,6 +360,6 @@ class Session:
 def _mismatch(what: str) -> PeerLostError:
     """What mpi4py says of calls that do not fit together is of no use to anybody."""
     return PeerLostError(
-        f"{what} met another call of another rank: all ranks must make the same calls, and leave "
-        "the session together"
+        f"{what} was matched with a different call on another rank: all ranks must make the same "
+        "calls, and leave the session together"
     )

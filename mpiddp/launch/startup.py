@@ -355,7 +355,7 @@ class Starter:
         )
         session._group = True
         if session.backend == "nccl":
-            watch = nccl.GroupWatch(self.way_out.fail, self.options.timeout)
+            watch = nccl.GroupWatch(self.way_out.fail)
             session.at_close(watch.close)
 
     def try_group(self) -> None:

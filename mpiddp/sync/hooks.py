@@ -56,7 +56,9 @@ class ScheduleHook:
         for an algorithm that is no all-reduce.
         """
         self._communicator = communicator
-        self.overlap = synchronization.overlap and communicator.is_concurrent
+        self.can_overlap = on_gpu or communicator.is_concurrent
+        """Whether calls go on beside the backward pass at all."""
+        self.overlap = synchronization.overlap and self.can_overlap
         """May be changed between two steps, on all ranks alike."""
         self._wire_dtype = synchronization.wire_dtype
         self._call = Call(
@@ -73,11 +75,6 @@ class ScheduleHook:
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
         """For each bucket's memory, room for it in the narrower type."""
-
-    @property
-    def can_overlap(self) -> bool:
-        """Whether calls go on beside the backward pass at all."""
-        return self._communicator.is_concurrent
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
         """What is done with a bucket of ``size`` bytes."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
+from mpiddp.errors import ConfigurationError
 from mpiddp.sync.hooks import ScheduleHook
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
@@ -55,6 +56,11 @@ def settle(
     hook, pace = replica.hook, None
     if hook is None:
         return configuration, None
+    if configuration.overlap == "on" and not hook.can_overlap:
+        raise ConfigurationError(
+            "--overlap on: expected an MPI library with MPI_THREAD_MULTIPLE, found less; "
+            "use --overlap auto"
+        )
     with rehearse(replica.model, replica.model.module, batch) as take_pass:
         warm_up(take_pass)
         if configuration.overlap == "auto" and hook.can_overlap:

@@ -32,8 +32,8 @@ PREFIXES = (f"/memfd:{NAME}", "/dev/shm/torch_")
 RESERVED_AT_ONCE = 16 << 20
 """Bytes. Before each part it is asked what is left: other ranks may be reserving memory as well."""
 MOST_FOREIGN = 64
-"""Mappings of other ranks' segments that are kept. A freed segment has no pages any more, so that
-what remains mapped of it costs address space alone."""
+"""Mappings of other ranks' segments that are kept. A freed segment has no pages any more, unless
+its owner has forked since it was made: then they last as long as the mapping."""
 
 
 class Place(NamedTuple):
