@@ -63,8 +63,8 @@ def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
 def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
     """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn.
 
-    The function returns the same schedule whenever it is given the same arguments: the first one
-    that is used is proved. Without ``phases`` the algorithm has no closed form, and a price only
+    The function returns the same schedule whenever it is given the same arguments, since only the
+    first one is proved. Without ``phases`` the algorithm has no closed form, and a price only
     where it can be simulated.
 
     Raises ValueError if another one has the name.

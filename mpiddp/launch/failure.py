@@ -9,9 +9,9 @@ and ending the process is the last act of a ``finally``.
 Who speaks depends on how far the job has come. Before MPI is up it is the launcher's rank 0;
 a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
-and the lowest failing one speaks. Later the first to claim it in the store does, and whoever
-gets no answer within half a second, in turn. A rank that left the speaking to another one, and
-is still there after a while, speaks itself.
+and the lowest failing one speaks. Later the first rank that claims the report in the store prints
+it; a rank that gets no answer within half a second prints its own, in the order of ranks. A rank
+that left the report to another one, and still runs after 10 s, prints its own.
 
 In a notebook errors are raised and nothing is aborted.
 """

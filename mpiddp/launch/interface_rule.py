@@ -77,7 +77,7 @@ def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
 
 
 def names_nobody(text: str, hostname: str) -> bool:
-    """Whether ``--interface`` speaks of single hosts, of which this is none."""
+    """Whether ``--interface`` lists hosts, and this host is not among them."""
     return text.strip() != "auto" and parse_interface_option(text, hostname) is None
 
 

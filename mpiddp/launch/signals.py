@@ -1,8 +1,8 @@
 """Requests to end: SIGTERM from Slurm or mpirun, SIGINT from a terminal.
 
 Python runs a signal's handler in the main thread, which may be inside a library that waits for
-another rank. The half of Python that is written in C notes a signal at once, in a pipe: a thread
-reads it, and ends the job on the same way as any failure.
+another rank. Its handler in C writes the signal's number into a pipe at once: a thread reads that,
+and ends the job as any failure does.
 """
 
 from __future__ import annotations

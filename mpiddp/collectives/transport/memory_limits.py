@@ -34,7 +34,7 @@ class ControlGroup:
     """Version 1."""
 
     def find_shortage(self, size: int) -> str:
-        """Why a process in it cannot have ``size`` bytes more; empty if it can."""
+        """The reason why a process in it gets no ``size`` bytes more; empty if there is room."""
         limit = self._read("memory.limit_in_bytes" if self.is_old else "memory.max")
         # Version 1 says that there is no limit by a very large one.
         if limit is None or limit >= NO_LIMIT:
@@ -69,7 +69,7 @@ class ControlGroup:
 
 
 def find_shortage(size: int) -> str:
-    """Why this process cannot have ``size`` bytes more, swap not counted; empty if it can.
+    """The reason why this process gets no ``size`` bytes more, without swap; empty if it does.
 
     Groups are asked from LEAST bytes on.
     """
