@@ -23,8 +23,8 @@ fi
 JOB=${SLURM_JOB_ID:-}
 [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
-# Set once the ranks are being started, and once a signal came.
-SRUN='' SIGNAL=''
+# Process ids, set once the ranks, or another program, are being started; and once a signal came.
+SRUN='' CHILD='' SIGNAL=''
 
 # The user's mistakes have exit code 2, as everywhere in mpiddp.
 refuse() {
@@ -459,6 +459,23 @@ train() {
     exit "$CODE"
 }
 
+# Waits for a process's end, with its exit code: a signal that is trapped cuts a wait short.
+await() {
+    while kill -0 "$1" 2>/dev/null; do wait "$1" || :; done
+    wait "$1"
+}
+
+# Runs a program as CHILD, to which interrupt hands signals on: while a program runs in the
+# foreground, a shell does not answer them. In the background it would not hear Ctrl-C, nor read.
+run_child() {
+    (
+        trap - INT QUIT
+        exec -- "$@"
+    ) <&0 &
+    CHILD=$!
+    await "$CHILD"
+}
+
 # Sets CODE, and WHY, where it comes from.
 start_ranks() {
     local before after status failure line said messages=''
@@ -471,7 +488,7 @@ start_ranks() {
         messages+=$line$'\n'
     done <&"$said"
     exec {said}<&-
-    wait "$SRUN"
+    await "$SRUN"
     status=$?
     after=$(stamp_outcome "$RUN")
     failure=$(printf '%s' "$messages" | find_failure)
@@ -496,18 +513,28 @@ start_ranks() {
 # Slurm's KillWait: nothing can be written after that. Ctrl-C goes to this script and to srun, which
 # hands it on. TERM for this script alone (scancel --batch, sbatch --signal=B:TERM@60) is handed on
 # here, past srun, which would kill the ranks, as it does after scancel --full; Slurm refuses it
-# where it ends the job anyway.
+# where it ends the job anyway. A CHILD is told by Slurm in that case, and must not be told twice.
 interrupt() {
     local step
     SIGNAL=$1
-    if [ -z "$SRUN" ]; then
+    if [ -z "$SRUN$CHILD" ]; then
         CODE=$((128 + $(kill -l "$SIGNAL")))
         report_end "$CODE" "; no rank had been started"
         exit "$CODE"
     fi
-    [ "$SIGNAL" != INT ] || return
+    [ "$SIGNAL" != INT ] || return 0
+    if [ -n "$CHILD" ]; then
+        is_ending || kill -s "$SIGNAL" "$CHILD" 2>/dev/null || :
+        return 0
+    fi
     step=$(find_step)
     [ -z "$step" ] || scancel --quiet --signal="$SIGNAL" "$step" 2>/dev/null
+}
+
+# Whether Slurm ends the job: it has told every process of it, and starts no more steps.
+is_ending() {
+    scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null |
+        grep "^JobId=$SLURM_JOB_ID " | grep -v ' JobState=RUNNING ' >/dev/null
 }
 
 # The step whose srun is this script's: in salloc's shell there may be others.
@@ -527,8 +554,8 @@ print_command() {
 # The benchmark chooses its ranks, so it is started once, here.
 benchmark() {
     local status
-    # Slurm's signals reach the benchmark, too; its end is waited for, and written down.
-    trap : TERM INT
+    trap 'interrupt TERM' TERM
+    trap 'interrupt INT' INT
     [ -z "${MPIDDP_WRAP:-}" ] ||
         refuse "MPIDDP_WRAP is for scripts that start ranks; a benchmark starts its own, without it"
     use_environment benchmarks
@@ -537,8 +564,8 @@ benchmark() {
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     describe_job
     print_command "$PYTHON" -m benchmarks "$@"
-    "$PYTHON" -m benchmarks "$@" >>"$OUT" 2>>"$ERR"
+    run_child "$PYTHON" -m benchmarks "$@" >>"$OUT" 2>>"$ERR"
     status=$?
-    report_end "$status" ''
+    report_end "$status" "${SIGNAL:+ (SIG$SIGNAL came to this script)}"
     exit "$status"
 }

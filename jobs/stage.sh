@@ -56,7 +56,8 @@ REMOVE='[ ! -O "$1" ] || rm -rf -- "$1"'
 
 # In a job that Slurm ends there are no further steps: then this node alone is cleared.
 clean_up() {
-    if [ -n "$SIGNAL" ] || ! on_each_node "$REMOVE"; then rm -rf -- "$PLACE"; fi
+    trap : TERM INT
+    if is_ending || ! on_each_node "$REMOVE"; then rm -rf -- "$PLACE"; fi
 }
 
 case ${1:-} in
@@ -75,9 +76,9 @@ PLACE=${2%/}/mpiddp-env-$SLURM_JOB_ID-$token
 shift 2
 
 trap clean_up EXIT
-trap 'SIGNAL=TERM' TERM
-trap 'SIGNAL=INT' INT
+trap 'interrupt TERM' TERM
+trap 'interrupt INT' INT
 on_each_node "$MAKE"
 sbcast -- "$archive" "$PLACE/archive"
 on_each_node "$UNPACK"
-MPIDDP_ENV=$PLACE/env.sh PATH=$PLACE/env/bin:$PATH "$@"
+run_child env MPIDDP_ENV="$PLACE/env.sh" PATH="$PLACE/env/bin:$PATH" "$@"

@@ -41,6 +41,7 @@ REAL = {"MPIDDP_PYTHON": sys.executable}
 
 SCONTROL = """
 case "$1 $2" in
+"--oneliner show") echo "JobId=42 JobName=train JobState=${FAKE_STATE:-RUNNING} Reason=None" ;;
 "show job") cat "$FAKES/record" ;;
 "show hostnames") IFS=, && printf '%s\\n' $3 ;;
 esac
@@ -1044,6 +1045,33 @@ def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
     assert "ended with exit code 143: signal 15 (SIGTERM)" in done.stderr
 
 
+HEAR = """trap 'echo heard >>heard' {0}
+kill -{0} $PPID
+{1}for _ in {{1..50}}; do [ -e heard ] || sleep 0.1; done
+exit 9
+"""
+"""A program that has its parent told, and writes down what it hears itself."""
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, state):
+    # In a job that it ends, Slurm itself tells the benchmark.
+    text = HEAR.format("TERM", "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n")
+    made_up.program("slow", f'case "$*" in "-m benchmarks x") ;; *) exit ;; esac\n{text}')
+    variables = {"MPIDDP_PYTHON": str(made_up.bin / "slow"), "FAKE_STATE": state}
+    done = made_up.submit("benchmark", "x", **variables)
+    assert done.returncode == 9, done.stderr
+    assert "SIGTERM came to this script" in done.stderr
+    assert (made_up.cwd / "heard").read_text() == "heard\n"
+
+
+def test_a_signal_before_the_benchmark_ends_the_job(made_up):
+    (made_up.cwd / "mine.sh").write_text("kill -TERM $$\n")
+    done = made_up.submit("benchmark", "x", MPIDDP_ENV="mine.sh", **REAL)
+    assert done.returncode == 143
+    assert "no rank had been started" in done.stderr and not (made_up.cwd / "logs").exists()
+
+
 def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
     done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice")
     assert done.returncode == 2
@@ -1052,6 +1080,7 @@ def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
 
 # ---- stage -----------------------------------------------------------------------------------
 
+STEP = 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
 SHOW_STAGED = 'echo "$MPIDDP_ENV"; tool; stat -c %a "${MPIDDP_ENV%/*}"; . "$MPIDDP_ENV"; exit 7'
 
 
@@ -1086,7 +1115,7 @@ class Stage:
 
 @pytest.fixture
 def stage(made_up) -> Stage:
-    made_up.program("srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
+    made_up.program("srun", STEP)
     made_up.program("sbcast", 'cp -- "$2" "$3"\n')
     folder = made_up.cwd / "own"
     folder.mkdir()
@@ -1100,6 +1129,19 @@ def test_a_command_has_the_environment_that_was_staged(stage):
     file, printed, mode = done.stdout.splitlines()
     assert re.fullmatch(rf"{stage.folder}/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
     assert printed.startswith("it runs on ") and mode == "700"
+    assert stage.is_empty()
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name):
+    stage.made_up.program("srun", f'echo step >>"$FAKES/steps"\n{STEP}')
+    # Ctrl-C comes from the terminal, to all of its processes.
+    own = "" if name == "TERM" else "kill -INT $$\n"
+    done = stage.run("bash", "-c", HEAR.format(name, own))
+    assert done.returncode == 9, done.stderr
+    assert (stage.made_up.cwd / "heard").read_text() == "heard\n"
+    # One to make the place, one to unpack, one to take it away.
+    assert (stage.made_up.fakes / "steps").read_text().count("step") == 3
     assert stage.is_empty()
 
 
@@ -1484,6 +1526,35 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
         assert f"mpiddp-env-{job.identity}-" not in slurm.cluster.must(
             "exec", node, "ls", "/dev/shm", "/tmp"
         )
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("ending", [["scancel"], ["scancel", "--batch", "--signal=TERM"]])
+def test_a_staged_command_is_told_once_that_its_job_ends(slurm, tmp_path, ending):
+    program = tmp_path / "hear"
+    program.write_text(
+        'trap "echo heard >>heard; sleep 1; echo end >>heard; exit 9" TERM\n'
+        "touch ready\nwhile :; do sleep 0.1; done\n"
+    )
+    words = ["bash", str(JOBS / "stage.sh"), str(pack(tmp_path)), "/dev/shm", "bash", str(program)]
+    identity = slurm.submit("--nodes=2", "--wrap", "exec " + shlex.join(words))
+    deadline = time.monotonic() + JOB_SECONDS
+    while not (slurm.directory / "ready").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    slurm.cluster.ask(*ending, identity)
+    [job] = slurm.wait(identity)
+    left = ["node1"] if len(ending) == 1 else ["node1", "node2"]
+    deadline = time.monotonic() + 20
+    while any(
+        f"mpiddp-env-{identity}-" in slurm.cluster.must("exec", node, "ls", "/dev/shm")
+        for node in left
+    ):
+        assert time.monotonic() < deadline, job.output
+        time.sleep(0.1)
+    assert (slurm.directory / "heard").read_text().split() == ["heard", "end"]
+    # Ended by Slurm, or of its own with the command's code.
+    assert (job.state == "FAILED" and job.code == 9) is (len(ending) > 1), job
 
 
 @pytest.mark.slurm
