@@ -164,6 +164,10 @@ class Result:
         )
 
 
+SHORTEST_DEADLINE = 120.0
+"""Seconds. On a machine that is busy elsewhere an import of torch alone may take half a minute."""
+
+
 class JobError(AssertionError):
     """A job ran past its deadline, or left processes behind."""
 
@@ -265,7 +269,7 @@ class Job:
             alive = "\n".join(_describe(pid) for pid in self.processes())
             self.kill()
             raise JobError(
-                f"still running after {self._timeout} s; killed. Alive were\n{alive}\n"
+                f"still running after {self._timeout:g} s; killed. Alive were\n{alive}\n"
                 f"{self.result()}"
             ) from None
         result = self.result()
@@ -353,7 +357,7 @@ def start(
                 cwd=cwd,
                 start_new_session=True,
             )
-        job = Job(process, scratch, mark, timeout)
+        job = Job(process, scratch, mark, max(timeout, SHORTEST_DEADLINE))
         try:
             yield job
         finally:

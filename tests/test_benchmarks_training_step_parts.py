@@ -196,7 +196,7 @@ def test_a_rank_that_only_serves_takes_no_steps():
 
 
 def test_a_straggler_computes_for_longer():
-    slow = Slowdown(Straggler(0, 3.0), 0, (0,), 0, 0.02)
+    slow = Slowdown(Straggler(0, 3.0), 0, (0,), 0, 0.02, torch.device("cpu"))
     found = loops.measure(make_loop(slowdown=slow, update=Sleeps(0)), 4, lambda: None, counts=False)
     assert found["seconds"] >= 4 * 0.04 and found["compute"] >= 4 * 0.04
 

@@ -120,6 +120,7 @@ def checkout(tmp_path) -> Checkout:
         "OS_RELEASE": str(release),
         "FAKE_LOG": str(log),
         "FAKE_MPIRUN": str(FAKES / "mpirun"),
+        "FAKE_CONSTRAINTS": str(launchers.ROOT / "constraints.txt"),
     }
     made = Checkout(root, path, log, environment)
     made.program("id", 'echo "${FAKE_USER:-1000}"')
@@ -675,6 +676,12 @@ def test_good_checks(checkout):
     result = checkout.tests()
     assert result.returncode == 0, result.stderr
     assert result.stdout == "checks: lint and types are good\nthe summary of pytest\n"
+
+
+def test_types_are_those_of_the_releases_that_are_pinned(checkout):
+    result = checkout.tests(FAKE_RELEASE="2.99")
+    assert "types (of jobs/cluster; the rest with the torch and numpy of " in result.stdout
+    assert len(checkout.logged("-m mypy")) == 1
 
 
 @pytest.mark.parametrize("check", ["SHELLCHECK", "MYPY", "RUFF"])

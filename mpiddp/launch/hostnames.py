@@ -27,8 +27,10 @@ def fold_hostnames(names: Sequence[str]) -> str:
     groups: dict[tuple[str, int, str], list[int]] = {}
     plain = []
     for name in dict.fromkeys(names):
-        # The last number of the name proper: those of a domain are all alike.
-        match = re.fullmatch(r"([^.]*?)(\d+)([^\d.]*(?:\..*)?)", name)
+        # The last number of an address, or of the name proper: those of a domain are all alike.
+        match = re.fullmatch(r"((?:\d+\.){3})(\d+)()", name) or re.fullmatch(
+            r"([^.]*?)(\d+)([^\d.]*(?:\..*)?)", name
+        )
         if match is None:
             plain.append(name)
         else:
