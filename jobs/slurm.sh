@@ -459,21 +459,27 @@ train() {
     exit "$CODE"
 }
 
-# Waits for a process's end, with its exit code: a signal that is trapped cuts a wait short.
-await() {
-    while kill -0 "$1" 2>/dev/null; do wait "$1" || :; done
-    wait "$1"
-}
-
 # Runs a program as CHILD, to which interrupt hands signals on: while a program runs in the
-# foreground, a shell does not answer them. In the background it would not hear Ctrl-C, nor read.
+# foreground, a shell does not answer them. Its exit code is read from a shell that no signal ends,
+# since a wait that a signal cuts short may lose it.
 run_child() {
-    (
-        trap - INT QUIT
-        exec -- "$@"
-    ) <&0 &
-    CHILD=$!
-    await "$CHILD"
+    local out said status=''
+    exec {out}>&1
+    exec {said}< <(
+        trap '' TERM INT
+        # In the background it would not hear Ctrl-C, nor read.
+        (
+            trap - TERM INT QUIT
+            exec -- "$@" >&"$out" {out}>&-
+        ) <&0 &
+        echo "$!"
+        exec {out}>&-
+        if wait "$!"; then echo 0; else echo "$?"; fi
+    )
+    read -r CHILD <&"$said"
+    read -r status <&"$said" || :
+    exec {said}<&- {out}>&-
+    return "${status:-137}"
 }
 
 # Sets CODE, and WHY, where it comes from.
@@ -488,7 +494,7 @@ start_ranks() {
         messages+=$line$'\n'
     done <&"$said"
     exec {said}<&-
-    await "$SRUN"
+    wait "$SRUN"
     status=$?
     after=$(stamp_outcome "$RUN")
     failure=$(printf '%s' "$messages" | find_failure)

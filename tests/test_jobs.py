@@ -1038,7 +1038,7 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
 
 def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
     # Slurm tells the script and the benchmark.
-    told = "kill -TERM $PPID; sleep 0.2; kill -TERM $$"
+    told = "kill -TERM $(cut -d' ' -f4 /proc/$PPID/stat); sleep 0.2; kill -TERM $$"
     made_up.program("slow", f'case "$*" in "-m benchmarks x") {told} ;; esac\n')
     done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=str(made_up.bin / "slow"))
     assert done.returncode == 143
@@ -1046,11 +1046,11 @@ def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
 
 
 HEAR = """trap 'echo heard >>heard' {0}
-kill -{0} $PPID
+kill -{0} $(cut -d' ' -f4 /proc/$PPID/stat)
 {1}for _ in {{1..50}}; do [ -e heard ] || sleep 0.1; done
 exit 9
 """
-"""A program that has its parent told, and writes down what it hears itself."""
+"""A program that has the script above it told, and writes down what it hears itself."""
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
