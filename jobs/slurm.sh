@@ -487,6 +487,8 @@ start_ranks() {
     local before after status failure line said messages=''
     before=$(stamp_outcome "$RUN")
     # srun's messages are kept here: a file would be left behind by a job that Slurm kills.
+    # A signal may come before the process is known: ranks are being started by then.
+    SRUN=starting
     exec {said}< <(exec "${COMMAND[@]}" 2>&1)
     SRUN=$!
     while IFS= read -r line || [ -n "$line" ]; do
