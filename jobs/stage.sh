@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command in a job with an environment that every node has on a disk of its own.
+# Copy an environment to a local disk of each node of a job, and run a command with it.
 # shellcheck source=jobs/slurm.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/slurm.sh"
 set -e
@@ -15,8 +15,8 @@ away again. The exit code is COMMAND's.
     sbatch --nodes=16 --gpus-per-node=8 \
         --wrap 'bash jobs/stage.sh env.tar.gz /tmp bash jobs/train.sbatch --batch-size 64'
 
-DIRECTORY is one that each node has of its own, such as /tmp. What is made there has a name that
-nobody can guess, is new, and can be read and changed by you alone: others may write to DIRECTORY.
+DIRECTORY must be local to each node, such as /tmp. Others may write to it: what is made there has a
+name that nobody can guess, is new, and can be read and changed by you alone.
 COMMAND finds the environment's programs first in PATH, and MPIDDP_ENV names a file that says so.
 A job that is cancelled leaves the copies on all nodes but its first, since it can start no step any
 more that would take them away.
@@ -38,7 +38,7 @@ parent=$(find -L "${1%/*}" -maxdepth 0 \( -not -perm /022 -o -perm -1000 \) 2>/d
     exit 2
 }
 mkdir -m 700 -- "$1" || {
-    echo "mpiddp: on $(uname -n), $1 cannot be made: does each node have a ${1%/*} of its own?" >&2
+    echo "mpiddp: on $(uname -n), $1 cannot be made: is ${1%/*} local to each node?" >&2
     exit 2
 }'
 # shellcheck disable=SC2016

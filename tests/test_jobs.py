@@ -1150,7 +1150,7 @@ def test_a_place_that_is_there_already_is_not_used(stage):
     (stage.folder / "mpiddp-env-42-00").mkdir(mode=0o700)
     done = stage.run()
     assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be made: does each node have" in done.stderr
+    assert "cannot be made: is " in done.stderr
 
 
 def test_a_place_that_was_exchanged_is_not_used(stage):
@@ -1521,7 +1521,7 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
     job = slurm.run("--nodes=2", "--wrap", line)
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
     assert {"it runs on node1", "it runs on node2"} <= set(job.output.splitlines())
-    assert "does each node have a /tmp of its own?" in job.output
+    assert "is /tmp local to each node?" in job.output
     for node in ("node1", "node2"):
         assert f"mpiddp-env-{job.identity}-" not in slurm.cluster.must(
             "exec", node, "ls", "/dev/shm", "/tmp"

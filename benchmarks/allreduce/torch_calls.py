@@ -12,6 +12,7 @@ from torch import distributed
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import gloo_all_reduce
 from benchmarks.ranks import describe_place
+from mpiddp.launch import nccl
 
 
 class TorchCalls:
@@ -50,9 +51,8 @@ class TorchCalls:
         """Where this job is, and whether it has GPUs."""
         if self._nccl is None:
             return {"nccl": None, "gpu": None, **describe_place()}
-        # torch has no types for it.
-        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        gpu = {"nccl": ".".join(map(str, version)), "gpu": torch.cuda.get_device_name()}
+        version = ".".join(map(str, nccl.find_version()))
+        gpu = {"nccl": version, "gpu": torch.cuda.get_device_name()}
         return {**gpu, **describe_place()}
 
     def describe(self) -> dict[str, Any]:

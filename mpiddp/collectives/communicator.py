@@ -164,10 +164,12 @@ class Communicator:
         plan = self._prepare(_key(request, tensor), request, tensor)
         call = plan.prepare(tensor)
         held = _hold_memory(tensor)
+        on_gpu = not tensor.is_cpu
 
         def make_call() -> torch.Tensor:
-            begun = self._pending or self._stream is not None
-            if self._refusal or begun or self._agree is not None:
+            if self._refusal or self._pending or self._agree is not None:
+                return self.run(request, tensor)
+            if on_gpu and self._stream is not None:
                 return self.run(request, tensor)
             try:
                 call()

@@ -154,7 +154,7 @@ class Counter:
         except OSError:
             return  # The caller went away between the event and the accept.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Somebody who asks and does not read the answers holds up nobody for longer.
+        # Sending blocks no longer than this, if a caller does not read the answers.
         connection.settimeout(CONNECT_SECONDS)
         strangers = [each for each in self.guests if len(each.hello) < HELLO_BYTES]
         if len(strangers) == MOST_STRANGERS:

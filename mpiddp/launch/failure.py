@@ -450,7 +450,7 @@ class WayOut:
             return f"{text} (the ranks could not be asked: {read_message(error)})"
 
     def _explain_silent_mpi(self, phase: str) -> str | None:
-        """Inside MPI_Init or MPI_Finalize nobody knows who is missing, only how many there are.
+        """The message for MPI_Init or MPI_Finalize, in which no rank can say who is missing.
 
         Rank 0 speaks at once. If it is the one that is stuck, the next one steps in, and so on.
         """
