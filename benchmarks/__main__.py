@@ -1,4 +1,4 @@
-"""``python -m benchmarks COMMAND``: one module of this package per command."""
+"""``python -m benchmarks COMMAND``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure import WayOut
+from mpiddp.launch.failure.failure import WayOut
 
 COMMANDS = {
     "explain": "an all-reduce step by step: in the terminal, as a diagram, as an animated page",
@@ -22,8 +22,16 @@ COMMANDS = {
     "training-step": "a training step and its parts, by how gradients become one",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
 }
-"""What each command shows; its module, which has a ``main(arguments)``, has the same name, with
-underscores."""
+"""What each command shows."""
+_MODELS = frozenset({"explain", "numerics", "prove", "simulate"})
+"""Commands that are a module of ``models/``; each other one has a package of its name."""
+
+
+def find_module(command: str) -> str:
+    """The module whose ``main(arguments)`` runs a command."""
+    if command in _MODELS:
+        return f"benchmarks.models.{command}"
+    return f"benchmarks.{command.replace('-', '_')}.command"
 
 
 def describe_commands() -> str:
@@ -54,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
             f"{name!r} is not a benchmark: expected {' or '.join(COMMANDS)}; "
             "python -m benchmarks --help describes them"
         )
-    importlib.import_module(f"benchmarks.{name.replace('-', '_')}").main(rest)
+    importlib.import_module(find_module(name)).main(rest)
 
 
 def _forgive_closed_output() -> None:

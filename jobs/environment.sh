@@ -309,7 +309,7 @@ choose_mpirun() {
         ! is_root || MPIRUN+=(--allow-run-as-root)
         # One node: probing for fast networks would take a second, and binding a rank to
         # one core would leave the others idle. Each rank finds out whether it can do
-        # without TCP (mpiddp/launch/mpi_interfaces.py).
+        # without TCP (mpiddp/launch/network/mpi_interfaces.py).
         default OMPI_MCA_pml ob1
         # UCX patches the allocator while it is loaded, even where it is not used then.
         default UCX_MEM_EVENTS n

@@ -111,7 +111,7 @@ def init(
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.
     """
-    from mpiddp.launch.failure import WayOut
+    from mpiddp.launch.failure.failure import WayOut
     from mpiddp.launch.session import Options
     from mpiddp.launch.startup import catch_uncaught, start
 

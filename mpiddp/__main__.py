@@ -22,8 +22,8 @@ from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import Parser
-from mpiddp.launch.failure import WayOut
-from mpiddp.launch.launcher import is_first
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 

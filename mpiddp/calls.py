@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives import setup
+from mpiddp.collectives import bootstrap
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import TRANSPORTS, Call
 from mpiddp.errors import ConfigurationError
-from mpiddp.sync.joint import find_communicator
+from mpiddp.schedules.schedule import Collective
+from mpiddp.sync.session_communicator import find_communicator
 
 _OPERATORS = tuple(operator.value for operator in Operator)
 _requests: dict[tuple[Any, ...], Request] = {}
@@ -278,4 +278,4 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
 
 def describe_collectives() -> dict[str, Any]:
     """How ranks wait, what transports there are, and what a user should know of them."""
-    return setup.describe(find_communicator())
+    return bootstrap.describe(find_communicator())

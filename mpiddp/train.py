@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from mpiddp.launch.failure import WayOut
-from mpiddp.launch.launcher import is_first
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.signals import heed_signals
+from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.launch.session import Options
-from mpiddp.launch.signals import heed_signals
 from mpiddp.launch.startup import start
 from mpiddp.training.config import parse
 from mpiddp.training.run_directory import forget_outcome

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.ranks import Member
+from benchmarks.launching.worker_loop import Member
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,19 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
-from benchmarks import launchers, records, startup
 from benchmarks.allreduce import report as tables
 from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS
 from benchmarks.allreduce.targets import Target, judge
 from benchmarks.allreduce.visits import FEWEST, MOST, VISIT_SECONDS, Group, Plan, measure
-from benchmarks.options import at_least, describe_algorithms, positive, size
-from benchmarks.srun import Srun, is_srun
-from mpiddp.collectives.registry import names
-from mpiddp.collectives.registry import parse as parse_algorithm
+from benchmarks.common import results
+from benchmarks.common.options import at_least, describe_algorithms, positive, size
+from benchmarks.launching import launchers
+from benchmarks.launching.srun import Srun, is_srun
+from benchmarks.startup import command as startup
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.arguments import Parser
+from mpiddp.schedules.registry import names
+from mpiddp.schedules.registry import parse as parse_algorithm
 
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4, 8)
@@ -135,7 +137,7 @@ def check(options: Options) -> launchers.Mpirun | Srun:
         raise ConfigurationError("--ranks: expected at least 2, found 1")
     for name, ranks in product(plan.algorithms, options.ranks):
         check_algorithm(name, ranks)
-    records.check_outputs(options.json, options.plot)
+    results.check_outputs(options.json, options.plot)
     outputs = (options.json, options.plot)
     found = startup.check_start(options.ranks, options.launcher, options.nodes, *outputs)
     if plan.link and not (isinstance(found, Srun) and found.nodes > 1):
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
     launcher = check(options)
-    environment = records.describe_environment(launcher)
+    environment = results.describe_environment(launcher)
     heading = startup.describe_environment(environment)
     print(f"{heading}; load {os.getloadavg()[0]:.1f}\n", flush=True)
     groups = [measure(ranks, launcher, options.plan) for ranks in options.ranks]
@@ -177,7 +179,7 @@ def main(arguments: Sequence[str]) -> None:
             "groups": tables.describe_groups(groups),
             "targets": [{**asdict(target), "met": target.met} for target in targets],
         }
-        records.write_record(options.json, "allreduce", content)
+        results.write_record(options.json, "allreduce", content)
     if options.plot is not None:
         from benchmarks.allreduce.plot import draw
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.two_jobs import MPI_JOB, TORCH_JOB
+from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 
 WORKER = "benchmarks.allreduce.worker"
 

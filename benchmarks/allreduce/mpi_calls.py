@@ -17,9 +17,9 @@ import mpiddp
 from benchmarks.allreduce import contenders, probes
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
-from benchmarks.ranks import describe_place
-from mpiddp.collectives.registry import parse
+from benchmarks.launching.worker_loop import describe_place
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.registry import parse
 
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 """1 where Open MPI's ranks yield while they wait."""

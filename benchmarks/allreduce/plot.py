@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.allreduce.contenders import OWN, PREPARED, Contender
 from benchmarks.allreduce.report import Times, find_rates, summarize
 from benchmarks.allreduce.visits import Group
-from benchmarks.options import describe_seconds, describe_size
-from benchmarks.palette import COLOURS
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.palette import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

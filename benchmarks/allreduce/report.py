@@ -25,9 +25,9 @@ from benchmarks.allreduce.contenders import (
     Contender,
 )
 from benchmarks.allreduce.visits import Group
-from benchmarks.measure import Interval, Summary, compare, median_interval, quantile
-from benchmarks.options import describe_seconds, describe_size
-from benchmarks.startup_report import format_rows
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.statistics import Interval, Summary, compare, median_interval, quantile
+from benchmarks.startup.report import format_rows
 
 
 @dataclass(frozen=True)

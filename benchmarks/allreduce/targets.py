@@ -20,7 +20,7 @@ from benchmarks.allreduce.contenders import (
 )
 from benchmarks.allreduce.report import find, find_limits, find_speed, summarize
 from benchmarks.allreduce.visits import Group
-from benchmarks.options import describe_size
+from benchmarks.common.options import describe_size
 
 K, M = 1 << 10, 1 << 20
 SMALL_BYTES = 32 * K

@@ -11,7 +11,7 @@ from torch import distributed
 
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import gloo_all_reduce
-from benchmarks.ranks import describe_place
+from benchmarks.launching.worker_loop import describe_place
 from mpiddp.launch import nccl
 
 

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks import jobs as live_jobs
 from benchmarks.allreduce import contenders
 from benchmarks.allreduce.contenders import Cell, Contender
-from benchmarks.jobs import Job
-from benchmarks.launchers import Mpirun
-from benchmarks.measure import Series, interleave, quantile
-from benchmarks.srun import Srun
-from benchmarks.two_jobs import MPI_JOB, TORCH_JOB, start_jobs
+from benchmarks.common.statistics import Series, interleave, quantile
+from benchmarks.launching import remote_job as live_jobs
+from benchmarks.launching.launchers import Mpirun
+from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
+from benchmarks.launching.remote_job import Job
+from benchmarks.launching.srun import Srun
 from mpiddp.errors import MpiddpError
 
 VISIT_SECONDS = 0.1

@@ -2,7 +2,7 @@
 
     python -m benchmarks.allreduce.worker mpi|torch HOST:PORT,…
 
-The ranks are told what to measure as `benchmarks.ranks` has it.
+The ranks are told what to measure as `benchmarks.launching.worker_loop` has it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import mpiddp
 from benchmarks.allreduce import inputs
 from benchmarks.allreduce.calls import Calls, Order, Prepared
-from benchmarks.ranks import join_lines, serve
-from benchmarks.two_jobs import MPI_JOB
+from benchmarks.launching.paired_jobs import MPI_JOB
+from benchmarks.launching.worker_loop import join_lines, serve
 from mpiddp.errors import ConfigurationError
 
 WARM_SHARE = 10

@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import launchers, records, startup
-from benchmarks.options import at_least, describe_algorithms, positive
-from benchmarks.srun import Srun, is_srun
+from benchmarks.common import results
+from benchmarks.common.options import at_least, describe_algorithms, positive
+from benchmarks.launching import launchers
+from benchmarks.launching.srun import Srun, is_srun
+from benchmarks.startup import command as startup
 from benchmarks.training_step import report as tables
 from benchmarks.training_step.contenders import (
     DATA_PARALLEL,
@@ -30,10 +32,10 @@ from benchmarks.training_step.contenders import (
 from benchmarks.training_step.targets import judge
 from benchmarks.training_step.visits import FEWEST, MOST, VISIT_SECONDS, Plan, measure
 from benchmarks.training_step.workloads import SHAPES, parse_workload
-from mpiddp.collectives.registry import check_servers
-from mpiddp.collectives.registry import parse as parse_algorithm
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.arguments import Parser
+from mpiddp.schedules.registry import check_servers
+from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.straggler import parse_straggler
 
 RANKS = (2, 4)
@@ -142,7 +144,7 @@ def check(options: Options) -> launchers.Mpirun | Srun:
                 f"--straggler: expected a rank below {min(options.ranks)}, the fewest of --ranks, "
                 f"found {slow}"
             )
-    records.check_outputs(options.json, options.plot)
+    results.check_outputs(options.json, options.plot)
     outputs = (options.json, options.plot)
     found = startup.check_start(options.ranks, options.launcher, options.nodes, *outputs)
     if plan.link and not (isinstance(found, Srun) and found.nodes > 1):
@@ -174,7 +176,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
     launcher = check(options)
-    environment: dict[str, Any] = records.describe_environment(launcher)
+    environment: dict[str, Any] = results.describe_environment(launcher)
     heading = startup.describe_environment(environment)
     print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{tables.EXPLANATION}\n", flush=True)
     groups = []
@@ -192,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
             "groups": [tables.describe_group(group) for group in groups],
             "targets": [asdict(target) for target in targets],
         }
-        records.write_record(options.json, "training-step", content)
+        results.write_record(options.json, "training-step", content)
     if options.plot is not None:
         from benchmarks.training_step.plot import draw
 

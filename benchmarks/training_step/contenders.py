@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from benchmarks.two_jobs import MPI_JOB, TORCH_JOB
-from mpiddp.collectives.registry import parse as parse_algorithm
+from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
 
 ALONE, OWN_ALONE, DATA_PARALLEL = "alone", "alone-mpiddp", "data-parallel"

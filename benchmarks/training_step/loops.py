@@ -16,8 +16,8 @@ from benchmarks.training_step.traffic import read_counters, subtract
 
 if TYPE_CHECKING:
     from mpiddp.training.batches import Batch
+    from mpiddp.training.optimizer_step import Update
     from mpiddp.training.straggler import Slowdown
-    from mpiddp.training.updates import Update
 
 WARM_STEPS = 3
 """Steps after the check, before the first that count: a buffer has its large pages from its third

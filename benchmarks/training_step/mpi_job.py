@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 import mpiddp
-from benchmarks.ranks import describe_place
+from benchmarks.launching.worker_loop import describe_place
 from benchmarks.training_step.contenders import OWN_BASE
 from benchmarks.training_step.loops import Loop
 from benchmarks.training_step.orders import Order
 from benchmarks.training_step.slowness import make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
-from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call, select
 from mpiddp.errors import ConfigurationError
-from mpiddp.sync.joint import find_communicator
+from mpiddp.schedules.schedule import Collective
+from mpiddp.sync.session_communicator import find_communicator
 from mpiddp.training import overlap
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
-from mpiddp.training.memory import keep_freed_memory
+from mpiddp.training.malloc import keep_freed_memory
+from mpiddp.training.optimizer_step import LocalUpdate, make_optimizer
 from mpiddp.training.parallel import choose_synchronization, find_roles, replicate, serve
-from mpiddp.training.updates import LocalUpdate, make_optimizer
 
 
 class MpiJob:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.palette import COLOURS
+from benchmarks.common.palette import COLOURS
 from benchmarks.training_step.report import find_efficiency, summarize_parts
 from benchmarks.training_step.visits import Group
 

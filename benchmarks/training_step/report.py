@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.measure import Series, Summary, compare, quantile, summarize
-from benchmarks.options import describe_seconds, describe_size
-from benchmarks.startup_report import format_rows
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.statistics import Series, Summary, compare, quantile, summarize
+from benchmarks.launching.paired_jobs import TORCH_JOB
+from benchmarks.startup.report import format_rows
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
 from benchmarks.training_step.visits import Group, Visit
-from benchmarks.two_jobs import TORCH_JOB
 from mpiddp.training.config import FRAMEWORK
 
 EXPLANATION = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.training_step.orders import Order
-from mpiddp.training.passes import rehearse, time_pass
+from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.measure import compare
+from benchmarks.common.statistics import compare
 from benchmarks.training_step.contenders import AUTO, RANKS, Contender
 from benchmarks.training_step.report import FRAMEWORKS, Parts, find_speed, summarize_parts
 from benchmarks.training_step.visits import Group, Link
 from benchmarks.training_step.workloads import MLP, Workload
-from mpiddp.collectives.algorithms import central, direct, ring
-from mpiddp.collectives.cost import flat, simulate
+from mpiddp.schedules.algorithms import central, direct, ring
+from mpiddp.schedules.cost import flat, simulate
 from mpiddp.training.config import PARAMETER_SERVER
 
 OWN, RING = Contender(AUTO), Contender("ring")

@@ -9,7 +9,7 @@ import torch
 from torch import distributed, nn
 
 from benchmarks.baselines import ddp_step
-from benchmarks.ranks import describe_place
+from benchmarks.launching.worker_loop import describe_place
 from benchmarks.training_step.contenders import (
     ALONE,
     DATA_PARALLEL,
@@ -98,7 +98,7 @@ class TorchJob:
         count = sum(each.numel() for each in parameters)
         if order.contender.sync != DATA_PARALLEL:
             return {"elements": count}
-        from mpiddp.collectives.algorithms import gather_broadcast
+        from mpiddp.schedules.algorithms import gather_broadcast
 
         # Gradients to the first GPU, and parameters back; the samples are left out.
         messages = list_transfers(gather_broadcast(self.size), count, parameters[0].element_size())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpiddp.collectives.schedule import Schedule
+from mpiddp.schedules.schedule import Schedule
 
 LOOPBACK = "lo"
 

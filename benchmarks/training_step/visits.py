@@ -10,18 +10,18 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks import jobs as live_jobs
 from benchmarks.allreduce.contenders import LINK_BYTES
-from benchmarks.jobs import Job
-from benchmarks.launchers import Mpirun
-from benchmarks.measure import Series, interleave, quantile
-from benchmarks.srun import Srun
+from benchmarks.common.statistics import Series, interleave, quantile
+from benchmarks.launching import remote_job as live_jobs
+from benchmarks.launching.launchers import Mpirun
+from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
+from benchmarks.launching.remote_job import Job
+from benchmarks.launching.srun import Srun
 from benchmarks.training_step.contenders import BASE, BASES, DATA_PARALLEL, Contender
 from benchmarks.training_step.orders import Order
 from benchmarks.training_step.traffic import Reading
 from benchmarks.training_step.verdicts import judge
 from benchmarks.training_step.workloads import Workload
-from benchmarks.two_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.config import UNLIMITED
 

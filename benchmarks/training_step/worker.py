@@ -2,9 +2,9 @@
 
     python -m benchmarks.training_step.worker mpi|torch HOST:PORT,…
 
-The ranks are told what to do as `benchmarks.ranks` has it. Models wrapped in DDP are kept from one
-visit to the next, until they are to be let go; parameter servers, whose threads look for messages
-all the time, are closed after each visit.
+`benchmarks.launching.worker_loop` tells the ranks what to do. Models wrapped in DDP are kept from
+one visit to the next, until they are to be let go; parameter servers, whose threads look for
+messages all the time, are closed after each visit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
-from benchmarks.ranks import Member, join_lines, serve
+from benchmarks.launching.paired_jobs import MPI_JOB
+from benchmarks.launching.worker_loop import Member, join_lines, serve
 from benchmarks.training_step import checks, loops
 from benchmarks.training_step.loops import Loop
 from benchmarks.training_step.orders import Order, read_order
-from benchmarks.two_jobs import MPI_JOB
 from mpiddp.errors import ConfigurationError
 
 
@@ -124,7 +124,7 @@ def main(name: str, addresses: Sequence[str]) -> None:
 def _open_job(name: str) -> Iterator[Job]:
     """Join the job's ranks: a session over MPI, or a group whose processes never load MPI."""
     if name == MPI_JOB:
-        from mpiddp.launch.failure import WayOut
+        from mpiddp.launch.failure.failure import WayOut
 
         with WayOut() as way_out:
             import mpiddp

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import name_type
 from mpiddp.collectives.planner import Planner, Request
 from mpiddp.collectives.plans import Plan, Shortcut
-from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call, Selection
-from mpiddp.collectives.transport.memory import Neighbourhood
-from mpiddp.collectives.transport.segments import Segments
+from mpiddp.collectives.topology import Layout
+from mpiddp.collectives.transport.node_memory import Neighbourhood
+from mpiddp.collectives.transport.shared_memory import Segments
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.schedule import Collective
 
 MOST_PLANS = 256
 """Plans that are kept; then the oldest goes, to be made anew when it is needed again."""

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from mpiddp.collectives.instructions import (
+from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
     Instruction,
@@ -31,7 +31,7 @@ from mpiddp.collectives.instructions import (
 )
 from mpiddp.collectives.operators import Action, Arithmetic, Span, View, make_span
 from mpiddp.collectives.transport import Messages, Messenger
-from mpiddp.collectives.transport.memory import Neighbourhood, PeerMemory
+from mpiddp.collectives.transport.node_memory import Neighbourhood, PeerMemory
 
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""

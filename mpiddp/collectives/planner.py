@@ -8,9 +8,9 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from mpiddp.collectives.compilation import Part, compile_part, find_part
+from mpiddp.collectives.compiler.lowering import Part, compile_part, find_part
+from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.executor import Description, Execution, Workspace
-from mpiddp.collectives.layout import Layout
 from mpiddp.collectives.operators import (
     Arithmetic,
     Operator,
@@ -18,7 +18,6 @@ from mpiddp.collectives.operators import (
     find_operator,
     name_type,
 )
-from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.plans import (
     MailboxPlan,
     MemoryPlan,
@@ -28,13 +27,14 @@ from mpiddp.collectives.plans import (
     Plan,
     Stage,
 )
-from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Call, Selection, select
+from mpiddp.collectives.topology import Layout
 from mpiddp.collectives.transport import Messenger
-from mpiddp.collectives.transport.memory import BLOCK, MAILBOX, NEXT_CALL, Neighbourhood
-from mpiddp.collectives.transport.pages import LargePages
-from mpiddp.collectives.transport.segments import Segments
+from mpiddp.collectives.transport.huge_pages import LargePages
+from mpiddp.collectives.transport.node_memory import BLOCK, MAILBOX, NEXT_CALL, Neighbourhood
+from mpiddp.collectives.transport.shared_memory import Segments
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.schedule import Collective
 
 _SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}

@@ -25,14 +25,14 @@ from mpiddp.collectives.executor import (
     bind,
 )
 from mpiddp.collectives.operators import Action, Arithmetic, Span, convert, copy, make_span
-from mpiddp.collectives.transport.memory import (
+from mpiddp.collectives.transport.huge_pages import LargePages
+from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     SHARED,
     Location,
     Neighbourhood,
 )
-from mpiddp.collectives.transport.pages import LargePages
-from mpiddp.collectives.transport.segments import Segments, view_of
+from mpiddp.collectives.transport.shared_memory import Segments, view_of
 
 MOST_LETTERS = 64
 """Buffers that a mailbox plan knows at a time."""

@@ -20,13 +20,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import mpiddp.collectives.algorithms  # noqa: F401 - importing it registers them
-from mpiddp.collectives.layout import Layout
-from mpiddp.collectives.registry import Choice, names, parse
-from mpiddp.collectives.schedule import Collective, Schedule, rotate, segment
-from mpiddp.collectives.sums import is_order_fixed
-from mpiddp.collectives.transport.memory import MAILBOX
+import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
+from mpiddp.collectives.topology import Layout
+from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.registry import Choice, names, parse
+from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
+from mpiddp.schedules.summation_order import is_order_fixed
 
 AUTO = "auto"
 MPI, TORCH, SHARED, BOTH = "mpi", "torch", "shared-memory", "shared-memory+mpi"

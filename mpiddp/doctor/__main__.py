@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from mpiddp.doctor.options import check_json, parse
-from mpiddp.launch.failure import WayOut
-from mpiddp.launch.launcher import is_first
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.launcher.launcher import is_first
 
 
 def main() -> None:

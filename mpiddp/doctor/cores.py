@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpiddp.doctor.findings import Finding, passed, warned
 from mpiddp.launch.device import share_cores
-from mpiddp.launch.hostnames import fold_numbers
+from mpiddp.launch.launcher.hostnames import fold_numbers
 
 CORES = "cores"
 THREADS = "threads"

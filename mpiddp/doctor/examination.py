@@ -20,27 +20,27 @@ from mpiddp.doctor import (
     gpus,
     launching,
     links,
-    names,
+    name_resolution,
     nccl,
     network,
     node,
     software,
     variables,
 )
-from mpiddp.doctor.circle import Circle
 from mpiddp.doctor.findings import Finding, failed, merge, passed, skipped, timed
+from mpiddp.doctor.gathering import Circle
 from mpiddp.doctor.options import Settings
 from mpiddp.doctor.report import Report, open_report
 from mpiddp.errors import LaunchError, MpiddpError
 from mpiddp.launch import device
-from mpiddp.launch.deadline import CLOSING, Watch
-from mpiddp.launch.failure import FORWARD_SECONDS, WayOut
-from mpiddp.launch.hostnames import is_host
-from mpiddp.launch.infiniband import find_infiniband
-from mpiddp.launch.interface_rule import find_rule
-from mpiddp.launch.launcher import find_launcher, is_first
-from mpiddp.launch.network import list_interfaces
-from mpiddp.launch.report import exit_code
+from mpiddp.launch.failure.deadline import CLOSING, Watch
+from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.failure.failure import FORWARD_SECONDS, WayOut
+from mpiddp.launch.launcher.hostnames import is_host
+from mpiddp.launch.launcher.launcher import find_launcher, is_first
+from mpiddp.launch.network.infiniband import find_infiniband
+from mpiddp.launch.network.interface_rule import find_rule
+from mpiddp.launch.network.interfaces import list_interfaces
 from mpiddp.launch.startup import Starter
 from mpiddp.launch.summary import find_slowest
 from mpiddp.launch.world import find_oddities
@@ -214,7 +214,7 @@ class Examination:
                 ``problem``.
         """
         world, settings = self.starter.session.world, self.settings
-        resolution = names.begin_resolution(world.hostname)
+        resolution = name_resolution.begin_resolution(world.hostname)
         threads = self.before.get(environment.OMP_NUM_THREADS)
         bindings = self.circle.gather_on_node(
             cores.Binding(world.rank, device.find_cores(), threads)
@@ -226,9 +226,9 @@ class Examination:
             if token:
                 runs = directories.look_at_runs(settings.runs_dir, token)
             data = directories.look_at_data(settings.data_dir)
-            found = names.finish_resolution(resolution, world.hostname)
+            found = name_resolution.finish_resolution(resolution, world.hostname)
             mine = [
-                names.judge_host_name(found, world.node_count),
+                name_resolution.judge_host_name(found, world.node_count),
                 cores.judge_cores(bindings),
                 cores.judge_threads(bindings),
                 *node.judge_limits(node.find_limits(), world.size),
@@ -276,7 +276,7 @@ class Examination:
                 chosen_by_user=rule is not None,
             )
             unanswered, link = self._measure(leaders)
-            mine = (way, names.judge_look_ups(unanswered), link)
+            mine = (way, name_resolution.judge_look_ups(unanswered), link)
             rows = self.circle.gather_nodes(mine)
             if rows is not None:
                 ways = network.judge_ways([row[0] for row in rows])
@@ -295,8 +295,8 @@ class Examination:
         if leaders is not None and leaders.Get_size() > 1:
             peers.append(links.find_neighbours(leaders, route.local_address))
             everyone = self.circle.gather_nodes(route.local_address)
-            peers += names.choose_sample(everyone) if everyone is not None else []
-        look_ups = names.LookUps(peers)
+            peers += name_resolution.choose_sample(everyone) if everyone is not None else []
+        look_ups = name_resolution.LookUps(peers)
         link = None
         if leaders is not None and leaders.Get_size() > 1:
             token = bytes.fromhex(route.meeting.job)

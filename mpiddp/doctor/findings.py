@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mpiddp.errors import FAILURE, SUCCESS
-from mpiddp.launch.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import fold_hostnames
 
 PASS, SKIP, WARN, FAIL = "pass", "skip", "warn", "fail"
 STATUSES = (PASS, SKIP, WARN, FAIL)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
 from mpiddp.launch.device import Placement, find_bus, find_remarks, find_shared
-from mpiddp.launch.hostnames import fold_hostnames, fold_numbers
+from mpiddp.launch.launcher.hostnames import fold_hostnames, fold_numbers
 from mpiddp.launch.nccl import find_version
 
 if TYPE_CHECKING:

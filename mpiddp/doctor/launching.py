@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
-from mpiddp.launch.compatibility import library_name
-from mpiddp.launch.hostnames import fold_hostnames
-from mpiddp.launch.launcher import Launcher
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.world import Roster, World
 
 MPI_LIBRARY = "MPI library"

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.launch import mpi
-from mpiddp.launch.reception import TOKEN_BYTES
+from mpiddp.launch.mpi import mpi
+from mpiddp.launch.rendezvous.address_agreement import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from mpi4py import MPI

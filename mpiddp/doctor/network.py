@@ -12,8 +12,8 @@ from pathlib import Path
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.links import Link, find_limit
 from mpiddp.errors import UnreachableError
-from mpiddp.launch.hostnames import fold_hostnames
-from mpiddp.launch.network import Interface
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.network.interfaces import Interface
 
 INTERFACES = "interfaces"
 LINKS = "links"

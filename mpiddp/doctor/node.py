@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
-from mpiddp.launch.infiniband import INFINIBAND, find_infiniband
+from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
 
 LOCKED_MEMORY = "locked memory"
 OPEN_FILES = "open files"

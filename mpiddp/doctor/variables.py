@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
 from mpiddp.doctor.findings import Finding, passed, warned
-from mpiddp.launch.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import fold_hostnames
 
 VARIABLES = "variables"
 

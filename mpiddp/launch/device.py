@@ -15,7 +15,7 @@ from mpiddp.launch import nccl
 if TYPE_CHECKING:
     import torch
 
-    from mpiddp.launch.mpi import SleepingCommunicator
+    from mpiddp.launch.mpi.mpi import SleepingCommunicator
     from mpiddp.launch.world import World
 
 UUID_BYTES = 96

@@ -15,11 +15,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp.errors import SUCCESS, ConfigurationError, PeerLostError
-from mpiddp.launch import mpi, rendezvous
-from mpiddp.launch.deadline import CLOSING, Watch
-from mpiddp.launch.failure import WayOut
-from mpiddp.launch.heartbeat import Heartbeat
-from mpiddp.launch.report import exit_code
+from mpiddp.launch.failure.deadline import CLOSING, Watch
+from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.heartbeat import Heartbeat
+from mpiddp.launch.mpi import mpi
+from mpiddp.launch.rendezvous import store
 from mpiddp.launch.world import World, solitary_world
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Session:
         """``nccl`` or ``gloo``."""
         self.threads = 1
         """CPU threads of this rank."""
-        self.meeting: rendezvous.Meeting
+        self.meeting: store.Meeting
         """Where the store is."""
         self.seconds: Mapping[str, float] = {}
         """How long each phase of start-up took its slowest rank; on rank 0, empty on the others."""

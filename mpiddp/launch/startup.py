@@ -17,14 +17,17 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
-from mpiddp.launch import device, mpi, nccl, network, rendezvous, summary
-from mpiddp.launch.deadline import PHASES, Watch
-from mpiddp.launch.failure import WayOut, in_notebook, write_console
-from mpiddp.launch.heartbeat import Heartbeat
-from mpiddp.launch.hostnames import fold_hostnames
-from mpiddp.launch.interface_rule import find_rule, names_nobody
-from mpiddp.launch.launcher import Launcher, find_launcher, has_manager_hint
-from mpiddp.launch.reception import Reception, agree, meet, tell_no_offer
+from mpiddp.launch import device, nccl, summary
+from mpiddp.launch.failure.deadline import PHASES, Watch
+from mpiddp.launch.failure.failure import WayOut, in_notebook, write_console
+from mpiddp.launch.failure.heartbeat import Heartbeat
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.launcher import Launcher, find_launcher, has_manager_hint
+from mpiddp.launch.mpi import mpi
+from mpiddp.launch.network import interfaces
+from mpiddp.launch.network.interface_rule import find_rule, names_nobody
+from mpiddp.launch.rendezvous import store
+from mpiddp.launch.rendezvous.address_agreement import Reception, agree, meet, tell_no_offer
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.launch.world import Neighbourhood, check_size, find_oddities, find_world, gather_roster
@@ -87,7 +90,7 @@ def torchrun_variables(session: Session) -> dict[str, str]:
 class Route:
     """How one node reaches rank 0; found by its leader."""
 
-    meeting: rendezvous.Meeting
+    meeting: store.Meeting
     interface: str
     """Of this node; ``?`` where no interface holds the address."""
     local_address: str
@@ -282,7 +285,7 @@ class Starter:
     def _meet(self) -> Route:
         """The leaders' part: candidates, attempts, agreement."""
         world = self.session.world
-        interfaces = network.list_interfaces()
+        own = interfaces.list_interfaces()
         rule = find_rule(self.options.interface, world.hostname)
         leaders = None
         if self.neighbourhood is not None and self.neighbourhood.leaders is not None:
@@ -291,7 +294,7 @@ class Starter:
         if world.rank == 0:
             try:
                 self.reception = Reception(
-                    network.list_candidates(interfaces, rule, world.node_count, world.hostname)
+                    interfaces.list_candidates(own, rule, world.node_count, world.hostname)
                 )
             except Exception:  # Whatever it is: the other leaders wait for rank 0's word.
                 if leaders is not None:
@@ -307,12 +310,12 @@ class Starter:
             self.descriptor = self.reception.hand_over(winner)
             self.reception = None
         offer = agreement.offers[winner]
-        meeting = rendezvous.Meeting(
+        meeting = store.Meeting(
             offer.candidate.address, offer.port, offer.candidate.interface, agreement.token.hex()
         )
-        found = (network.find_interface(interfaces, a) for a in agreement.local_addresses)
+        found = (interfaces.find_interface(own, a) for a in agreement.local_addresses)
         used = list(dict.fromkeys(each.name for each in found if each is not None))
-        variables = network.choose_variables(interfaces, used, rule, world.node_count)
+        variables = interfaces.choose_variables(own, used, rule, world.node_count)
         return Route(meeting, used[0] if used else "?", agreement.local_addresses[0], variables)
 
     def _check_option(self, leaders: mpi.SleepingCommunicator | None) -> None:
@@ -335,7 +338,7 @@ class Starter:
     def open_store(self) -> None:
         """Connect to the store, or open it, at the agreed address."""
         session = self.session
-        session._store = rendezvous.make_store(
+        session._store = store.make_store(
             session.meeting,
             session.world,
             self.descriptor,
@@ -345,12 +348,12 @@ class Starter:
         session.export(torchrun_variables(session))
         if self.make_group:
             # Here, where no rank waits for another one yet.
-            network.check_variables(session.backend, session.world.hostname)
+            interfaces.check_variables(session.backend, session.world.hostname)
 
     def open_group(self) -> None:
         """Make torch.distributed's default group."""
         session = self.session
-        rendezvous.make_group(
+        store.make_group(
             session._store, session.world, session.backend, session.device, self.options.timeout
         )
         session._group = True
@@ -360,7 +363,7 @@ class Starter:
 
     def try_group(self) -> None:
         """One checked all-reduce."""
-        rendezvous.first_all_reduce(self.session.world, self.session.device)
+        store.first_all_reduce(self.session.world, self.session.device)
 
     def _conclude(self) -> None:
         """Say what was started, and let go of what only start-up needed."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch.compatibility import library_name
-from mpiddp.launch.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.world import Roster
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from mpiddp.errors import AloneError, LaunchError
-from mpiddp.launch.compatibility import alone_message, library_name
-from mpiddp.launch.hostnames import fold_hostnames
-from mpiddp.launch.launcher import Launcher, tasks_of_allocation
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.launcher import Launcher, tasks_of_allocation
+from mpiddp.launch.mpi.compatibility import alone_message, library_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -238,8 +238,8 @@ def _check_sync(sync: str) -> None:
     if sync in (FRAMEWORK, "auto", PARAMETER_SERVER):
         return
     # They need NumPy, for which --help does not wait.
-    import mpiddp.collectives.algorithms  # noqa: F401 - importing it registers them
-    from mpiddp.collectives import registry
+    import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
+    from mpiddp.schedules import registry
 
     try:
         registry.parse(sync)

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.sync.hooks import ScheduleHook
+from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.parallel import Replica
-from mpiddp.training.passes import rehearse
+from mpiddp.training.rehearsal import rehearse
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes its buckets anew after its first, and a buffer has its large

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp.launch.session import Session
-from mpiddp.sync.hooks import ScheduleHook, Synchronization, attach
-from mpiddp.sync.serving import Roles, Serving, assign_roles
+from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
+from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
-from mpiddp.training.updates import make_optimizer
+from mpiddp.training.optimizer_step import make_optimizer
 
 
 @dataclass(frozen=True)

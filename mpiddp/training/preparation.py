@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mpiddp.launch.failure import WayOut
+from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Session
-from mpiddp.sync.serving import Roles, Serving
+from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training import models, overlap
 from mpiddp.training.batches import (
     Batch,
@@ -24,10 +24,10 @@ from mpiddp.training.batches import (
 )
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, load
+from mpiddp.training.optimizer_step import LocalUpdate, Update, learning_rate_factor, make_optimizer
 from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
-from mpiddp.training.passes import rehearse, time_pass
+from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
-from mpiddp.training.updates import LocalUpdate, Update, learning_rate_factor, make_optimizer
 
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.outcome import outcome_path, read_outcome, write_whole
+from mpiddp.launch.failure.outcome import outcome_path, read_outcome, write_whole
 from mpiddp.training.config import Configuration, to_toml
 
 CONFIGURATION = "config.toml"

@@ -17,13 +17,13 @@ from torch import nn
 from tqdm import tqdm
 
 from mpiddp.errors import ConfigurationError, MpiddpError
-from mpiddp.launch.failure import WayOut
+from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Session
-from mpiddp.sync.serving import describe_roles
+from mpiddp.sync.parameter_server.roles import describe_roles
 from mpiddp.training import metrics, run_directory
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
-from mpiddp.training.memory import keep_freed_memory
+from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.parallel import find_bound, share_buffers
 from mpiddp.training.preparation import Engine, Task, agree, prepare
 from mpiddp.training.run_directory import RunDirectory

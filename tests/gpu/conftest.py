@@ -51,7 +51,7 @@ def launcher_of_several() -> launchers.Launcher:
     """An MPI that starts several ranks; the test is skipped where there is none."""
     rows = [row for row in launchers.available() if not row.missing()]
     if not rows:
-        pytest.skip("no mpirun of the tests' table (tests/launchers.py)")
+        pytest.skip("no mpirun of the tests' table (tests/support/launchers.py)")
     return rows[0]
 
 

@@ -48,7 +48,7 @@ def test_no_context_is_made_on_another_gpu(gpu):
 
 FORK = """
 import os, torch, mpiddp
-from mpiddp.launch.failure import WayOut
+from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 with start(Options(timeout=60), WayOut(), make_group=False) as session:

@@ -9,14 +9,14 @@ import torch
 
 import launchers
 from crews import Crew
-from mpiddp.collectives import registry
 from mpiddp.collectives.operators import make_span
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.schedule import Collective
 from mpiddp.collectives.selection import Call
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules import registry
+from mpiddp.schedules.schedule import Collective
 from mpiddp.training.straggler import Slowdown, Straggler
-from threads import Team
+from thread_ranks import Team
 
 pytestmark = pytest.mark.gpu
 
@@ -141,7 +141,7 @@ def test_a_tensor_on_another_gpu_is_refused(device):
 WITHOUT_NCCL = """
 import torch, mpiddp
 from torch.nn.parallel import DistributedDataParallel
-from mpiddp.sync.hooks import Synchronization, attach
+from mpiddp.sync.ddp_hook import Synchronization, attach
 with mpiddp.init(timeout=60, backend="gloo", allow_shared_gpu=True) as session:
     module = torch.nn.Linear(5, 3).to(session.device)
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.operators import Action, View
-from mpiddp.collectives.pieces import Cut
 
 Describe = Callable[[Message], str]
 """Says for whom and where a rank waits, for errors."""

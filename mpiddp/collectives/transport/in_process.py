@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.operators import Action, View, copy
-from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.operators import Action, View
-from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError

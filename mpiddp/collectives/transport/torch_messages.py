@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import distributed
 
-from mpiddp.collectives.instructions import Message
+from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.operators import Action, View
-from mpiddp.collectives.pieces import Cut
 from mpiddp.collectives.transport import Describe
 from mpiddp.errors import PeerLostError
 

@@ -1,0 +1,1 @@
+"""Starts programs and jobs, and tells their ranks what to measure."""

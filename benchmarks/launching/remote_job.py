@@ -1,0 +1,166 @@
+"""A job whose ranks do what they are told, one line at a time, and which leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.launching.json_lines import Line, accept, get_port, listen
+from benchmarks.launching.processes import (
+    MARK,
+    SHOWN_CHARACTERS,
+    Program,
+    RunError,
+    count_machine_seconds,
+    find_marked,
+    kill_marked,
+    request_end,
+)
+
+END_SECONDS = 20.0
+"""How long a job may take to end once it was told to."""
+
+
+@dataclass
+class Job:
+    """A running job; `start` makes one."""
+
+    program: Program
+    scratch: Path
+    process: subprocess.Popen[bytes]
+    mark: str
+    """What all its processes carry in their environment."""
+    deadline: float
+    """Seconds for each answer."""
+    line: Line | None = None
+    greeting: Any = None
+    """What its rank 0 said at first."""
+
+    def ask(self, command: Mapping[str, Any], what: str) -> list[Any]:
+        """Have all ranks do something; returns what each of them answers, in order of ranks.
+
+        ``what`` names it in an error.
+
+        Raises RunError, with the job's output, if it dies or does not answer in time.
+        """
+        assert self.line is not None
+        try:
+            self.line.send(command)
+            answers = self.line.receive(self.deadline)
+        except TimeoutError:
+            raise self._fail(f"gave no answer for {self.deadline:g} s ({what})") from None
+        except OSError:
+            answers = None
+        if answers is None:
+            raise self._fail(f"{self._describe_end()} ({what})")
+        return list(answers)
+
+    def end(self) -> None:
+        """Let the job end by itself. Raises RunError if it does not, or ends in an error."""
+        assert self.line is not None
+        with contextlib.suppress(OSError):
+            self.line.send({"do": "end"})
+        self._await_end()
+        if self.process.poll() is None:
+            raise self._fail(f"has not ended {END_SECONDS:g} s after it was told to")
+        if self.process.returncode:
+            raise self._fail(f"ended with exit code {self.process.returncode}")
+
+    def check(self) -> None:
+        """Raise RunError if the job has ended."""
+        if self.process.poll() is not None:
+            raise self._fail(self._describe_end())
+
+    def _describe_end(self) -> str:
+        self._await_end()
+        code = self.process.poll()
+        return "lost its rank 0" if code is None else f"ended with exit code {code}"
+
+    def _await_end(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+
+    def _fail(self, what: str) -> RunError:
+        output = (self.scratch / "output").read_text(errors="replace").strip() or "(no output)"
+        command = shlex.join(self.program.command)
+        return RunError(f"{command} {what}:\n{output[-SHOWN_CHARACTERS:]}")
+
+
+@contextlib.contextmanager
+def start(program: Program, deadline: float) -> Iterator[Job]:
+    """Start a job and wait until its rank 0 has come; whatever is left at the end is killed.
+
+    The last word of its command line will be the addresses at which this process listens.
+    """
+    mark = uuid.uuid4().hex
+    with (
+        tempfile.TemporaryDirectory(prefix="mpiddp-bench-", ignore_cleanup_errors=True) as name,
+        contextlib.closing(listen("" if program.reaches_out else "127.0.0.1")) as server,
+    ):
+        scratch = Path(name)
+        addresses = list_addresses(server, program.reaches_out)
+        process = _launch(program, scratch, mark, addresses)
+        job = Job(program, scratch, process, mark, deadline)
+        try:
+            try:
+                [(job.line, job.greeting)] = accept(server, mark, 1, deadline, job.check)
+            except TimeoutError:
+                raise job._fail(f"was not ready within {deadline:g} s") from None
+            server.close()
+            yield job
+        finally:
+            if job.line is not None:
+                job.line.close()
+            # A launcher that is asked takes its ranks, and what they hold, along.
+            request_end(mark)
+            kill_marked(mark)
+            process.wait()
+
+
+def count_others_seconds(jobs: Iterable[Job]) -> float:
+    """CPU seconds that all programs of this machine took so far, but for the jobs and this one."""
+    own = [psutil.Process(), *(each for job in jobs for each in find_marked(job.mark))]
+    seconds = 0.0
+    for process in own:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return count_machine_seconds() - seconds
+
+
+def list_addresses(server: socket.socket, reaches_out: bool) -> str:
+    """Where ranks may find the server: on this machine, or at any of its addresses."""
+    hosts = ["127.0.0.1"]
+    if reaches_out:
+        found = [each for row in psutil.net_if_addrs().values() for each in row]
+        hosts = [each.address for each in found if each.family == socket.AF_INET]
+        hosts.sort(key=lambda host: host.startswith("127."))
+    return ",".join(f"{host}:{get_port(server)}" for host in hosts)
+
+
+def _launch(program: Program, scratch: Path, mark: str, addresses: str) -> subprocess.Popen[bytes]:
+    # Machines that the program reaches out to lack this one's directories.
+    own = {} if program.reaches_out else {"TMPDIR": str(scratch)}
+    with (scratch / "output").open("wb") as output:
+        try:
+            return subprocess.Popen(
+                (*program.command, addresses),
+                env={**program.environment, **own, MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/" if program.reaches_out else scratch,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunError(f"{program.command[0]} cannot be started: {error.strerror}") from None

@@ -1,0 +1,19 @@
+"""torchrun as a launcher: on one machine, and one for each node of a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from benchmarks.launching.launchers import BASELINES
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TORCHRUN_PER_NODE = str(BASELINES / "srun_torchrun.sh")
+
+
+def choose_port() -> int:
+    """A port for torchrun, which has to be told one.
+
+    Outside the range that the kernel hands out, and another one for every process that measures.
+    """
+    return 20000 + os.getpid() % 10000

@@ -1,0 +1,102 @@
+"""Ranks that do what they are told: the other end of `jobs`.
+
+Rank 0 reads what to do from the command, passes it on to the other ranks of its job, and sends
+back what all of them found, in order of ranks. Between two commands every rank sleeps in a read.
+The job ends when the command says so or has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from benchmarks.launching.json_lines import Line, accept, connect, get_port, listen
+from benchmarks.launching.processes import MARK
+
+CONNECT_SECONDS = 30.0
+
+Perform = Callable[[Mapping[str, Any]], Any]
+"""What a rank does with a command; returns its answer, which JSON can hold; not None."""
+
+
+class Member(Protocol):
+    """One rank of a job."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value. Collective."""
+
+    def greet(self) -> dict[str, Any]:
+        """What rank 0 tells the command at first."""
+
+
+def describe_place() -> dict[str, str | None]:
+    """Where Slurm put this job, so that another one can be put there, too."""
+    names = {"slurm_job": "SLURM_JOB_ID", "slurm_nodes": "SLURM_STEP_NODELIST"}
+    return {key: os.environ.get(name) for key, name in names.items()}
+
+
+def serve(rank: int, perform: Perform, above: Line, below: Sequence[Line]) -> None:
+    """Do what comes from ``above``: from the command on rank 0, from rank 0 on the others."""
+    while (command := above.receive()) is not None:
+        for line in below:
+            line.send(command)
+        if command["do"] == "end":
+            return
+        own = perform(command)
+        if rank == 0:
+            answers = [own]
+            for other, line in enumerate(below, start=1):
+                answer = line.receive()
+                if answer is None:
+                    raise ConnectionError(f"rank {other} has gone")
+                answers.append(answer)
+            above.send(answers)
+        else:
+            above.send(own)
+
+
+def _listen_as(master: str) -> socket.socket:
+    """A server at the master's address, on the master itself.
+
+    The name of a host may mean loopback there, where the other hosts cannot reach it.
+    """
+    address = socket.gethostbyname(master)
+    is_only_here = address.startswith("127.") and master not in (address, "localhost")
+    return listen("" if is_only_here else address)
+
+
+@contextlib.contextmanager
+def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line, list[Line]]]:
+    """The line to who commands this rank, and rank 0's lines to the others. Collective."""
+    token = os.environ[MARK]
+    with contextlib.ExitStack() as stack:
+        port = 0
+        if member.rank == 0:
+            server = stack.enter_context(contextlib.closing(_listen_as(os.environ["MASTER_ADDR"])))
+            port = get_port(server)
+        port = member.broadcast(port)
+        if member.rank != 0:
+            here = [f"{os.environ['MASTER_ADDR']}:{port}"]
+            above = connect(here, token, member.rank, CONNECT_SECONDS)
+            stack.callback(above.close)
+            yield above, []
+            return
+        below: dict[int, Line] = {}
+        for line, rank in accept(server, token, member.size - 1, CONNECT_SECONDS):
+            stack.callback(line.close)
+            below[rank] = line
+        server.close()
+        above = connect(addresses, token, member.greet(), CONNECT_SECONDS)
+        stack.callback(above.close)
+        yield above, [below[rank] for rank in sorted(below)]

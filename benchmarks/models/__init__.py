@@ -1,0 +1,1 @@
+"""Commands that measure nothing: they prove, price, explain and simulate schedules."""

@@ -1,0 +1,192 @@
+"""An animated page: one HTML document that plays schedules, offline, in any browser.
+
+The schedules in it are those of the registry, written as data; its scripts cut them in segments,
+replay and price them, and have no algorithm of their own.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from itertools import chain
+from typing import Any
+
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.cost import Machine, flat, split_in_two
+from mpiddp.schedules.registry import Choice, find, names
+from mpiddp.schedules.schedule import Schedule
+
+LARGEST = 64
+"""Ranks; with more of them nothing can be told apart."""
+LARGEST_GRID = 64 * 256
+"""Ranks times columns, that is, chunks that some message tells apart."""
+OFFERED = (*range(1, 9), 10, 12, 16)
+"""Numbers of ranks that every page has, beside the one that was asked for."""
+SCRIPTS = (
+    "page_model.js", "page_price.js", "page_words.js", "page_panel.js", "page_settings.js",
+    "page.js",
+)  # fmt: skip
+"""In this order, for what a script does at once needs those before it."""
+MICROSECOND = 1e-6
+GIGABIT = 1e9 / 8
+GIGABYTE = 1e9
+MEBIBYTE = 1 << 20
+MACHINE = flat(10 * MICROSECOND, 1 / (10 * GIGABIT), 1 / (10 * GIGABYTE))
+"""As the commands have it where nothing is said."""
+
+
+def draw_page(
+    choice: Choice,
+    ranks: int,
+    nodes: Sequence[int] | None = None,
+    *,
+    beside: Choice | None = None,
+    size: int = MEBIBYTE,
+    machine: Machine = MACHINE,
+) -> str:
+    """The page that begins with ``choice`` on ``ranks`` ranks, with ``beside`` next to it if given.
+
+    ``nodes`` has the ranks of each node; it holds for ``ranks`` ranks, other numbers are without.
+    Prices begin with a buffer of ``size`` bytes on ``machine``, which readers may change. Raises
+    ConfigurationError for what cannot be built, is too large to be looked at, or has no field.
+    """
+    if ranks > LARGEST:
+        raise ConfigurationError(
+            f"the page shows up to {LARGEST} ranks, not {ranks}: use --svg or the terminal"
+        )
+    chosen = [choice] if beside is None else [choice, beside]
+    for one in chosen:
+        _check_size(one, one.build(ranks, nodes))
+    fields = _describe_fields(size, machine)
+    document = {
+        "title": html.escape(_name_all(chosen, ranks)),
+        "style": _read("page.css"),
+        "script": "\n".join(map(_read, SCRIPTS)),
+        "data": _embed({**_collect(chosen, ranks, nodes), "fields": fields}),
+    }
+    page = _read("page.html")
+    for key, text in document.items():
+        page = page.replace(f"@{key}@", text, 1)
+    return page
+
+
+def _check_size(choice: Choice, schedule: Schedule) -> None:
+    cells = schedule.ranks * _count_columns(schedule)
+    if cells > LARGEST_GRID:
+        raise ConfigurationError(
+            f"the page shows up to {LARGEST_GRID} cells (ranks times chunks), and {choice} on "
+            f"{schedule.ranks} ranks has {cells}: choose fewer segments, --svg or the terminal"
+        )
+
+
+def _describe_fields(size: int, machine: Machine) -> Mapping[str, Mapping[str, float]]:
+    """What each field of the page begins with, in its unit, and its limits."""
+    if machine.uplink != machine.between.seconds_per_byte:
+        raise ConfigurationError(
+            "the page prices nodes whose link is as quick as one rank's between nodes, "
+            f"{machine.between.seconds_per_byte} s for a byte, not {machine.uplink}"
+        )
+    fields = {"size": _make_field("buffers", size / MEBIBYTE, "MiB", 0, 1 << 20)}
+    links = {"latency": machine.between, "insideLatency": machine.inside}
+    for name, link in links.items():
+        fields[name] = _make_field("latencies", link.latency / MICROSECOND, "µs", 0, 10**6)
+    links = {"bandwidth": machine.between, "insideBandwidth": machine.inside}
+    for name, link in links.items():
+        gigabits = _invert(link.seconds_per_byte * GIGABIT)
+        fields[name] = _make_field("bandwidths", gigabits, "Gbit/s", 0.001, 10**6)
+    gigabytes = _invert(machine.addition * GIGABYTE)
+    fields["additions"] = _make_field("additions", gigabytes, "GB/s", 0.001, 10**6)
+    return fields
+
+
+def _invert(value: float) -> float:
+    return 1 / value if value else math.inf
+
+
+def _make_field(
+    what: str, value: float, unit: str, least: float, most: float
+) -> Mapping[str, float]:
+    if not least <= value <= most:
+        raise ConfigurationError(
+            f"the page has {what} of {least} to {most:,} {unit}, not {value:g}: use the terminal"
+        )
+    # Sizes are whole bytes, and exact; of the others the last bits are the division's.
+    exact = value if unit == "MiB" else float(f"{value:.12g}")
+    return {"value": int(exact) if exact.is_integer() else exact, "min": least, "max": most}
+
+
+def _count_columns(schedule: Schedule) -> int:
+    """Chunks, neighbours that no transfer tells apart counted as one."""
+    transfers = chain.from_iterable(schedule.steps)
+    return len({0, schedule.chunks}.union(*((t.lo, t.hi) for t in transfers))) - 1
+
+
+def _name_all(chosen: Sequence[Choice], ranks: int) -> str:
+    return f"{' and '.join(map(str, chosen))} on {ranks} rank{'s' if ranks > 1 else ''}"
+
+
+def _read(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _embed(data: Mapping[str, Any]) -> str:
+    # "<" would let a name close the element that the data stand in.
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _collect(
+    chosen: Sequence[Choice], ranks: int, nodes: Sequence[int] | None
+) -> Mapping[str, Any]:
+    whole = [replace(choice, segments=1) for choice in chosen]
+    entries = {str(one): one for one in (*(Choice(find(name)) for name in names()), *whole)}
+    return {
+        "algorithms": {
+            name: one.algorithm.summary.replace("``", "") for name, one in entries.items()
+        },
+        "start": {
+            "ranks": ranks,
+            "panels": [
+                {"name": str(one), "segments": choice.segments}
+                for one, choice in zip(whole, chosen, strict=True)
+            ],
+        },
+        "largestGrid": LARGEST_GRID,
+        "nodes": {} if nodes is None else {str(ranks): list(nodes)},
+        "schedules": {
+            str(number): _pack_all(entries, number, nodes if number == ranks else None)
+            for number in sorted({*OFFERED, ranks})
+        },
+    }
+
+
+def _pack_all(
+    entries: Mapping[str, Choice], ranks: int, nodes: Sequence[int] | None
+) -> Mapping[str, Any]:
+    """By name; what cannot be on so many ranks, is wrong, or is too large, is left out."""
+    packed = {}
+    for name, choice in entries.items():
+        try:
+            schedule = choice.build(ranks, nodes)
+            _check_size(choice, schedule)
+        except (ConfigurationError, ScheduleError):
+            continue
+        divided = nodes is None and ranks > 1 and choice.algorithm.knows_nodes
+        packed[name] = _pack(schedule, split_in_two(ranks) if divided else None)
+    return packed
+
+
+def _pack(schedule: Schedule, halves: Sequence[int] | None) -> Mapping[str, Any]:
+    """Each step flat, five integers for a transfer; what can be guessed is left out."""
+    packed: dict[str, Any] = {
+        "chunks": schedule.chunks,
+        "steps": [list(map(int, chain.from_iterable(step))) for step in schedule.steps],
+    }
+    if len(schedule.members) < schedule.ranks:
+        packed["members"] = schedule.members
+    if halves is not None:
+        packed["halves"] = halves
+    return packed

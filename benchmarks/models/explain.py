@@ -1,0 +1,181 @@
+"""``python -m benchmarks explain ALGORITHM``: what an all-reduce does, step by step."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.common import results
+from benchmarks.common.options import (
+    ITEM,
+    at_least,
+    describe_algorithms,
+    describe_seconds,
+    describe_size,
+    size,
+)
+from benchmarks.models import machines
+from benchmarks.models.drawing.diagram import draw_diagram
+from benchmarks.models.drawing.page import draw_page
+from benchmarks.models.drawing.text import describe
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.arguments import Parser
+from mpiddp.schedules.cost import Machine, Simulation, bound, simulate, split, split_in_two
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
+from mpiddp.schedules.schedule import Schedule, segment
+
+MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
+"""Ranks × chunks × steps, beyond which nobody could look at it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is explained, on which machine, and where pictures go."""
+
+    choice: Choice
+    ranks: int
+    nodes: tuple[int, ...] | None
+    """The ranks of each node; None if nodes were not spoken of, and the algorithm has no use for
+    them, else two halves."""
+    size: int
+    """Bytes of the buffer."""
+    machine: Machine
+    svg: Path | None
+    html: Path | None
+    beside: Choice | None
+
+    @property
+    def title(self) -> str:
+        """What is shown, in a few words."""
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        if self.nodes is None:
+            return f"{self.choice} on {ranks}"
+        return f"{self.choice} on {ranks} of {len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The ranks of each node, one rank on each if nodes were not spoken of."""
+        return (1,) * self.ranks if self.nodes is None else self.nodes
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+    parser = Parser(
+        prog="python -m benchmarks explain",
+        description="Show an all-reduce step by step: which chunk goes where, what each rank "
+        "holds, what it takes. --svg and --html draw it.",
+        epilog=describe_algorithms("ring:segments=4"),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("algorithm", type=parse, metavar="ALGORITHM", help="NAME or NAME:key=value,…")
+    add("--ranks", type=at_least(1), default=4, metavar="N", help="default: 4")
+    add("--segments", type=at_least(1), metavar="K", help="pipeline the buffer in K parts")
+    add("--nodes", type=at_least(1), metavar="M", help="spread the ranks over M nodes")
+    add("--svg", type=Path, metavar="FILE", help="draw a space-time diagram")
+    add("--html", type=Path, metavar="FILE", help="write a page that animates the steps")
+    add("--beside", type=parse, metavar="ALGORITHM", help="with --html: a second one")
+    add("--bytes", type=size, default=1 << 20, metavar="B", help="buffer to price; K, M, G are "
+        "2^10, 2^20, 2^30 (default: 1M)")  # fmt: skip
+    machines.add_options(parser)
+    values = vars(parser.parse_args(arguments))
+    choice, ranks = values["algorithm"], values["ranks"]
+    if values["segments"] is not None:
+        if choice.segments > 1:
+            raise ConfigurationError(f"{choice} and --segments: give the segments once")
+        choice = replace(choice, segments=values["segments"])
+    if values["beside"] is not None and values["html"] is None:
+        raise ConfigurationError("--beside needs --html FILE")
+    for name in ("svg", "html"):
+        if values[name] is not None and values[name].suffix != f".{name}":
+            raise ConfigurationError(f"--{name} {values[name]}: expected a name in .{name}")
+    nodes = None if values["nodes"] is None else split(ranks, values["nodes"])
+    if nodes is None and choice.algorithm.knows_nodes:
+        nodes = split_in_two(ranks)
+    machine = machines.read_machine(values, several=nodes is not None)
+    files = {name: values[name] for name in ("svg", "html", "beside")}
+    return Options(choice, ranks, nodes, values["bytes"], machine, **files)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the steps, or draw them; then what they take."""
+    options = parse_options(arguments)
+    results.check_outputs(options.svg, options.html)
+    schedule = build(options)
+    count = options.size // ITEM
+    run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)
+    if options.svg is None and options.html is None:
+        _print_steps(options, schedule, run)
+    if options.svg is not None:
+        text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.nodes)
+        options.svg.write_text(text, encoding="utf-8")
+    if options.html is not None:
+        page = draw_page(
+            options.choice, options.ranks, options.nodes,
+            beside=options.beside, size=options.size, machine=options.machine,
+        )  # fmt: skip
+        options.html.write_text(page, encoding="utf-8")
+    print(*describe_price(options, schedule, run), sep="\n")
+    for path in filter(None, (options.svg, options.html)):
+        print(f"wrote {path}")
+
+
+def build(options: Options) -> Schedule:
+    """The schedule. Raises ConfigurationError if it is too large to be looked at."""
+    if options.ranks > LARGEST_SIMULATED:
+        raise _too_large(f"{options.ranks} ranks")
+    segments = options.choice.segments
+    whole = replace(options.choice, segments=1).build(options.ranks, options.nodes)
+    steps, chunks = len(whole.steps) + segments - 1, whole.chunks * segments
+    if whole.ranks * chunks * (steps + 1) > MOST_CELLS["svg" if options.svg else "text"]:
+        raise _too_large(f"{steps} steps of {whole.ranks} ranks with {chunks} chunks")
+    return segment(whole, segments)
+
+
+def _too_large(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what} are more than a picture can show; python -m benchmarks simulate prices them"
+    )
+
+
+def _list_notes(run: Simulation) -> list[str]:
+    return [describe_seconds(step.seconds) for step in run.steps]
+
+
+def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
+    print(f"{options.title}: {options.choice.algorithm.summary}")
+    colour = sys.stdout.isatty()
+    width = shutil.get_terminal_size((100, 24)).columns
+    notes = _list_notes(run)
+    for line in describe(schedule, width=width, colour=colour, notes=notes, nodes=options.nodes):
+        print(line)
+    print()
+
+
+def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Iterator[str]:
+    """What it takes on the machine, beside what no algorithm can beat."""
+    machine, hosts = options.machine, options.hosts
+    several = options.nodes is not None
+    messages = sum(step.messages for step in run.steps)
+    figures = machines.describe_machine(machine, several=several)
+    yield f"{options.title}, {describe_size(options.size)}, {figures}"
+    yield f"  {'steps':14}{len(run.steps)}, with {messages} messages of all ranks"
+    form, formula = options.choice.closed_form(hosts), ""
+    if form is not None:
+        formula = machines.describe_form(form, run.seconds, options.size, machine)
+    yield f"  {'modelled':14}{describe_seconds(run.seconds)}{formula}"
+    least = bound(options.size, machine, hosts, len(schedule.members))
+    yield (
+        f"  {'lower bound':14}{describe_seconds(least.seconds)}: the greatest of latency "
+        f"{describe_seconds(least.latency)}, bandwidth {describe_seconds(least.bandwidth)}, "
+        f"additions {describe_seconds(least.addition)}"
+    )
+    rank = int((run.sent + run.received).argmax())
+    yield (
+        f"  {'busiest rank':14}{rank} sends {describe_size(int(run.sent[rank]))} and receives "
+        f"{describe_size(int(run.received[rank]))}; all ranks send "
+        f"{describe_size(int(run.sent.sum()))}"
+    )

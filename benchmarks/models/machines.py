@@ -1,0 +1,115 @@
+"""The options that describe a machine for the cost model."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.common.options import describe_seconds, positive
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.closed_form import ClosedForm
+from mpiddp.schedules.cost import Link, Machine
+
+MICROSECOND = 1e-6
+GIGABIT = 1e9 / 8
+GIGABYTE = 1e9
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Latency and bandwidth between and inside nodes, and additions."""
+    add = parser.add_argument_group("the machine").add_argument
+    add("--latency", type=positive("µs", zero=True), default=10.0, metavar="µs",
+        help="of a message (default: 10)")  # fmt: skip
+    add("--bandwidth", type=positive("Gbit/s"), default=10.0, metavar="Gbit/s",
+        help="of a link, each way (default: 10)")  # fmt: skip
+    add("--inside-latency", type=positive("µs", zero=True), default=None, metavar="µs",
+        help="of a message within a node (default: a tenth of --latency)")  # fmt: skip
+    add("--inside-bandwidth", type=positive("Gbit/s"), default=None, metavar="Gbit/s",
+        help="within a node (default: ten times --bandwidth)")  # fmt: skip
+    add("--node-bandwidth", type=positive("Gbit/s"), default=None, metavar="Gbit/s",
+        help="of a node's link to the network, each way, which its ranks share (default: as "
+        "--bandwidth, which one rank can fill alone)")  # fmt: skip
+    add("--addition", type=positive("GB/s"), default=10.0, metavar="GB/s",
+        help="bytes that a rank adds in a second (default: 10)")  # fmt: skip
+
+
+def read_machine(values: Mapping[str, Any], *, several: bool) -> Machine:
+    """The machine; without nodes (``several`` false) all messages are alike.
+
+    Raises ConfigurationError where the inside figures are given without nodes.
+    """
+    for name in ("inside_latency", "inside_bandwidth", "node_bandwidth"):
+        if values[name] is not None and not several:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is for nodes of several ranks")
+    inside = (values["inside_latency"], values["inside_bandwidth"])
+    _check_order(values)
+    between = _read_link(values["latency"], values["bandwidth"])
+    latency, bandwidth = inside
+    near = _read_link(
+        values["latency"] / 10 if latency is None else latency,
+        values["bandwidth"] * 10 if bandwidth is None else bandwidth,
+    )
+    addition = 1 / (values["addition"] * GIGABYTE)
+    shared = values["node_bandwidth"]
+    uplink = None if shared is None else 1 / (shared * GIGABIT)
+    return Machine(near if several else between, between, addition, uplink)
+
+
+def _check_order(values: Mapping[str, Any]) -> None:
+    for least, most in (
+        ("inside_latency", "latency"),
+        ("bandwidth", "inside_bandwidth"),
+        ("bandwidth", "node_bandwidth"),
+    ):
+        low, high = values[least], values[most]
+        if low is not None and high is not None and low > high:
+            names = [f"--{name.replace('_', '-')}" for name in (least, most)]
+            raise ConfigurationError(
+                f"{names[0]} {low:g} must not be above {names[1]} {high:g}: inside a node messages "
+                "are no slower, and its link has room for one rank at least"
+            )
+
+
+def _read_link(latency: float, bandwidth: float) -> Link:
+    return Link(latency * MICROSECOND, 1 / (bandwidth * GIGABIT))
+
+
+def describe_machine(machine: Machine, *, several: bool) -> str:
+    """The figures, in one line."""
+    parts = [_describe_link(machine.between)]
+    if several:
+        parts[0] += " between nodes"
+        parts.append(f"{_describe_link(machine.inside)} inside")
+        if machine.uplink != machine.between.seconds_per_byte:
+            parts.append(f"{1 / machine.uplink / GIGABIT:g} Gbit/s for each node")
+    parts.append(f"γ {1 / machine.addition / GIGABYTE:g} GB/s")
+    return ", ".join(parts)
+
+
+def _describe_link(link: Link) -> str:
+    bandwidth = 1 / link.seconds_per_byte / GIGABIT
+    return f"α {describe_seconds(link.latency)} and β {bandwidth:g} Gbit/s"
+
+
+def describe_form(form: ClosedForm, seconds: float, size: int, machine: Machine) -> str:
+    """`` = `` and the formula with its numbers, S the buffer; nothing where it is not so simple.
+
+    With nodes of several ranks a step may be decided by a rank or by its node's link, and the sum
+    over the steps need not be a sum of terms. Chunks that differ by an element make it ``≈``.
+    """
+    link = machine.inside if form.near.messages else machine.between
+    load = form.near if form.near.messages else form.far
+    if form.near.messages and form.far.messages:
+        return ""
+    value = (
+        load.messages * link.latency
+        + load.volume * size * link.seconds_per_byte
+        + form.added * size * machine.addition
+    )
+    if not math.isclose(value, seconds, rel_tol=0.02):
+        return ""
+    parts = ((load.messages, "α"), (load.volume, "S·β"), (form.added, "S·γ"))
+    text = " + ".join(f"{factor:.4g} {unit}" for factor, unit in parts if factor) or "0"
+    return f" {'=' if math.isclose(value, seconds, rel_tol=1e-9) else '≈'} {text}"

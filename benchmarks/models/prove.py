@@ -1,0 +1,247 @@
+"""``python -m benchmarks prove``: every algorithm keeps its promise, for every number of ranks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.common import results
+from benchmarks.common.options import add_algorithms, at_least, read_algorithms
+from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
+from mpiddp.launch.arguments import Parser
+from mpiddp.schedules.proof import check_programs, prove
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
+from mpiddp.schedules.schedule import Schedule, halve, project, segment
+
+RANKS = 64
+SEGMENTS = (1, 2)
+"""For every number of ranks."""
+MORE_SEGMENTS = (3, 5)
+FEWER_RANKS = 16
+"""As far as more segments and the halves are proved: the work grows with the ranks' square."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm on one number of ranks, in several segmentations, and its halves."""
+
+    choice: str
+    """As ``parse`` reads it: it goes to another process."""
+    group: str
+    """The choice whose verdict it is part of."""
+    ranks: int
+    nodes: tuple[int, ...] | None
+    segments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What has been proved of one case, or of several."""
+
+    fewest: int = 0
+    """Ranks of the smallest case."""
+    schedules: int = 0
+    messages: int = 0
+    failures: tuple[str, ...] = ()
+
+    def __add__(self, other: Verdict) -> Verdict:
+        return Verdict(
+            min(filter(None, (self.fewest, other.fewest)), default=0),
+            self.schedules + other.schedules,
+            self.messages + other.messages,
+            self.failures + other.failures,
+        )
+
+
+def list_cases(choices: Sequence[Choice], ranks: int, segments: Sequence[int] | None) -> list[Case]:
+    """All of them, the largest first, so that the processes end together."""
+    cases = []
+    for choice in choices:
+        for n in range(_find_fewest(choice, ranks), ranks + 1):
+            usual = SEGMENTS + (MORE_SEGMENTS if n <= FEWER_RANKS else ())
+            counts = tuple(segments or usual)
+            name = str(choice)
+            cases.append(Case(name, name, n, None, counts))
+            cases += [Case(name, name, n, nodes, (1,)) for nodes in _list_nodes(choice, n)]
+            cases += [Case(other, name, n, None, (1,)) for other in _list_variants(choice, n)]
+    return sorted(cases, key=lambda case: -case.ranks)
+
+
+def _find_fewest(choice: Choice, ranks: int) -> int:
+    """The least number of ranks that the choice can be on; raises ConfigurationError if none."""
+    for n in range(1, ranks):
+        try:
+            choice.make(n)
+        except ConfigurationError:
+            continue
+        return n
+    choice.make(ranks)
+    return ranks
+
+
+def _list_nodes(choice: Choice, n: int) -> list[tuple[int, ...]]:
+    """Nodes of four ranks, the last with what remains, beside the halves that no nodes mean."""
+    if not choice.algorithm.knows_nodes or n < 5:
+        return []
+    return [(4,) * (n // 4) + ((n % 4,) if n % 4 else ())]
+
+
+def _list_variants(choice: Choice, n: int) -> list[str]:
+    """With two servers, where an algorithm has servers, and they are not what is asked for."""
+    if "servers" not in choice.algorithm.parameters or choice.parameters or n < 3:
+        return []
+    return [str(replace(choice, parameters={"servers": 2}))]
+
+
+def check_case(case: Case) -> Verdict:
+    """Prove the schedule, in all its segmentations, and its halves where there are few ranks."""
+    base = parse(case.choice).make(case.ranks, case.nodes)
+    verdict = Verdict()
+    failures: tuple[str, ...]
+    for name, schedule in _list_schedules(base, case.segments):
+        try:
+            prove(schedule)
+            check_programs(project(schedule))
+            failures = ()
+        except ScheduleError as error:
+            nodes = "" if case.nodes is None else f" on nodes of {case.nodes}"
+            failures = (f"{case.choice}, {case.ranks} ranks{nodes}, {name}: {error}",)
+        verdict += Verdict(case.ranks, 1, sum(map(len, schedule.steps)), failures)
+    return verdict
+
+
+def _list_schedules(base: Schedule, segments: Sequence[int]) -> Iterator[tuple[str, Schedule]]:
+    for count in segments:
+        yield f"{count} segment{'s' if count > 1 else ''}", segment(base, count)
+    if base.owners and base.ranks <= FEWER_RANKS:
+        for half in halve(base):
+            yield half.collective.value, half
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is proved."""
+
+    choices: tuple[Choice, ...]
+    ranks: int
+    """All numbers of ranks up to this one."""
+    segments: tuple[int, ...] | None
+    """None for SEGMENTS and MORE_SEGMENTS."""
+    processes: int
+    json: Path | None
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+    parser = Parser(
+        prog="python -m benchmarks prove",
+        description="Prove by exact propagation, without running anything, that each algorithm is "
+        "an all-reduce: every contribution once, the same additions on every rank, no conflict "
+        "within a step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add_algorithms(parser)
+    add(
+        "--ranks",
+        type=at_least(1, LARGEST_SIMULATED),
+        default=RANKS,
+        metavar="N",
+        help=f"1 to N (default: {RANKS})",
+    )
+    add("--segments", type=at_least(1), nargs="+", metavar="K", help="default: 1 2, and 3 5 for "
+        f"up to {FEWER_RANKS} ranks")  # fmt: skip
+    add("--processes", type=at_least(1), default=len(os.sched_getaffinity(0)), metavar="P",
+        help="default: one per core")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the verdicts")
+    values = vars(parser.parse_args(arguments))
+    choices = read_algorithms(values["algorithms"])
+    if any(choice.segments > 1 for choice in choices):
+        raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
+    segments = tuple(values["segments"]) if values["segments"] else None
+    return Options(choices, values["ranks"], segments, values["processes"], values["json"])
+
+
+def check_all(options: Options) -> dict[str, Verdict]:
+    """The verdict on each algorithm, by its name."""
+    cases = list_cases(options.choices, options.ranks, options.segments)
+    verdicts = {str(choice): Verdict() for choice in options.choices}
+    with tqdm(total=len(cases), disable=None, unit="proof", leave=False) as bar:
+        for case, verdict in zip(cases, _map(cases, options.processes), strict=True):
+            verdicts[case.group] += verdict
+            bar.update()
+    return verdicts
+
+
+def _map(cases: Sequence[Case], processes: int) -> Iterator[Verdict]:
+    if processes == 1:
+        yield from map(check_case, cases)
+        return
+    # The symbols are small and acyclic: looking for garbage among them costs a third.
+    try:
+        with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
+            yield from pool.map(check_case, cases, chunksize=4)
+    except BrokenProcessPool:
+        raise MpiddpError(
+            "a process of the proof was killed, perhaps for want of memory; "
+            "fewer --processes or --ranks need less"
+        ) from None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print one line per algorithm. Raises ScheduleError if one does not keep its promise."""
+    options = parse_options(arguments)
+    results.check_outputs(options.json)
+    begin = time.perf_counter()
+    verdicts = check_all(options)
+    seconds = time.perf_counter() - begin
+    for line in describe(verdicts, options, seconds):
+        print(line)
+    if options.json is not None:
+        content = {"ranks": options.ranks, "seconds": seconds}
+        results.write_record(
+            options.json,
+            "prove",
+            content | {"verdicts": {name: asdict(verdict) for name, verdict in verdicts.items()}},
+        )
+    failures = [failure for verdict in verdicts.values() for failure in verdict.failures]
+    print(*failures, sep="\n", end="\n" if failures else "")
+    if failures:
+        sys.stdout.flush()
+        raise ScheduleError(f"{len(failures)} schedules do not keep their promise")
+
+
+def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) -> Iterator[str]:
+    """The table."""
+    width = max(map(len, verdicts))
+    yield f"{'algorithm':<{width}}  {'ranks':>6}  {'schedules':>9}  {'messages':>9}  verdict"
+    for name, verdict in verdicts.items():
+        word = f"{len(verdict.failures)} WRONG" if verdict.failures else "proved"
+        yield (
+            f"{name:<{width}}  {f'{verdict.fewest}–{options.ranks}':>6}  {verdict.schedules:>9,}  "
+            f"{verdict.messages:>9,}  {word}"
+        )
+    total = sum(verdicts.values(), Verdict())
+    cores = f"{options.processes} core{'s' if options.processes > 1 else ''}"
+    yield (
+        f"{'all':<{width}}  {'':>6}  {total.schedules:>9,}  {total.messages:>9,}  "
+        f"in {seconds:.1f} s on {cores}"
+    )
+    if options.segments is None:
+        yield (
+            f"segments: {_list(SEGMENTS)}; up to {FEWER_RANKS} ranks {_list(MORE_SEGMENTS)} "
+            "as well, and the halves"
+        )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))

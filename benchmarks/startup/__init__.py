@@ -1,0 +1,1 @@
+"""``python -m benchmarks startup``: from the launch to the first all-reduce."""

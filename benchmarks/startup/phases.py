@@ -1,0 +1,143 @@
+"""The phases of mpiddp's start-up: what of it is mpiddp's own, and how it grows with the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.common.statistics import Interval, Summary, slope, slope_interval, summarize
+from benchmarks.startup.contenders import SESSION
+from benchmarks.startup.report import Group, Target, format_rows
+
+OWN = ("address", "store", "group")
+"""The phases that are mpiddp's own: the others start MPI, import torch and move the first bytes."""
+SHOWN = ("MPI", "import torch", *OWN, "first all-reduce")
+OWN_TITLE = " + ".join(OWN)
+
+OWN_TARGET = 0.3
+"""Seconds that the own phases may take together."""
+GROWTH_TARGET = 2.0
+"""Milliseconds that an added rank may add to them."""
+TARGET_NODES = 4
+TARGET_MOST_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the own phases grow with the number of ranks."""
+
+    fewest: int
+    most: int
+    milliseconds: float
+    """Per added rank."""
+    interval: Interval | None
+    """Of the same, 95 %; None where the samples are too few for one."""
+
+
+def measured(groups: Sequence[Group]) -> list[Group]:
+    """The groups whose runs told their phases."""
+    return [group for group in groups if phase_seconds(group)]
+
+
+def phase_seconds(group: Group) -> dict[str, list[float]]:
+    """Seconds of each phase on its slowest rank, in order of rounds; empty where none was told."""
+    series = group.series.get(SESSION)
+    runs = [run for run in series.samples if run.phases] if series is not None else []
+    return {name: [run.phases[name] for run in runs] for name in SHOWN} if runs else {}
+
+
+def own_seconds(group: Group) -> list[float]:
+    """Seconds of the own phases together, in order of rounds.
+
+    Each is its slowest rank's, so that the sum is at least what any rank took.
+    """
+    phases = phase_seconds(group)
+    return [sum(values) for values in zip(*(phases[name] for name in OWN), strict=True)]
+
+
+def find_growth(groups: Sequence[Group], seed: int) -> Growth | None:
+    """The growth of the own phases; None for a single number of ranks."""
+    samples = {float(group.ranks): own_seconds(group) for group in groups}
+    if len(samples) < 2:
+        return None
+    interval = slope_interval(samples, seed=seed)
+    if interval is not None:
+        interval = Interval(1e3 * interval.low, 1e3 * interval.high, interval.confidence)
+    return Growth(int(min(samples)), int(max(samples)), 1e3 * slope(samples), interval)
+
+
+def judge(groups: Sequence[Group], seed: int) -> list[Target]:
+    """The targets of the own phases that these groups say something about."""
+    named = [
+        group
+        for group in measured(groups)
+        if group.nodes == TARGET_NODES and group.ranks <= TARGET_MOST_RANKS
+    ]
+    targets = []
+    for group in named:
+        summary = summarize(own_seconds(group))
+        text = f"seconds of {OWN_TITLE} on {group.title}"
+        targets.append(Target(text, OWN_TARGET, summary.median, interval=summary.interval))
+    growth = find_growth(named, seed)
+    if growth is not None:
+        text = f"milliseconds of the same per added rank, {growth.fewest} to {growth.most} ranks"
+        targets.append(Target(text, GROWTH_TARGET, growth.milliseconds, interval=growth.interval))
+    return targets
+
+
+def format_phases(groups: Sequence[Group], seed: int) -> str:
+    """The table of phases, a row per number of ranks; empty where none were told."""
+    groups = measured(groups)
+    if not groups:
+        return ""
+    heads = ["ranks", *SHOWN, "own", "95 % of own"]
+    rows = [heads, *(_format_row(group) for group in groups)]
+    growth = find_growth(groups, seed)
+    title = f"phases of {SESSION} on {groups[0].places}, slowest rank, medians in milliseconds"
+    lines = [f"{title}; own: {OWN_TITLE}", *format_rows(rows)]
+    if growth is not None:
+        between = growth.interval
+        known = f" (95 %: {between.low:.2f} to {between.high:.2f})" if between else ""
+        lines.append(
+            f"own grows by {growth.milliseconds:.2f} ms{known} per added rank, "
+            f"{growth.fewest} to {growth.most} ranks"
+        )
+    return "\n".join(lines)
+
+
+def _format_row(group: Group) -> list[str]:
+    phases = phase_seconds(group)
+    own = summarize(own_seconds(group))
+    between = own.interval
+    return [
+        str(group.ranks),
+        *(f"{1e3 * summarize(phases[name]).median:.0f}" for name in SHOWN),
+        f"{1e3 * own.median:.0f}",
+        f"{1e3 * between.low:.0f}–{1e3 * between.high:.0f}" if between else "–",
+    ]
+
+
+def describe_phases(groups: Sequence[Group], seed: int) -> dict[str, Any] | None:
+    """The phases for a record, in seconds; None where none were told."""
+    groups = measured(groups)
+    if not groups:
+        return None
+    growth = find_growth(groups, seed)
+    return {
+        "own": list(OWN),
+        "groups": [
+            {
+                "ranks": group.ranks,
+                "seconds": _summarize_all(phase_seconds(group)),
+                "own_seconds": asdict(summarize(own_seconds(group))),
+            }
+            for group in groups
+        ],
+        "growth": asdict(growth) if growth is not None else None,
+    }
+
+
+def _summarize_all(phases: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    summaries: dict[str, Summary] = {name: summarize(values) for name, values in phases.items()}
+    return {name: asdict(summary) for name, summary in summaries.items()}

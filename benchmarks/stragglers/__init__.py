@@ -1,0 +1,1 @@
+"""``python -m benchmarks stragglers``: training while a worker is slow."""

@@ -1,0 +1,321 @@
+"""Gets the ranks of a launch ready for collective calls: who is where, and what can reach whom."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from mpiddp import environment
+from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.planner import NCCL, Planner
+from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH
+from mpiddp.collectives.topology import Layout, count_cores, find_quota
+from mpiddp.collectives.transport import Messenger
+from mpiddp.collectives.transport.mpi import (
+    LONGEST_MESSAGE,
+    NETWORK_MESSAGE,
+    MpiMessenger,
+    check_thread,
+    find_thread_limit,
+)
+from mpiddp.collectives.transport.node_memory import (
+    Neighbourhood,
+    NodeResolver,
+    block_size,
+    is_ordered,
+)
+from mpiddp.collectives.transport.shared_memory import (
+    Segments,
+    address_of,
+    map_descriptor,
+)
+from mpiddp.collectives.transport.single_copy import can_copy
+from mpiddp.collectives.waiting import Waiter, choose_policy
+from mpiddp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI as Module
+
+T = TypeVar("T")
+TOKEN_BYTES = 16
+
+
+class Launch(Protocol):
+    """What the collective calls need of a launch."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def node(self) -> int:
+        """The number of its node."""
+
+    @property
+    def local_rank(self) -> int:
+        """Its place on the node."""
+
+    @property
+    def local_size(self) -> int:
+        """The ranks on the node."""
+
+    @property
+    def hostname(self) -> str:
+        """For messages."""
+
+    @property
+    def device(self) -> torch.device:
+        """The one of the session."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of one wait."""
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on every rank. Collective."""
+
+    def agree(self, value: Any, what: str) -> Any:
+        """Raise ConfigurationError unless all ranks have the same value. Collective."""
+
+    def make_mpi(self) -> Module.Intracomm:
+        """An MPI communicator over all ranks that is used for nothing else. Collective."""
+
+    def make_group(self, on_gpu: bool) -> Any:
+        """A process group over all ranks that is used for nothing else: NCCL's or Gloo's.
+
+        Collective. Raises ConfigurationError where there can be no NCCL.
+        """
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What each rank tells all others."""
+
+    node: int
+    hostname: str
+    process: int
+    cores: tuple[int, ...]
+    quota: float
+    wish: str
+    message_bytes: str
+    is_checked: bool
+    has_order: bool
+    namespace: str
+    """In which its process number counts."""
+    thread_limit: str
+    """MPI's level of thread support, if it is less than all."""
+    block: int
+    """File descriptor of the node's block, at the first rank of each node."""
+    token: bytes
+    token_address: int
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What a rank has found out about its neighbours."""
+
+    memory: str = ""
+    """Why it cannot map their memory; empty if it can."""
+    copies: str = ""
+    """Why it cannot copy from their private memory; empty if it can."""
+
+
+def make_communicator(launch: Launch) -> Communicator:
+    """Collective over all ranks of the launch.
+
+    Raises ConfigurationError for environment variables that make no sense or differ.
+    """
+    segments = Segments()
+    token = mmap.mmap(-1, TOKEN_BYTES)
+    token[:] = secrets.token_bytes(TOKEN_BYTES)
+    block = None
+    if launch.local_rank == 0:
+        # A quick rank leaves while others still read its last letter.
+        block = segments.allocate(block_size(launch.local_size) + TOKEN_BYTES, is_common=True)
+        block[-TOKEN_BYTES:] = token[:]
+    facts = launch.gather(_find_facts(launch, segments, block, token))
+    ranks = [rank for rank, each in enumerate(facts) if each.node == launch.node]
+    block, found = _reach(facts, ranks, launch.rank, block)
+    reaches = launch.gather(found)
+    nodes = [(len(group), _count_cores(group)) for group in _by_node(facts)]
+    policy = choose_policy([each.wish for each in facts], nodes)
+    waiter = Waiter(policy, launch.timeout)
+    layout, notes = _lay_out(launch.rank, facts, reaches)
+    neighbourhood = None
+    if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
+        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, segments)
+        copies = not any(reaches[rank].copies for rank in ranks)
+        neighbourhood = Neighbourhood(
+            launch.rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
+            copies,
+        )  # fmt: skip
+    if len({each.is_checked for each in facts}) > 1:
+        raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
+    is_checked = facts[0].is_checked
+    messengers = _list_messengers(launch, waiter, facts)
+    planner = Planner(layout, segments, neighbourhood, messengers)
+    return Communicator(
+        planner,
+        waiter,
+        notes,
+        launch.agree if is_checked else None,
+        launch.device,
+        is_concurrent=not any(each.thread_limit for each in facts),
+    )
+
+
+def _find_facts(
+    launch: Launch, segments: Segments, block: mmap.mmap | None, token: mmap.mmap
+) -> _Facts:
+    place = segments.find(address_of(block), 1) if block is not None else None
+    return _Facts(
+        launch.node,
+        launch.hostname,
+        os.getpid(),
+        tuple(sorted(os.sched_getaffinity(0))),
+        find_quota(),
+        os.environ.get(environment.WAIT, ""),
+        os.environ.get(environment.MESSAGE_BYTES, ""),
+        os.environ.get(environment.DEBUG) not in (None, "", "0"),
+        is_ordered(),
+        os.readlink("/proc/self/ns/pid"),
+        find_thread_limit(),
+        place.descriptor if place is not None else -1,
+        token[:],
+        address_of(token),
+    )
+
+
+def _count_cores(group: list[_Facts]) -> float:
+    return count_cores([each.cores for each in group], [each.quota for each in group])
+
+
+def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:
+    groups: dict[int, list[_Facts]] = {}
+    for each in facts:
+        groups.setdefault(each.node, []).append(each)
+    return list(groups.values())
+
+
+def _reach(
+    facts: list[_Facts], ranks: list[int], rank: int, block: mmap.mmap | None
+) -> tuple[mmap.mmap | None, _Reach]:
+    """Map the node's block; try what is possible with each neighbour."""
+    first = facts[ranks[0]]
+    if not first.has_order:
+        reason = "this processor does not keep stores in order, x86-64 does"
+        return None, _Reach(memory=reason, copies=reason)
+    if block is None:
+        size = block_size(len(ranks)) + TOKEN_BYTES
+        try:
+            if facts[rank].namespace != first.namespace:
+                raise ValueError("their process numbers are not the same")
+            block = map_descriptor(first.process, first.block, size, first.token)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            reason = f"rank {rank} cannot map rank {ranks[0]}'s memory ({why})"
+            return None, _Reach(memory=reason, copies=reason)
+    for other in ranks:
+        each = facts[other]
+        if other != rank and not can_copy(each.process, each.token_address, each.token):
+            reason = (
+                f"rank {rank} may not read rank {other}'s memory (process_vm_readv; see "
+                "kernel.yama.ptrace_scope, or the container's seccomp profile)"
+            )
+            return block, _Reach(copies=reason)
+    return block, _Reach()
+
+
+def _lay_out(
+    rank: int, facts: list[_Facts], reaches: list[_Reach]
+) -> tuple[Layout, tuple[str, ...]]:
+    nodes = tuple(each.node for each in facts)
+    absent: dict[str, str] = {}
+    lack = next((reach.memory for reach in reaches if reach.memory), "")
+    several = len(set(nodes)) > 1
+    notes = []
+    if lack:
+        absent[SHARED] = absent[BOTH] = lack
+        notes.append(f"no shared memory: {lack}; messages are used")
+    elif several:
+        absent[SHARED] = f"the ranks are on {len(set(nodes))} nodes"
+    copies = next((reach.copies for reach in reaches if reach.copies), "")
+    if copies and not lack:
+        notes.append(f"no single copies: {copies}; private buffers are copied to shared memory")
+    limited = next((rank for rank, each in enumerate(facts) if each.thread_limit), None)
+    if limited is not None:
+        notes.append(
+            f"asynchronous calls are made at once: MPI has {facts[limited].thread_limit} on rank "
+            f"{limited}, and a thread for them needs MPI_THREAD_MULTIPLE"
+        )
+    possible = [SHARED, BOTH, MPI, TORCH]
+    if several and len(set(nodes)) == len(nodes):
+        # Nobody has a neighbour: messages alone are the same, with less to look at.
+        possible = [MPI, BOTH, TORCH]
+    transports = tuple(name for name in possible if name not in absent)
+    layout = Layout(rank, tuple(each.hostname for each in facts), nodes, transports, absent)
+    return layout, tuple(notes)
+
+
+def _list_messengers(
+    launch: Launch, waiter: Waiter, facts: list[_Facts]
+) -> Mapping[str, Callable[[], Messenger]]:
+    longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
+
+    def make_mpi() -> Messenger:
+        check_thread()
+        return MpiMessenger(launch.make_mpi(), waiter, longest)
+
+    def make_torch(on_gpu: bool) -> Messenger:
+        from mpiddp.collectives.transport.torch_messages import TorchMessenger
+
+        return TorchMessenger(launch.make_group(on_gpu))
+
+    return {MPI: make_mpi, TORCH: partial(make_torch, False), NCCL: partial(make_torch, True)}
+
+
+def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
+    """Bytes of an MPI message: what the environment says, or what suits where the ranks are.
+
+    ``wishes``: every rank's variable. Raises ConfigurationError.
+    """
+    if len(set(wishes)) > 1:
+        raise ConfigurationError(
+            f"{environment.MESSAGE_BYTES} must be the same on all ranks, "
+            f"found {sorted(set(wishes))}"
+        )
+    if not wishes[0]:
+        return NETWORK_MESSAGE if has_network else LONGEST_MESSAGE
+    if not wishes[0].isdecimal() or int(wishes[0]) < 8:
+        raise ConfigurationError(
+            f"{environment.MESSAGE_BYTES}: expected bytes >= 8, found {wishes[0]!r}"
+        )
+    return int(wishes[0])
+
+
+def make_alone(device: torch.device) -> Communicator:
+    """For one process that was started alone."""
+    layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
+    policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
+    planner = Planner(layout, Segments(), None, {})
+    return Communicator(planner, Waiter(policy, 0.0), device=device)
+
+
+def describe(communicator: Communicator) -> dict[str, Any]:
+    """What benchmarks and users want to know of it."""
+    neighbourhood = communicator.neighbourhood
+    return {
+        "wait": communicator.waiter.policy.value,
+        "transports": list(communicator.layout.transports),
+        "single_copy": neighbourhood is not None and neighbourhood.can_copy,
+        "nodes": list(communicator.layout.sizes),
+        "notes": list(communicator.notes),
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,1 @@
+"""From a schedule to one rank's list of instructions."""

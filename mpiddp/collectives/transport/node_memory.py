@@ -1,0 +1,396 @@
+"""Ranks of one node, which work in each other's memory.
+
+Each rank has some words in a block that all of them map: how far it has come in which call, what
+the call is, and where its buffer lies. It alone writes them. That is all the synchronisation there
+is: no lock, no system call. It rests on stores becoming visible in their order, which x86-64
+promises, so other processors are refused.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
+from mpiddp.collectives.transport.shared_memory import Place, Segments, view_of
+from mpiddp.collectives.transport.single_copy import bind_read, bind_write
+from mpiddp.collectives.waiting import Waiter
+from mpiddp.errors import ConfigurationError, PeerLostError
+
+WORDS = 32
+"""Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
+processors fetch lines in pairs."""
+_HEADER, _VERSION, _KIND, _GIVEN_UP = 16, 17, 18, 22
+"""Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
+been another one than in the call before; where the buffer lies, in four words; how its call has
+failed, if it has."""
+_LOST, _DIFFERS = 1, 2
+"""How: whatever happened to it, or it found that another rank makes another call."""
+NEXT_CALL = 1 << 24
+"""A rank's progress is so many times the number of its call, plus its stage in that call."""
+MAILBOX = 64 << 10
+"""Bytes of a mailbox, for small buffers; each rank has two."""
+BLOCK = 256 << 10
+"""Bytes that are added and passed on while they are in cache."""
+
+PRIVATE, SHARED = 0, 1
+
+
+class Location(NamedTuple):
+    """Where a rank's buffer lies, as it tells the others."""
+
+    kind: int
+    first: int
+    """Address of private memory, number of a segment."""
+    second: int = 0
+    """Descriptor of a segment."""
+    third: int = 0
+    """Offset in it, in bytes."""
+
+
+class PeerMemory(Protocol):
+    """A peer's buffer."""
+
+    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        """Fills ``target`` from element ``start`` on. Errors say ``describe()``: whose they are."""
+
+    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
+        """Puts ``source`` at element ``start``."""
+
+    def operand(self, start: int, count: int) -> View | None:
+        """Elements to calculate with where they are; None where they must be read first."""
+
+
+@dataclass(frozen=True)
+class MappedMemory:
+    """A peer's buffer in memory that this process has mapped, too."""
+
+    span: Span
+    owner: Any = None
+    """Kept alive with it."""
+
+    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        return copy(target, self.span.move(start, start + len(target)))
+
+    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
+        return copy(self.span.move(start, start + len(source)), source)
+
+    def operand(self, start: int, count: int) -> View | None:
+        return self.span.compute(start, start + count)
+
+
+@dataclass(frozen=True)
+class PrivateMemory:
+    """A peer's buffer in memory of its own."""
+
+    process: int
+    address: int
+    dtype: torch.dtype
+
+    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        address = self.address + start * self.dtype.itemsize
+        return bind_read(self.process, target, address, describe)
+
+    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
+        address = self.address + start * self.dtype.itemsize
+        return bind_write(self.process, source, address, describe)
+
+    def operand(self, start: int, count: int) -> View | None:
+        return None
+
+
+class Resolver(Protocol):
+    """Finds the way into a peer's buffer."""
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        """The memory at a location that ``rank`` has told."""
+
+
+@dataclass(frozen=True)
+class NodeResolver:
+    """Peers are other processes of this node."""
+
+    processes: Mapping[int, int]
+    """Process id of each rank."""
+    segments: Segments
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        process = self.processes[rank]
+        if location.kind == PRIVATE:
+            return PrivateMemory(process, location.first, dtype)
+        place = Place(location.first, location.second, location.third)
+        try:
+            memory = self.segments.map_foreign(process, place)
+        except (FileNotFoundError, ProcessLookupError):
+            raise PeerLostError(
+                f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
+        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
+
+
+class ThreadResolver:
+    """Peers are threads of this process."""
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
+
+
+def is_ordered() -> bool:
+    """Whether this processor makes stores visible in their order."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def block_size(ranks: int) -> int:
+    """Bytes of the block that so many ranks share; whatever follows is their owner's."""
+    return ranks * (8 * WORDS + 2 * MAILBOX)
+
+
+class DifferentCallError(ConfigurationError):
+    """Not all ranks make the same call."""
+
+
+def _differ(rank: int, own: int) -> DifferentCallError:
+    return DifferentCallError(
+        f"rank {rank} makes another collective call than rank {own}, or with another count, type "
+        "or algorithm: MPIDDP_DEBUG=1 shows both"
+    )
+
+
+def _join(actions: Sequence[Action]) -> Action:
+    """One action that does all of them."""
+    if len(actions) == 1:
+        return actions[0]
+
+    def act() -> None:
+        for action in actions:
+            action()
+
+    return act
+
+
+class Neighbourhood:
+    """The ranks of a node, as one of them sees them."""
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        block: memoryview,
+        address: int,
+        waiter: Waiter,
+        resolver: Resolver,
+        segments: Segments,
+        can_copy: bool,
+    ) -> None:
+        """A neighbourhood over a block of zeros.
+
+        Args:
+            ranks: of this node, in an order that they all have.
+            block: ``block_size`` bytes, mapped by all; it lies at ``address``.
+            can_copy: whether these ranks can read and write each other's private memory.
+        """
+        self.rank = rank
+        self.ranks = tuple(ranks)
+        self.waiter = waiter
+        self._pauses = waiter.first_pauses
+        self.resolver = resolver
+        self.segments = segments
+        self.can_copy = can_copy
+        self.base = 0
+        """What this rank's progress is in stage 0 of the call that it is in."""
+        self._block = block
+        self.words = block[: 8 * WORDS * len(ranks)].cast("q")
+        self.places = {each: WORDS * index for index, each in enumerate(ranks)}
+        """Where each rank's words begin."""
+        self._mailboxes = address + 8 * WORDS * len(ranks)
+        self._own = self.places[rank]
+        self._told: Location | None = None
+        self._known = dict.fromkeys(self.ranks, (0, Location(PRIVATE, 0)))
+        """What the others have told, with the version of it."""
+        self.parity = 0
+        """Which of its two mailboxes this rank has used last."""
+
+    def enter(self, signature: int, location: Location | None) -> None:
+        """Begin a call: from now on the peers may work in this rank's buffer.
+
+        ``signature``: 24 bits that tell this call from others. ``location`` may be left out where
+        nobody asks for it.
+        """
+        words, own = self.words, self._own
+        self.base += NEXT_CALL
+        words[own + _HEADER] = self.base | signature
+        if location is not None and location != self._told:
+            self._told = location
+            words[own + _VERSION] += 1
+            for word, value in enumerate(location, own + _KIND):
+                words[word] = value
+        words[own] = self.base
+
+    def check(self, rank: int, signature: int) -> None:
+        """Raise ConfigurationError if that rank, which has entered, makes another call."""
+        header = self.words[self.places[rank] + _HEADER]
+        # A rank that has left the call may have begun the next one.
+        if header != self.base | signature and header - self.base < NEXT_CALL:
+            raise _differ(rank, self.rank)
+
+    def versions(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """What tells whether buffers of ranks that have entered lie where they lay before."""
+        words, places = self.words, self.places
+        return tuple([words[places[rank] + _VERSION] for rank in ranks])
+
+    def location(self, rank: int) -> Location:
+        """Where the buffer of a rank lies that has entered."""
+        words, place = self.words, self.places[rank]
+        version, location = self._known[rank]
+        if words[place + _VERSION] != version:
+            first = place + _KIND
+            location = Location(*words[first : first + len(Location._fields)])
+            self._known[rank] = (words[place + _VERSION], location)
+        return location
+
+    def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
+        """A mailbox of a rank, which it alone writes."""
+        index = 2 * self.ranks.index(rank) + parity
+        return Span(map_memory(self._mailboxes + index * MAILBOX, count, dtype), dtype)
+
+    def publish(self, stage: int) -> Action:
+        """Tells that this rank has reached a stage of the present call."""
+        words, own = self.words, self._own
+
+        def publish() -> None:
+            words[own] = self.base + stage
+
+        return publish
+
+    def wait(
+        self,
+        rank: int,
+        stage: int,
+        describe: Callable[[], str],
+        progress: Callable[[], None] | None,
+    ) -> Action:
+        """Waits for a stage of another rank, and lets messages go on meanwhile."""
+        words, place, pauses = self.words, self.places[rank], self._pauses
+        wait_slowly = self.waiter.wait
+
+        def wait() -> None:
+            target = self.base + stage
+            if words[place] >= target:
+                return
+            for pause in pauses:
+                pause()
+                if words[place] >= target:
+                    return
+
+            def test() -> bool:
+                if progress is not None:
+                    progress()
+                return self.has_reached(place, target, describe)
+
+            wait_slowly(test, describe)
+
+        return wait
+
+    def meet(self, ranks: Iterable[int], signature: int, describe: Callable[[int], str]) -> None:
+        """Wait until these have entered the present call, and check that it is the same."""
+        words, base = self.words, self.base
+        for rank in ranks:
+            place = self.places[rank]
+            if words[place] < base:
+                self._await(rank, base, describe)
+            if words[place + _HEADER] != base | signature:
+                self.check(rank, signature)
+
+    def _await(self, rank: int, target: int, describe: Callable[[int], str]) -> None:
+        place, words = self.places[rank], self.words
+        for pause in self._pauses:
+            pause()
+            if words[place] >= target:
+                return
+        say = partial(describe, rank)
+        self.waiter.wait(lambda: self.has_reached(place, target, say), say)
+
+    def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
+        """Whether the rank with these words has come so far. Raises PeerLostError if it gave up."""
+        # What it did before its call failed, it did.
+        if self.words[place] >= target:
+            return True
+        failure = self.words[place + _GIVEN_UP]
+        if failure == _DIFFERS:
+            raise DifferentCallError(
+                f"{describe()}, who found that not all ranks make the same collective call: "
+                "MPIDDP_DEBUG=1 shows them"
+            )
+        if failure:
+            raise PeerLostError(f"{describe()}, whose own call failed: its message says why")
+        return False
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell all others that this rank's call has failed, and what kind of failure it was."""
+        differs = isinstance(error, DifferentCallError)
+        self.words[self._own + _GIVEN_UP] = _DIFFERS if differs else _LOST
+
+    def exchange(
+        self,
+        signature: int,
+        put: tuple[Action, Action],
+        add: tuple[Sequence[Action], Sequence[Action]],
+        describe: Callable[[int], str],
+    ) -> Callable[..., None]:
+        """A whole call: put a letter into one of two mailboxes, enter, meet all, add what they put.
+
+        It is ``enter`` and ``meet`` once more, in one piece: on buffers of some bytes, calls of
+        Python's functions would be half of the time. The signature stands in the progress itself,
+        as the stage of a call that has no stages. The result takes a tensor, and does not look.
+        """
+        words, own, pauses = self.words, self._own, self._pauses
+        others = tuple(place for place in self.places.values() if place != own)
+        sums = tuple(_join(actions) for actions in add)
+
+        def exchange(_: object = None) -> None:
+            parity = self.parity = 1 - self.parity
+            put[parity]()
+            self.base = base = self.base + NEXT_CALL
+            words[own] = here = base | signature
+            for place in others:
+                if words[place] == here:
+                    continue
+                for pause in pauses:
+                    pause()
+                    if words[place] >= base:
+                        break
+                if words[place] != here:
+                    self.meet_letters(signature, describe)
+                    break
+            sums[parity]()
+
+        return exchange
+
+    def meet_letters(self, signature: int, describe: Callable[[int], str]) -> None:
+        """Wait until all ranks have entered the present exchange, and check that it is the same."""
+        words, base = self.words, self.base
+        for rank in self.ranks:
+            place = self.places[rank]
+            if words[place] < base:
+                self._await(rank, base, describe)
+            found = words[place]
+            if found != base | signature and found - base < NEXT_CALL:
+                raise _differ(rank, self.rank)
+
+    def close(self) -> None:
+        """Let go of the block."""
+        self.words.release()
+        self._block.release()

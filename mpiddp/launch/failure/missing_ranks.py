@@ -1,0 +1,153 @@
+"""Who is missing when a phase has outlasted its deadline."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpiddp.launch.failure.deadline import CLOSING, PHASES
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.launcher import Launcher
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ROLL_CALL_SECONDS = 1.0
+"""How long rank 0 listens for the others."""
+ROLL_CALL_TAG = 1
+SHOWN = 8
+"""How many ranks a message names."""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """How far one rank has come when a deadline expires."""
+
+    phase: str
+    waits: bool
+    """Whether it is done with the phase and only waits for the others."""
+    position: str
+    """Function, file and line that its main thread is in."""
+
+    @property
+    def place(self) -> int:
+        """Larger for a rank that has come further."""
+        return 2 * PHASES.index(self.phase) + self.waits
+
+
+def call_the_roll(communicator: MPI.Intracomm, mine: Whereabouts) -> dict[int, Whereabouts] | None:
+    """Collect on rank 0 what each rank answers within ROLL_CALL_SECONDS; None on the others.
+
+    Runs beside a main thread that is stuck in MPI, on a communicator of its own. Point-to-point
+    on purpose: a collective would wait for exactly the ranks that are missing.
+    """
+    from mpi4py import MPI
+
+    if communicator.Get_rank() != 0:
+        communicator.isend(mine, 0, ROLL_CALL_TAG)
+        return None
+    answers = {0: mine}
+    end = time.monotonic() + ROLL_CALL_SECONDS
+    status = MPI.Status()
+    while len(answers) < communicator.Get_size() and time.monotonic() < end:
+        if communicator.iprobe(MPI.ANY_SOURCE, ROLL_CALL_TAG, status):
+            source = status.Get_source()
+            answers[source] = communicator.recv(source=source, tag=ROLL_CALL_TAG)
+        else:
+            time.sleep(0.01)
+    return answers
+
+
+def find_missing(answers: Mapping[int, Whereabouts], size: int) -> dict[int, str]:
+    """The ranks that keep the others waiting, and what is known of each.
+
+    They are those that did not answer, and those in an earlier phase than the furthest. If all
+    are in the same one, they are those in another position than most; without a majority all.
+    """
+    missing = {rank: "no answer" for rank in range(size) if rank not in answers}
+    furthest = max(answer.place for answer in answers.values())
+    for rank, answer in answers.items():
+        if answer.place < furthest:
+            missing[rank] = f"still in {answer.phase!r}, {answer.position}"
+    if missing:
+        return missing
+    (usual, count), *_ = Counter(answer.position for answer in answers.values()).most_common()
+    return {
+        rank: f"in {answer.position}"
+        for rank, answer in answers.items()
+        if answer.position != usual or 2 * count <= size or count == size
+    }
+
+
+def find_position() -> str:
+    """Where the main thread of this process is: ``function (file.py:12)``."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "unknown"
+    code = frame.f_code
+    return f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})"
+
+
+def describe_missing(
+    phase: str, seconds: float, missing: Mapping[int, str], name: Callable[[int], str]
+) -> str:
+    """The message of an expired deadline; ``name`` turns a rank into ``rank 3 on node002``."""
+    what = (
+        "closing the session did not end"
+        if phase == CLOSING
+        else f"start-up did not get past {phase!r}"
+    )
+    start, end = f"{what} within {seconds:g} s; ", "--timeout SECONDS waits longer"
+    if not missing:
+        return start + end
+    names = [f"{name(rank)} ({where})" for rank, where in sorted(missing.items())[:SHOWN]]
+    if len(missing) > len(names):
+        names.append(f"and {len(missing) - len(names)} more")
+    return f"{start}waited for {', '.join(names)}. Look at what these do; {end}"
+
+
+def describe_silent_end(seconds: float) -> str:
+    """The message of an expired MPI_Finalize, which says nothing of the others."""
+    return (
+        f"MPI_Finalize did not return within {seconds:g} s: a rank was lost or stopped while the "
+        "session was closed; --timeout SECONDS waits longer"
+    )
+
+
+def describe_silent_init(
+    launcher: Launcher | None, seconds: float, hosts: int, silent: Mapping[str, str]
+) -> str:
+    """The message of an expired MPI_Init, in which only the launcher's word is known.
+
+    Args:
+        hosts: of the job, this one included; 0 where the launcher does not say.
+        silent: those of them that do not answer, and what was found of each.
+    """
+    name = launcher.name if launcher is not None else "the launcher"
+    size = launcher.size if launcher is not None else None
+    start = (
+        f"MPI_Init did not return within {seconds:g} s: {name} started {size or 'several'} ranks, "
+        "and at least one of them did not come. "
+    )
+    if not silent:
+        return (
+            f"{start}Look for ranks that are stuck before mpiddp.init(), or nodes that cannot "
+            "reach each other; --timeout SECONDS waits longer"
+        )
+    folded = fold_hostnames(list(silent))
+    found = f"Not reached from here: {folded} ({', '.join(sorted(set(silent.values())))})"
+    if len(silent) >= hosts - 1:
+        return (
+            f"{start}{found}, which is every other host: they are down, or this one is cut off, "
+            "or a firewall lies between"
+        )
+    return (
+        f"{start}{found}: down or cut off, or behind a firewall; srun --exclude={folded} does "
+        "without"
+    )

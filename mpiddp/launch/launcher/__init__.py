@@ -1,0 +1,1 @@
+"""Which launcher started this process, and what its nodes are called."""

@@ -1,0 +1,158 @@
+"""Which launcher started this process, and what it says about rank and size.
+
+Only environment variables are read here, so it works before MPI and torch are imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpiddp import environment
+from mpiddp.environment import LAUNCHERS, LauncherVariables
+from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher.hostnames import expand_hostnames
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the launcher told this process; None where it does not say."""
+
+    key: str
+    name: str
+    rank: int
+    sizes: tuple[int, ...]
+    """World sizes that agree with the launcher: one, none if it does not say, several for a
+    heterogeneous Slurm job, where a step may span one component or all of them."""
+    process_managers: frozenset[str]
+    """Interfaces that it offers to an MPI library: "pmix", "pmi"."""
+    is_on_one_host: bool = False
+    """Whether it says that all processes are on this host."""
+
+    @property
+    def size(self) -> int | None:
+        """The largest size that the launcher may mean."""
+        return max(self.sizes, default=None)
+
+
+def find_launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
+    """The launcher that really started this process, or None if it was started by hand.
+
+    Raises:
+        LaunchError: its variables contradict each other.
+    """
+    variables = os.environ if variables is None else variables
+    for row in LAUNCHERS:
+        if not environment.is_set(row.signs, variables):
+            continue
+        run_id = variables.get(environment.TORCHELASTIC_RUN_ID, "")
+        if row.key == "torchrun" and run_id.startswith(environment.OUR_RUN_ID_PREFIX):
+            continue
+        if row.key == "slurm" and _is_special_step(variables):
+            continue
+        return _read(row, variables)
+    return None
+
+
+def has_manager_hint(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether a process manager that the table does not know left its variables."""
+    return environment.is_set(environment.MANAGER_HINTS, variables)
+
+
+def is_first(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether this process speaks for the job while MPI is not up: the launcher's rank 0."""
+    launcher = find_launcher(variables)
+    return launcher is None or launcher.rank == 0
+
+
+def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
+    """Tasks of the Slurm job around a process that no launcher started; 1 outside Slurm."""
+    variables = os.environ if variables is None else variables
+    return _count(variables.get(environment.SLURM_JOB_TASKS, "")) or 1
+
+
+def hosts_of_step(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Hosts on which the launcher started this job; empty where it does not say."""
+    variables = os.environ if variables is None else variables
+    try:
+        return expand_hostnames(variables.get(environment.SLURM_STEP_NODES, ""))
+    except ValueError:
+        return ()
+
+
+def _read(row: LauncherVariables, variables: Mapping[str, str]) -> Launcher:
+    rank = _integer(row, row.rank, variables)
+    if rank is None:
+        raise LaunchError(
+            f"{row.name} started this process but {row.rank} is not set: "
+            "start the job again from a shell without variables of an earlier launch"
+        )
+    size = _integer(row, row.size, variables)
+    sizes: tuple[int, ...] = () if size is None else (size,)
+    if row.key == "slurm":
+        sizes += _heterogeneous_sizes(variables)
+    if rank < 0 or (sizes and rank >= max(sizes)):
+        of = f" of {max(sizes)} ({row.size})" if sizes else ""
+        raise LaunchError(
+            f"{row.name} says rank {rank} ({row.rank}){of}, which cannot be: "
+            "start the job again from a shell without variables of an earlier launch"
+        )
+    on_this_host = _integer(row, row.local_size, variables)
+    if row.key == "slurm" and len(hosts_of_step(variables)) == 1:
+        on_this_host = size
+    return Launcher(
+        key=row.key,
+        name=row.name,
+        rank=rank,
+        sizes=sizes,
+        process_managers=_process_managers(row, variables),
+        is_on_one_host=set(sizes) == {on_this_host},
+    )
+
+
+def _integer(row: LauncherVariables, name: str | None, variables: Mapping[str, str]) -> int | None:
+    text = variables.get(name, "") if name else ""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(
+            f"{row.name} sets {name} to a whole number, but it holds {text[:40]!r}"
+        ) from None
+
+
+def _is_special_step(variables: Mapping[str, str]) -> bool:
+    """Whether this is a batch script or an interactive shell, which are steps of one task too."""
+    steps = (_count(variables.get(name, "")) for name in environment.SLURM_STEP_IDS)
+    return any(step is not None and step >= environment.SLURM_FIRST_SPECIAL_STEP for step in steps)
+
+
+def _heterogeneous_sizes(variables: Mapping[str, str]) -> tuple[int, ...]:
+    components = _count(variables.get(environment.SLURM_HETEROGENEOUS_SIZE, "")) or 0
+    total = 0
+    for index in range(components):
+        count = _count(variables.get(f"{environment.SLURM_HETEROGENEOUS_TASKS}{index}", ""))
+        if count is None:
+            return ()
+        total += count
+    return (total,) if components else ()
+
+
+def _count(text: str) -> int | None:
+    """A number as Slurm writes it, in ASCII digits; None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _process_managers(row: LauncherVariables, variables: Mapping[str, str]) -> frozenset[str]:
+    if row.key == "hydra":
+        return frozenset({"pmi"})
+    if row.key in ("openmpi", "prrte"):
+        return frozenset({"pmix"})
+    found = set()
+    if environment.is_set(environment.PMIX_SIGNS, variables):
+        found.add("pmix")
+    if environment.is_set(environment.PMI_SIGNS, variables):
+        found.add("pmi")
+    return frozenset(found)

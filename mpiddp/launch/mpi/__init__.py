@@ -1,0 +1,1 @@
+"""MPI's start and end, and whether the library fits the launcher."""

@@ -1,0 +1,202 @@
+"""Whether the MPI library can join what the launcher started, and what to type if it cannot.
+
+A wrong pair may abort inside MPI_Init, or worse: succeed with every process alone. So the two
+are compared before it, by the library's version and by the variables that the launcher left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from mpiddp import environment
+from mpiddp.errors import AloneError, LaunchError
+from mpiddp.launch.launcher.launcher import Launcher
+
+
+def library_name(version: str) -> str:
+    """First line of MPI_Get_library_version, without the build details."""
+    first = version.strip("\0 \n").splitlines()[0]
+    match = re.match(r"(Open MPI) v([\w.]+)", first) or re.match(r"(MPICH) Version:\s*(\S+)", first)
+    return f"{match[1]} {match[2]}" if match else first.strip()
+
+
+def check_library(version: str, launcher: Launcher) -> None:
+    """Raise LaunchError if this library cannot join a job of this launcher.
+
+    Only what is certain is refused here: a library that is neither plain MPICH nor Open MPI, or
+    that was built for this process manager, passes, and the size is compared after MPI_Init.
+    """
+    wanted = _wanted_managers(version)
+    if wanted is None or (launcher.size or 0) < 2 or launcher.key == "jsm":
+        return
+    if not wanted & launcher.process_managers:
+        raise AloneError(alone_message(version, launcher))
+
+
+def alone_message(version: str, launcher: Launcher) -> str:
+    """Why every process would be rank 0 of 1, and the command that works instead."""
+    offers = " and ".join(sorted(launcher.process_managers)) or "no process manager"
+    if launcher.key == "torchrun":
+        return (
+            f"torchrun started {launcher.size} processes, which MPI ({library_name(version)}) "
+            "does not know of: every process would be rank 0 of 1. mpiddp takes torchrun's "
+            f"place. {_suggest(version, launcher)}"
+        )
+    return (
+        f"{launcher.name} started {launcher.size} processes, but {library_name(version)} cannot "
+        f"join them (expected {_expectation(version)}, found {offers}): every process would be "
+        f"rank 0 of 1. {_suggest(version, launcher)}"
+    )
+
+
+def check_gpu_support() -> None:
+    """Catch a Cray MPICH that would abort MPI_Init because its GPU library is not linked.
+
+    With MPICH_GPU_SUPPORT_ENABLED=1, Cray MPICH wants ``libmpi_gtl_cuda`` (or ``_hsa``) in the
+    process: linked to mpi4py, preloaded, or loaded by something imported earlier. The names of
+    linked libraries stand in the string table of mpi4py's extension module.
+    """
+    if os.environ.get(environment.CRAY_GPU_SUPPORT, "0") in ("", "0"):
+        return
+    if not environment.is_set(environment.CRAY_SIGNS):
+        return
+    if "libmpi_gtl_" in os.environ.get(environment.LD_PRELOAD, ""):
+        return
+    if any("libmpi_gtl_" in path for path in mapped_files()):
+        return
+    if any(b"libmpi_gtl_" in path.read_bytes() for path in _extension_modules()):
+        return
+    raise LaunchError(
+        "MPICH_GPU_SUPPORT_ENABLED=1 asks Cray MPICH for its GPU transport layer, but mpi4py is "
+        "not linked with libmpi_gtl_cuda (or libmpi_gtl_hsa), and MPI_Init would abort. mpiddp "
+        "needs no GPU-aware MPI: export MPICH_GPU_SUPPORT_ENABLED=0; or preload the library: "
+        "export LD_PRELOAD=$CRAY_MPICH_ROOTDIR/gtl/lib/libmpi_gtl_cuda.so"
+    )
+
+
+def _wanted_managers(version: str) -> frozenset[str] | None:
+    """Process managers that the library understands; None where that is not certain."""
+    text = version.strip()
+    open_mpi = re.match(r"Open MPI v(\d+)", text)
+    if open_mpi is not None:
+        # Open MPI 4 speaks PMI-1 and PMI-2 where it was built with these components.
+        if int(open_mpi[1]) < 5 and _open_mpi_has_pmi():
+            return frozenset({"pmix", "pmi"})
+        return frozenset({"pmix"})
+    if text.startswith("MPICH Version"):
+        return frozenset({"pmix", "pmi"} if "--with-pmix" in text else {"pmi"})
+    return None
+
+
+def _expectation(version: str) -> str:
+    wanted = _wanted_managers(version)
+    return " or ".join(sorted(wanted)) if wanted else "one process manager for all ranks"
+
+
+def _open_mpi_has_pmi() -> bool:
+    library = library_path()
+    if library is None:
+        return True
+    folders = (library.parent / "openmpi", library.parent / "openmpi" / "lib" / "openmpi")
+    return any(
+        (folder / f"mca_pmix_{component}.so").exists()
+        for folder in folders
+        for component in ("s1", "s2", "cray")
+    )
+
+
+def library_path() -> Path | None:
+    """The file of the MPI library that this process has loaded."""
+    for path in mapped_files():
+        if re.match(r"libmpi(ch)?[._].*so|libmpi\.so", Path(path).name):
+            return Path(path)
+    return None
+
+
+def mapped_files() -> list[str]:
+    """The files that this process has mapped."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    return sorted({line.split(maxsplit=5)[5] for line in lines if "/" in line})
+
+
+def _extension_modules() -> list[Path]:
+    specification = importlib.util.find_spec("mpi4py")
+    if specification is None or specification.origin is None:
+        return []
+    return sorted(Path(specification.origin).parent.glob("MPI*.so"))
+
+
+def _suggest(version: str, launcher: Launcher) -> str:
+    program = _program()
+    if launcher.key == "slurm":
+        offered = _offered_by_srun()
+        for plugin in _fitting_plugins(version):
+            if plugin in offered:
+                return f"Start it with: srun --mpi={plugin} {program}"
+        listed = ", ".join(offered) or "nothing"
+        return (
+            f"This cluster's srun offers {listed}, and none fits: inside the allocation, start "
+            f"it with: {_own_launcher(version)} -n {launcher.size} {program}"
+        )
+    return f"Start it with: {_own_launcher(version)} -n {launcher.size} {program}"
+
+
+def _fitting_plugins(version: str) -> tuple[str, ...]:
+    """Slurm's MPI plugins that this library can use, the best first."""
+    wanted = _wanted_managers(version)
+    if wanted is None:
+        cray = ("cray_shasta",) if "CRAY" in version.upper() else ()
+        return (*cray, "pmix", "pmi2")
+    by_manager = {"pmix": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3"), "pmi": ("pmi2",)}
+    return tuple(
+        plugin for manager in sorted(wanted, reverse=True) for plugin in by_manager[manager]
+    )
+
+
+def _own_launcher(version: str) -> str:
+    """The mpirun that belongs to the loaded library."""
+    name = "mpirun" if "Open MPI" in version else "mpiexec"
+    library = library_path()
+    candidate = library.parent.parent / "bin" / name if library is not None else None
+    if candidate is not None and candidate.exists():
+        name = str(candidate)
+    else:
+        name = f"{name} (of {library_name(version)})"
+    as_root = "Open MPI" in version and os.geteuid() == 0
+    return f"{name} --allow-run-as-root" if as_root else name
+
+
+def _offered_by_srun() -> list[str]:
+    """What ``srun --mpi=list`` offers here; empty without srun."""
+    try:
+        answer = subprocess.run(
+            ["srun", "--mpi=list"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    words = re.findall(r"[\w]+", answer.stdout + answer.stderr)
+    known = [word for word in words if re.fullmatch(r"pmix(_v\d+)?|pmi2|cray_shasta", word)]
+    return sorted(set(known))
+
+
+def _program() -> str:
+    """How this program was started, shortened: its options follow as an ellipsis."""
+    words = sys.orig_argv[1:]
+    start = 0
+    while words[start : start + 1] and words[start][0] == "-" and words[start] not in ("-m", "-c"):
+        # Python's own options with a value of their own.
+        start += 2 if words[start] in ("-W", "-X") else 1
+    if words[start : start + 1] == ["-c"]:
+        return "python -c …"
+    length = start + (2 if words[start : start + 1] == ["-m"] else 1)
+    shown = ["python", *words[start:length]]
+    return " ".join(map(shlex.quote, shown)) + (" …" if len(words) > length else "")

@@ -1,0 +1,274 @@
+"""Bring MPI up: load the library, compare it with the launcher, initialise it.
+
+MPI_Init is called through ctypes on the loaded library. mpi4py would hold the interpreter's lock
+throughout; ctypes releases it, so that torch can be imported meanwhile and a deadline can fire.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import itertools
+import os
+import pickle
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mpiddp import environment
+from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.mpi.compatibility import (
+    check_gpu_support,
+    check_library,
+    library_path,
+    mapped_files,
+)
+from mpiddp.launch.mpi.slurm_pmi import shortened_values
+from mpiddp.launch.network.mpi_interfaces import told_interfaces
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+FIRST_PAUSE = 2e-5
+LONGEST_PAUSE = 2e-3
+PAUSE_SHARE = 1 / 8
+"""How long a pause is beside the time waited so far. Pauses that double made a collective of ranks
+that come together four times as slow."""
+LEAVING_SECONDS = 0.2
+"""How much later than the first the last rank may leave MPI_Init."""
+LENGTH_BYTES = 8
+ENVELOPE_BYTES = 4096
+"""What a broadcast sends at once; longer values take more messages."""
+LONGEST_MESSAGE = 1 << 28
+"""Bytes of one collective; longer values take several. MPI counts in 32 bits, and an all-gather
+counts the bytes of all ranks together."""
+
+
+def load(launcher: Launcher | None) -> Any:
+    """Import ``mpi4py.MPI`` without initialising it and check that it fits the launcher.
+
+    Returns the module. Raises LaunchError when there is no MPI library, or when it cannot work
+    with the process manager that this launcher offers.
+    """
+    check_gpu_support()
+    try:
+        import mpi4py
+    except ImportError:
+        raise LaunchError(
+            "mpi4py is not installed, so the ranks cannot find each other: "
+            "pip install mpi4py (and 'mpiddp[mpi]' where no MPI library is installed)"
+        ) from None
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LaunchError(
+            f"mpi4py found no MPI library that it can load ({reason}): load the MPI module of "
+            "this cluster, or pip install 'mpiddp[mpi]', or set MPI4PY_LIBMPI to the library"
+        ) from None
+    if launcher is not None and not MPI.Is_initialized():
+        check_library(MPI.Get_library_version(), launcher)
+        _hide_enclosing_step(launcher)
+    return MPI
+
+
+def _hide_enclosing_step(launcher: Launcher) -> None:
+    """Forget PMIx where Hydra's daemons run as a Slurm step that offers it as well.
+
+    It is not Hydra's own, and MPICH refuses to start between two process managers.
+    """
+    if launcher.key == "hydra":
+        for name in environment.PMIX_SIGNS:
+            os.environ.pop(name, None)
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """What ``initialize`` did."""
+
+    here: bool
+    """Whether it initialised MPI; False if MPI was up already."""
+    interfaces: tuple[str, ...] = ()
+    """To which MPI's TCP transports were confined; empty where they choose."""
+
+
+def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
+    """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
+
+    Errors of MPI calls become exceptions. Processes started from here on do not initialise MPI on
+    import. ``launcher`` started this process.
+    """
+    if MPI.Is_finalized():
+        raise LaunchError(
+            "MPI was shut down earlier in this process and cannot start again: "
+            "use one mpiddp.init() for the whole program"
+        )
+    initialized_here = not MPI.Is_initialized()
+    interfaces: tuple[str, ...] = ()
+    if initialized_here:
+        library = ctypes.CDLL(MPI.__file__)
+        provided = ctypes.c_int()
+        version = MPI.Get_library_version()
+        with (
+            told_interfaces(version, library_path(), launcher) as interfaces,
+            shortened_values(version, launcher),
+        ):
+            code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+        if code != MPI.SUCCESS:
+            raise LaunchError(f"MPI_Init failed with MPI's error code {code}")
+        _let_others_leave(version, MPI.COMM_WORLD.Get_size())
+    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+    # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
+    # die or join a job that does not expect it.
+    os.environ[environment.MPI4PY_INITIALIZE] = "0"
+    return Initialization(initialized_here, interfaces)
+
+
+def finalize(MPI: Any) -> None:
+    """Call MPI_Finalize without holding the interpreter's lock, so that a deadline can fire."""
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
+
+
+def leave_alone(MPI: Any) -> None:
+    """End MPI in a process that is alone in it, so that nothing is left of it.
+
+    No launcher's daemon cleans up after it, and Open MPI 5 leaves its segment of shared memory.
+    """
+    segments = [path for path in mapped_files() if Path(path).name.startswith("sm_segment.")]
+    finalize(MPI)
+    for path in segments:
+        Path(path).unlink(missing_ok=True)
+
+
+def _let_others_leave(version: str, size: int) -> None:
+    """Wait a moment before the first message, where the last rank may still be in MPI_Init.
+
+    Open MPI 5 crashes there when a rank that has left it a little earlier sends
+    (open-mpi/ompi#12495, #13559): 11 of 321 launches of 16 ranks on two cores without the pause,
+    none of 68 with it; PMIx's own fence instead left 8 of 203. A pause makes the crash rarer and
+    excludes nothing. torch is imported meanwhile.
+    """
+    if size > 1 and re.match(r"Open MPI v([5-9]|\d\d)", version):
+        time.sleep(LEAVING_SECONDS)
+
+
+def wait(request: MPI.Request, seconds: float = float("inf")) -> bool:
+    """Wait for an MPI request while sleeping in between, so that waiting costs no core.
+
+    MPI's own waits spin. During start-up the cores are needed for importing torch, and with
+    more ranks than cores a spinning rank keeps the one that it waits for from running.
+
+    Returns whether the request was completed within ``seconds``.
+    """
+    begin = time.monotonic()
+    while not request.Test():
+        waited = time.monotonic() - begin
+        if waited > seconds:
+            return False
+        # A collective takes several steps, and each Test takes one: what a pause adds to a step
+        # must stay small beside the time waited.
+        time.sleep(min(max(FIRST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE))
+    return True
+
+
+class SleepingCommunicator:
+    """Collectives over a communicator that sleep while they wait, as `wait` does.
+
+    Beside ranks that sleep in their collectives, one that spins in its own keeps the very ranks
+    from their cores that it waits for. Named as mpi4py's; the communicator stays its owner's.
+    """
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        wait: Callable[[MPI.Request], object] = wait,
+        longest: int = LONGEST_MESSAGE,
+    ) -> None:
+        """``wait`` waits for a request; what it raises is not caught.
+
+        ``longest``: bytes of one message, the same on all ranks.
+        """
+        self._communicator = communicator
+        self._wait = wait
+        self._longest = longest
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's ``value``; any object that pickle takes."""
+        from mpi4py import MPI
+
+        is_sender = self._communicator.Get_rank() == 0
+        content: bytes | bytearray = pickle.dumps(value) if is_sender else b""
+        room = ENVELOPE_BYTES - LENGTH_BYTES
+        start = len(content).to_bytes(LENGTH_BYTES, "little") + content[:room]
+        envelope = bytearray(start.ljust(ENVELOPE_BYTES, b"\0"))
+        self._wait(self._communicator.Ibcast([envelope, MPI.BYTE]))
+        length = int.from_bytes(envelope[:LENGTH_BYTES], "little")
+        if not is_sender:
+            content = envelope[LENGTH_BYTES:][:length].ljust(length, b"\0")
+        view = memoryview(content)
+        for first in range(room, length, self._longest):
+            part = view[first : first + self._longest]
+            self._wait(self._communicator.Ibcast([part, MPI.BYTE]))
+        if is_sender:
+            return value
+        received: T = pickle.loads(view)
+        return received
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's ``value``, by rank; any objects that pickle takes."""
+        contents, ends = self._collect(value, self._communicator.Iallgatherv)
+        return _load(contents, ends)
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's ``value``, by rank, on rank 0; None on the others."""
+        is_receiver = self._communicator.Get_rank() == 0
+        contents, ends = self._collect(value, self._communicator.Igatherv, is_receiver=is_receiver)
+        return _load(contents, ends) if is_receiver else None
+
+    def _collect(
+        self, value: object, begin: Callable[[Any, Any], MPI.Request], *, is_receiver: bool = True
+    ) -> tuple[bytearray, list[int]]:
+        """All ranks' values as pickles, one behind the other, and where each one ends.
+
+        ``begin`` gathers parts of different lengths. They travel together, ``longest`` bytes of
+        the whole at a time; the bytes stay empty where ``is_receiver`` is false.
+        """
+        from mpi4py import MPI
+
+        content = memoryview(pickle.dumps(value))
+        length = array.array("q", [len(content)])
+        lengths = array.array("q", [0] * self._communicator.Get_size())
+        self._wait(self._communicator.Iallgather([length, MPI.INT64_T], [lengths, MPI.INT64_T]))
+        ends = list(itertools.accumulate(lengths))
+        contents = bytearray(ends[-1] if is_receiver else 0)
+        own = ends[self._communicator.Get_rank()] - len(content)
+        for first in range(0, ends[-1], self._longest):
+            # Of each rank's bytes so many belong to this message; they follow one another.
+            borders = [min(max(first, end), first + self._longest) for end in (0, *ends)]
+            counts = [end - start for start, end in itertools.pairwise(borders)]
+            part = content[max(0, first - own) : max(0, first + self._longest - own)]
+            target = memoryview(contents)[first : first + self._longest]
+            self._wait(
+                begin([part, MPI.BYTE], [target, (counts, None), MPI.BYTE] if is_receiver else None)
+            )
+        return contents, ends
+
+    def Allreduce(self, mine: Any, result: Any, op: MPI.Op) -> None:  # noqa: N802 - mpi4py's name
+        """Reduce buffers of all ranks into ``result`` of every rank."""
+        self._wait(self._communicator.Iallreduce(mine, result, op=op))
+
+
+def _load(contents: bytearray, ends: Sequence[int]) -> list[Any]:
+    """The values of pickles that lie one behind the other."""
+    view = memoryview(contents)
+    return [pickle.loads(view[start:end]) for start, end in itertools.pairwise((0, *ends))]

@@ -1,0 +1,1 @@
+"""A node's network interfaces, and which of them are to be used."""

@@ -1,0 +1,1 @@
+"""The address that all nodes reach, and the store that listens on it."""

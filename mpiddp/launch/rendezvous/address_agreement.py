@@ -1,0 +1,372 @@
+"""Which address of rank 0 every node really reaches.
+
+Bind, then publish: rank 0 opens one listening socket per candidate address on a port that the
+kernel picks, and tells MPI. Every node's leader connects to all of them. It has reached one when
+
+- rank 0 has answered: any host may own a 172.17.0.1. What both say is derived from the job's token,
+  which goes over MPI alone;
+- a message of 64 KiB has passed each way: where a switch or a tunnel drops large packets, short
+  messages pass, and the first gradients do not.
+
+The winner's socket is handed on as it is; no port is ever closed and hoped for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import queue
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
+
+if TYPE_CHECKING:
+    from mpiddp.launch.mpi.mpi import SleepingCommunicator
+
+TOKEN_BYTES = 16
+MESSAGE_BYTES = 1 << 16
+"""More than one packet of any interface: InfiniBand's take up to 65,520 bytes."""
+MOST_STRANGERS = 256
+"""Connections that rank 0 keeps while they have not said what this job's leaders say."""
+NO_ANSWER = "no answer"
+"""The problem of an attempt that was not waited for until its end."""
+LOST = "packets"
+"""How the problem of an attempt begins whose long message was lost."""
+THREAD_SHARE = 0.9
+"""Share of the time after which an attempt gives up by itself, to say what it had come to."""
+REACH_SECONDS = 15.0
+"""How long a node tries to reach rank 0 when no candidate answers."""
+GRACE_SECONDS = 0.25
+"""How much longer it waits for the other candidates once one has answered."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One listening socket of rank 0, as the other nodes learn of it."""
+
+    candidate: Candidate
+    port: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of trying one offer from one node."""
+
+    local_address: str | None
+    """This node's end of the connection; None if the offer was not reached."""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the leaders of all nodes found."""
+
+    offers: tuple[Offer, ...]
+    common: tuple[int, ...]
+    """Indices of the offers that every node reached, in rank 0's order of preference."""
+    local_addresses: tuple[str, ...]
+    """This node's ends of the connections to the common offers."""
+    token: bytes
+
+
+def _derive(token: bytes, speaker: str) -> bytes:
+    """What the leaders say, or rank 0, to show that they are of the job with that token."""
+    return hashlib.sha256(token + speaker.encode()).digest()
+
+
+class _Guest:
+    """One accepted connection: greets, takes a message, sends one back. Never blocks."""
+
+    def __init__(self, connection: socket.socket, token: bytes) -> None:
+        self.connection = connection
+        self.is_known = False
+        self._greeting, self._answer = _derive(token, "leader"), _derive(token, "rank 0")
+        self._heard = b""
+        self._missing = MESSAGE_BYTES
+        self._unsent = memoryview(b"")
+
+    def go_on(self) -> int:
+        """Do what can be done now; returns the events to wait for, 0 if that is the end."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.is_known:
+                piece = self.connection.recv(len(self._greeting) - len(self._heard))
+                self._heard += piece
+                if not piece or not self._greeting.startswith(self._heard):
+                    return 0
+                if self._heard == self._greeting:
+                    self.is_known = True
+                    self.connection.send(self._answer)
+            while self._missing:
+                piece = self.connection.recv(self._missing)
+                if not piece:
+                    return 0
+                self._missing -= len(piece)
+                if not self._missing:
+                    self._unsent = memoryview(bytes(MESSAGE_BYTES))
+            while self._unsent:
+                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+            return 0
+        return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
+
+
+class Reception:
+    """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._listeners: list[tuple[Candidate, socket.socket]] = []
+        problems = []
+        for candidate in candidates:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.bind((candidate.address, 0))
+                listener.listen(socket.SOMAXCONN)
+                listener.setblocking(False)
+            except OSError as error:
+                listener.close()
+                problems.append(f"{candidate.address} on {candidate.interface}: {error}")
+                continue
+            self._listeners.append((candidate, listener))
+        if not self._listeners:
+            raise UnreachableError("no address can be listened on: " + "; ".join(problems))
+        self._wake, self._alarm = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for each in (self._wake, *(listener for _, listener in self._listeners)):
+            self._selector.register(each, selectors.EVENT_READ)
+        self._strangers: list[_Guest] = []
+        """Guests that are not known, the first to come first."""
+        self._thread = threading.Thread(target=self._answer, name="mpiddp-reception", daemon=True)
+        self._thread.start()
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        return tuple(Offer(c, listener.getsockname()[1]) for c, listener in self._listeners)
+
+    def agree_alone(self) -> Agreement:
+        """The agreement of a process that has nobody to agree with: the first offer."""
+        offers = self.offers
+        return Agreement(offers, (0,), (offers[0].candidate.address,), self.token)
+
+    def hand_over(self, index: int | None) -> int | None:
+        """Stop answering and close all sockets but one, whose descriptor is returned.
+
+        The caller owns the descriptor.
+        """
+        self._alarm.send(b"x")
+        self._thread.join()
+        self._wake.close()
+        self._alarm.close()
+        descriptor = None
+        for position, (_, listener) in enumerate(self._listeners):
+            if position == index:
+                descriptor = listener.detach()
+            else:
+                listener.close()
+        return descriptor
+
+    def _answer(self) -> None:
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._wake:
+                        return
+                    guest = key.data or self._accept(key.fileobj)
+                    if guest is not None:
+                        self._serve(guest)
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    self._dismiss(key.data)
+            self._selector.close()
+
+    def _accept(self, listener: Any) -> _Guest | None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return None  # The caller went away between the event and the accept.
+        connection.setblocking(False)
+        guest = _Guest(connection, self.token)
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._strangers.append(guest)
+        if len(self._strangers) > MOST_STRANGERS:
+            self._dismiss(self._strangers[0])
+        return guest
+
+    def _serve(self, guest: _Guest) -> None:
+        if guest.connection.fileno() < 0:
+            return  # It was dismissed after the event.
+        try:
+            events = guest.go_on()
+        except OSError:
+            events = 0  # Its leader reports the address as not reached.
+        if guest.is_known and guest in self._strangers:
+            self._strangers.remove(guest)
+        if events:
+            self._selector.modify(guest.connection, events, guest)
+        else:
+            self._dismiss(guest)
+
+    def _dismiss(self, guest: _Guest) -> None:
+        if guest in self._strangers:
+            self._strangers.remove(guest)
+        self._selector.unregister(guest.connection)
+        guest.connection.close()
+
+
+def try_offers(
+    offers: Sequence[Offer], token: bytes, *, seconds: float, grace: float
+) -> tuple[Attempt, ...]:
+    """Connect to every offer at once; an attempt succeeds when a long message has come back.
+
+    Returns one Attempt per offer, after all have ended, or ``grace`` seconds after the first
+    success, or after ``seconds``.
+    """
+    answers: queue.SimpleQueue[tuple[int, Attempt]] = queue.SimpleQueue()
+    for index, offer in enumerate(offers):
+        threading.Thread(
+            target=lambda i=index, o=offer: answers.put((i, _try_offer(o, token, seconds))),
+            name=f"mpiddp-reach-{offer.candidate.address}",
+            daemon=True,
+        ).start()
+    attempts = [Attempt(None, NO_ANSWER)] * len(offers)
+    end = time.monotonic() + seconds
+    for _ in offers:
+        try:
+            index, attempt = answers.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        attempts[index] = attempt
+        if attempt.local_address is not None:
+            end = min(end, time.monotonic() + grace)
+    return tuple(attempts)
+
+
+def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
+    end = time.monotonic() + THREAD_SHARE * seconds
+    candidate, local_address, is_ours = offer.candidate, "", False
+    try:
+        with socket.create_connection(
+            (candidate.address, offer.port), THREAD_SHARE * seconds
+        ) as connection:
+            local_address = connection.getsockname()[0]
+            answer = _derive(token, "rank 0")
+            is_ours = _exchange(connection, _derive(token, "leader"), len(answer), end) == answer
+            if is_ours:
+                message = _exchange(connection, bytes(MESSAGE_BYTES), MESSAGE_BYTES, end)
+                if len(message) == MESSAGE_BYTES:
+                    return Attempt(local_address)
+    except TimeoutError:
+        return Attempt(None, _describe_loss(candidate, local_address) if is_ours else "timed out")
+    except OSError as error:
+        # One that is not ours may reset the connection instead of closing it.
+        if is_ours or not local_address:
+            return Attempt(None, error.strerror or str(error))
+    return Attempt(None, "the connection was closed" if is_ours else "another host answered")
+
+
+def _exchange(connection: socket.socket, message: bytes, length: int, end: float) -> bytes:
+    """Send a message; returns ``length`` bytes that come back, fewer where that is all.
+
+    Raises TimeoutError where it takes until ``end``, and OSError.
+    """
+    connection.settimeout(max(1e-3, end - time.monotonic()))
+    connection.sendall(message)
+    received = b""
+    while len(received) < length:
+        connection.settimeout(max(1e-3, end - time.monotonic()))
+        piece = connection.recv(length - len(received))
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+def _describe_loss(candidate: Candidate, local_address: str) -> str:
+    """What a node says of an address where short messages pass and long ones do not."""
+    own = find_interface(list_interfaces(), local_address)
+    sizes = [mtu for mtu in (candidate.mtu, own.mtu if own is not None else 0) if mtu]
+    return (
+        f"{LOST} of {min(sizes, default=0) or '?'} bytes do not pass"
+        f" by {own.name if own is not None else local_address}"
+    )
+
+
+def describe_failure(
+    offers: Sequence[Offer], rows: Sequence[tuple[str, Sequence[Attempt]]], master: str
+) -> str:
+    """A table of which node could not reach which address of rank 0."""
+    heads = [f"{o.candidate.address} ({o.candidate.interface})" for o in offers]
+    cells = [
+        [name, *("reached" if a.local_address is not None else a.problem for a in attempts)]
+        for name, attempts in rows
+    ]
+    table = [["node", *heads], *cells]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads) + 1)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    advice = "Open a path between the nodes (firewall?)"
+    if any(a.problem.startswith(LOST) for _, attempts in rows for a in attempts):
+        advice += ", with one MTU on all of it (ip link set INTERFACE mtu BYTES)"
+    return (
+        f"no address of rank 0 on {master} was reached by every node. {advice}, "
+        "or name the interface that has one: --interface NAME\n  " + "\n  ".join(lines)
+    )
+
+
+def meet(
+    reception: Reception | None, leaders: SleepingCommunicator, hostname: str, timeout: float
+) -> Agreement:
+    """Let every node's leader try rank 0's offers. Collective over leaders.
+
+    Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
+    the table. Raises ConfigurationError if rank 0 called `tell_no_offer` instead.
+    """
+    published = (reception.offers, reception.token) if reception is not None else None
+    published = leaders.bcast(published)
+    if published is None:
+        raise ConfigurationError("rank 0 has no address to offer")
+    offers, token = published
+    # Two rounds must fit into the phase, or its deadline would come before the table.
+    seconds = min(timeout / 3, REACH_SECONDS)
+    # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
+    for grace in (GRACE_SECONDS, seconds):
+        attempts = try_offers(offers, token, seconds=seconds, grace=grace)
+        reached = [attempt.local_address is not None for attempt in attempts]
+        has_ended = all(attempt.problem != NO_ANSWER for attempt in attempts)
+        *everyone, all_have_ended = agree(leaders, [*reached, has_ended])
+        common = tuple(index for index, has_reached in enumerate(everyone) if has_reached)
+        if common:
+            local = (attempts[index].local_address for index in common)
+            return Agreement(offers, common, tuple(a for a in local if a is not None), token)
+        if all_have_ended:
+            break
+    rows = leaders.gather((hostname, attempts))
+    if rows is not None:
+        raise UnreachableError(describe_failure(offers, rows, hostname))
+    raise UnreachableError("this node's part of the addresses of rank 0 is in rank 0's table")
+
+
+def tell_no_offer(leaders: SleepingCommunicator) -> None:
+    """Rank 0's part of `meet` where it has no Reception: the other leaders wait for none."""
+    leaders.bcast(None)
+
+
+def agree(leaders: SleepingCommunicator, flags: Sequence[bool]) -> tuple[bool, ...]:
+    """Which of ``flags`` every node has set. Collective over leaders."""
+    import numpy
+    from mpi4py import MPI
+
+    mine = numpy.array(flags, dtype=numpy.uint8)
+    everyone = numpy.empty_like(mine)
+    leaders.Allreduce(mine, everyone, op=MPI.MIN)
+    return tuple(map(bool, everyone))

@@ -1,0 +1,9 @@
+"""Collective algorithms as data: what is sent, step by step. No torch, no MPI.
+
+``schedule`` says what an algorithm is, ``algorithms`` has those that are here, ``registry`` finds
+them by name; ``proof``, ``cost`` and ``replay`` work on any of them.
+"""
+
+from mpiddp.schedules import algorithms
+
+__all__ = ["algorithms"]

@@ -1,0 +1,311 @@
+"""The algorithms by name, and how a name with parameters becomes a Schedule."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.closed_form import ClosedForm, Phase
+from mpiddp.schedules.cost import Machine, Simulation, check_nodes, simulate
+from mpiddp.schedules.proof import prove, prove_half
+from mpiddp.schedules.schedule import Collective, Schedule, relabel, segment
+
+LARGEST_SIMULATED = 1024
+"""Ranks; beyond them the closed form is the price."""
+
+Maker = Callable[..., Schedule]
+Phases = Callable[..., Sequence[Phase] | None]
+
+_algorithms: dict[str, Algorithm] = {}
+"""Filled while ``algorithms`` is imported, and by whoever registers one more."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An all-reduce, for any number of ranks."""
+
+    name: str
+    make: Maker
+    """``make(ranks, **parameters)``; where it has a parameter ``nodes``, the ranks of each."""
+    phases: Phases
+    """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
+    where none is known."""
+    proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
+    """For which ranks, nodes and parameters its schedule has been proved in this process."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What may be chosen, besides ``nodes``, which the machine decides."""
+        names = list(inspect.signature(self.make).parameters)[1:]
+        return tuple(name for name in names if name != "nodes")
+
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether its schedule depends on which ranks share a node."""
+        return "nodes" in inspect.signature(self.make).parameters
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its docstring."""
+        text = " ".join((self.make.__doc__ or "").replace("``", "").split())
+        return re.split(r"(?<=[.])\s", text)[0]
+
+
+def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
+    """The closed form of an algorithm that has none."""
+
+
+def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
+    """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn.
+
+    The function returns the same schedule whenever it is given the same arguments, since only the
+    first one is proved. Without ``phases`` the algorithm has no closed form, and a price only
+    where it can be simulated.
+
+    Raises ValueError if another one has the name.
+    """
+
+    def keep(make: Maker) -> Maker:
+        if name in _algorithms:
+            raise ValueError(f"an algorithm is called {name!r} already")
+
+        @functools.wraps(make)
+        def make_checked(ranks: int, *arguments: Any, **parameters: Any) -> Schedule:
+            if ranks < 1:
+                raise ConfigurationError(f"ranks must be an integer >= 1, found {ranks}")
+            schedule = make(ranks, *arguments, **parameters)
+            found = getattr(schedule, "ranks", type(schedule).__name__)
+            if found != ranks:
+                raise ScheduleError(
+                    f"{name} on {ranks} ranks: expected a Schedule of {ranks} ranks, found {found}"
+                )
+            if schedule.collective is not Collective.ALL_REDUCE:
+                raise ScheduleError(
+                    f"{name} on {ranks} ranks is no all-reduce: it is made as a "
+                    f"{schedule.collective.value}"
+                )
+            return schedule
+
+        _algorithms[name] = Algorithm(name, make_checked, phases)
+        return make_checked
+
+    return keep
+
+
+def names() -> tuple[str, ...]:
+    """All names, in the order in which they were registered."""
+    return tuple(_algorithms)
+
+
+def find(name: str) -> Algorithm:
+    """The algorithm of that name. Raises ConfigurationError if there is none."""
+    if name not in _algorithms:
+        raise ConfigurationError(f"no algorithm is called {name!r}; there are {', '.join(names())}")
+    return _algorithms[name]
+
+
+def find_inner(name: str) -> Algorithm:
+    """An algorithm with halves, for the inner level of another.
+
+    Raises ConfigurationError if it has none, or does not exist.
+    """
+    algorithm = find(name)
+    if not _has_halves(algorithm):
+        raise ConfigurationError(
+            f"{name} has no halves, so it cannot be the inner level; {_expect(_has_halves)}"
+        )
+    return algorithm
+
+
+def find_outer(name: str) -> Algorithm:
+    """An algorithm that leaves no rank out, for the outer level, where each node is one rank.
+
+    Raises ConfigurationError if it does, or does not exist.
+    """
+    algorithm = find(name)
+    if not _joins_all(algorithm):
+        why = "knows of nodes itself" if algorithm.knows_nodes else "would leave a node out"
+        raise ConfigurationError(
+            f"{name} {why}, so it cannot be the outer level; {_expect(_joins_all)}"
+        )
+    return algorithm
+
+
+def _has_halves(algorithm: Algorithm) -> bool:
+    return bool(algorithm.make(2).owners)
+
+
+def _joins_all(algorithm: Algorithm) -> bool:
+    return not algorithm.knows_nodes and len(algorithm.make(2).members) == 2
+
+
+def _expect(fits: Callable[[Algorithm], bool]) -> str:
+    return f"expected one of {', '.join(one.name for one in _algorithms.values() if fits(one))}"
+
+
+def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
+    """Raise ConfigurationError unless so many of the ranks can be servers."""
+    # Dedicated servers leave at least one worker; one rank alone serves itself.
+    most = max(1, ranks - 1 if dedicated else ranks)
+    if not 1 <= servers <= most:
+        kind = "dedicated" if dedicated else "colocated"
+        raise ConfigurationError(
+            f"{ranks} rank{'s' if ranks > 1 else ''} can have 1 to {most} {kind} servers, "
+            f"not {servers}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Price:
+    """What an all-reduce takes."""
+
+    seconds: float
+    source: str
+    """``simulated``, or ``closed form``."""
+    form: ClosedForm | None
+    """The closed form, where there is one."""
+    simulation: Simulation | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm with its parameters, as a user writes it: ``ring:segments=16``."""
+
+    algorithm: Algorithm
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    segments: int = 1
+
+    def __str__(self) -> str:
+        values = {**self.parameters, **({"segments": self.segments} if self.segments > 1 else {})}
+        pairs = ",".join(f"{key}={value}" for key, value in values.items())
+        return f"{self.algorithm.name}:{pairs}" if pairs else self.algorithm.name
+
+    def make(
+        self, ranks: int, nodes: Sequence[int] | None = None, order: Sequence[int] | None = None
+    ) -> Schedule:
+        """The schedule as the algorithm makes it: not proved, and not in segments.
+
+        ``nodes`` has the ranks of each node, if that is known; ``order`` has the ranks node by
+        node, where they are not numbered so. Raises ConfigurationError for what cannot be: no
+        ranks, nodes that do not add up, more servers than ranks.
+        """
+        known = {}
+        if nodes is not None:
+            sizes = check_nodes(ranks, nodes)
+            known = {"nodes": sizes} if self.algorithm.knows_nodes else {}
+        schedule = self.algorithm.make(ranks, **self.parameters, **known)
+        return schedule if order is None else relabel(schedule, order)
+
+    def build(
+        self, ranks: int, nodes: Sequence[int] | None = None, order: Sequence[int] | None = None
+    ) -> Schedule:
+        """The schedule, which is proved when it is built for the first time.
+
+        What is proved is the schedule in one segment. Segments have no chunk in common, and each
+        takes all steps in their order; no condition of the proof joins two chunks.
+
+        Raises ScheduleError, with the proof's sentence, for one that is no all-reduce;
+        ConfigurationError as ``make``.
+        """
+        return segment(self._build_whole(ranks, nodes, order), self.segments)
+
+    def build_half(
+        self,
+        kind: Collective,
+        ranks: int,
+        nodes: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> Schedule:
+        """The half of the schedule that such a collective is made of, proved, in one segment.
+
+        For a reduce or a reduce-scatter that is the first half, which is the one or the other.
+        Raises ScheduleError and ConfigurationError as ``build``, and where there are no halves.
+        """
+        whole = self._build_whole(ranks, nodes, order)
+        if not whole.owners:
+            raise ConfigurationError(f"{self} has no halves, so it makes no {kind.value}")
+        try:
+            return prove_half(whole, kind)
+        except ScheduleError as error:
+            raise ScheduleError(f"{self} on {ranks} ranks {error}") from None
+
+    def _build_whole(
+        self, ranks: int, nodes: Sequence[int] | None, order: Sequence[int] | None
+    ) -> Schedule:
+        schedule = self.make(ranks, nodes, order)
+        parameters = tuple(sorted(self.parameters.items()))
+        key = (ranks, nodes and tuple(nodes), order and tuple(order), parameters)
+        if key not in self.algorithm.proved:
+            try:
+                prove(schedule)
+            except ScheduleError as error:
+                raise ScheduleError(f"{self} on {ranks} ranks is no all-reduce: {error}") from None
+            self.algorithm.proved.add(key)
+        return schedule
+
+    def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
+        """The price as a formula, where one is known: not in segments, not on uneven nodes."""
+        if self.segments > 1 or len(set(nodes)) > 1:
+            return None
+        phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)
+        return None if phases is None else ClosedForm(tuple(phases))
+
+    def price(self, size: int, machine: Machine, nodes: Sequence[int], *, item: int = 4) -> Price:
+        """What a buffer of ``size`` bytes takes; see ``prices``."""
+        return self.prices([size], machine, nodes, item=item)[0]
+
+    def prices(
+        self, sizes: Sequence[int], machine: Machine, nodes: Sequence[int], *, item: int = 4
+    ) -> list[Price]:
+        """Simulated up to LARGEST_SIMULATED ranks, by the closed form beyond; one for each size.
+
+        Sizes in bytes, rounded down to whole elements of ``item`` bytes. Raises
+        ConfigurationError where there are too many ranks and no closed form.
+        """
+        ranks = sum(check_nodes(sum(nodes), nodes))
+        form = self.closed_form(nodes)
+        if ranks <= LARGEST_SIMULATED:
+            schedule = self.build(ranks, nodes)
+            runs = [simulate(schedule, size // item, machine, nodes, item=item) for size in sizes]
+            return [Price(run.seconds, "simulated", form, run) for run in runs]
+        if form is None:
+            raise ConfigurationError(
+                f"{self} has no closed form for {ranks} ranks on {len(nodes)} nodes, and more than "
+                f"{LARGEST_SIMULATED} are not simulated"
+            )
+        return [
+            Price(form.seconds(size // item * item, machine), "closed form", form, None)
+            for size in sizes
+        ]
+
+
+def parse(text: str) -> Choice:
+    """Read ``NAME`` or ``NAME:key=value,…``. Raises ConfigurationError, saying what there is."""
+    name, colon, rest = text.partition(":")
+    algorithm = find(name)
+    possible = (*algorithm.parameters, "segments")
+    values: dict[str, Any] = {}
+    for pair in rest.split(",") if colon else ():
+        key, equals, value = pair.partition("=")
+        if key not in possible or not equals or not value:
+            raise ConfigurationError(
+                f"{pair!r} in {text!r}: {name} takes {', '.join(f'{item}=…' for item in possible)}"
+            )
+        if key in values:
+            raise ConfigurationError(f"{key} is given twice in {text!r}")
+        values[key] = _read(key, value)
+    segments = values.pop("segments", 1)
+    return Choice(algorithm, values, segments)
+
+
+def _read(key: str, value: str) -> Any:
+    if key in ("inner", "outer"):
+        return find(value).name
+    if not re.fullmatch("[1-9][0-9]*", value):
+        raise ConfigurationError(f"{key} must be an integer >= 1, found {value!r}")
+    return int(value)

@@ -1,0 +1,200 @@
+"""DDP's buckets of gradients, averaged by a schedule instead of by the framework.
+
+DDP calls a communication hook for each bucket as soon as the backward pass has filled it (Li et
+al., PyTorch Distributed, VLDB 2020, section 4). The hook hands the bucket to this session's
+collective calls and gives its result back.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
+from mpiddp.collectives.transport.memory_limits import find_shortage
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.schedule import Collective
+from mpiddp.schedules.summation_order import find_sums
+from mpiddp.sync.session_communicator import find_communicator
+
+SHARED_MEMORY_FILES = "/dev/shm"
+"""Where torch puts memory that processes share."""
+_AGREEMENT = Request(Call(Collective.ALL_REDUCE), "min")
+
+
+@dataclass(frozen=True)
+class Synchronization:
+    """How gradients become one."""
+
+    algorithm: str
+    """A registered one, or ``auto``, which goes by each bucket's size."""
+    transport: str = AUTO
+    wire_dtype: torch.dtype | None = None
+    """In which gradients travel; None for their own type. An algorithm that adds all contributions
+    at once (direct, one-shot) adds them in float32; another one rounds to this type in each step,
+    as else its sums would travel in float32."""
+    overlap: bool = False
+    """Whether the backward pass goes on meanwhile."""
+
+
+class ScheduleHook:
+    """Averages buckets over all ranks, in place; ``attach`` registers it with DDP."""
+
+    def __init__(
+        self, synchronization: Synchronization, communicator: Communicator, *, on_gpu: bool
+    ) -> None:
+        """A hook for gradients on GPUs, or on the CPU. Collective.
+
+        Raises ConfigurationError for what is not possible here, or leaves out ranks; ScheduleError
+        for an algorithm that is no all-reduce.
+        """
+        self._communicator = communicator
+        self.can_overlap = on_gpu or communicator.is_concurrent
+        """Whether calls go on beside the backward pass at all."""
+        self.overlap = synchronization.overlap and self.can_overlap
+        """May be changed between two steps, on all ranks alike."""
+        self._wire_dtype = synchronization.wire_dtype
+        self._call = Call(
+            Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
+        )
+        selection = self._select(0, on_gpu)
+        _check_members(selection)
+        communicator.make_ready(selection, on_gpu=on_gpu)
+        self._request = Request(self._call, "average")
+        self._narrow_requests: dict[int, Request] = {}
+        """By length of a bucket."""
+        in_memory = selection.transport in (SHARED, BOTH)
+        self._shares = in_memory and communicator.neighbourhood is not None
+        self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
+        self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
+        """For each bucket's memory, room for it in the narrower type."""
+
+    def _select(self, size: int, on_gpu: bool) -> Selection:
+        """What is done with a bucket of ``size`` bytes."""
+        return select(self._call, size, self._communicator.layout, on_gpu=on_gpu)
+
+    def synchronize(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """DDP's communication hook; ``bucket`` is a ``torch.distributed.GradBucket``."""
+        gradients = bucket.buffer()
+        if self._wire_dtype is not None and self._wire_dtype != gradients.dtype:
+            return self._send_narrow(gradients)
+        self._share(gradients)
+        return self._average(gradients, self._request)
+
+    def _average(
+        self, tensor: torch.Tensor, request: Request
+    ) -> torch.futures.Future[torch.Tensor]:
+        if self.overlap:
+            return self._communicator.start(request, tensor)
+        self._communicator.run(request, tensor)
+        return _finished(tensor)
+
+    def _send_narrow(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        wire = self._find_wire(gradients)
+        wire.copy_(gradients)
+
+        def widen(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            return gradients.copy_(future.value())
+
+        return self._average(wire, self._find_narrow_request(wire)).then(widen)
+
+    def _find_narrow_request(self, wire: torch.Tensor) -> Request:
+        request = self._narrow_requests.get(wire.numel())
+        if request is None:
+            selection = self._select(wire.numel() * wire.element_size(), not wire.is_cpu)
+            adds_once = find_sums(selection.schedule).is_single
+            request = Request(self._call, "average", None if adds_once else wire.dtype)
+            self._narrow_requests[wire.numel()] = request
+        return request
+
+    def _find_wire(self, gradients: torch.Tensor) -> torch.Tensor:
+        storage = gradients.untyped_storage()
+        wire = self._wires.get(storage)
+        if wire is None:
+            assert self._wire_dtype is not None
+            if self._shares:
+                shape = (gradients.numel(),)
+                wire = self._communicator.segments.empty(shape, self._wire_dtype)
+            else:
+                wire = torch.empty_like(gradients, dtype=self._wire_dtype)
+            self._wires[storage] = wire
+        return wire
+
+    def _share(self, gradients: torch.Tensor) -> None:
+        """Put a bucket's memory where the node's ranks can work in it, if it is not there yet.
+
+        All ranks do so, or none: there must be room for all of them. DDP makes new buckets after
+        its first step, so this is asked in every one. Collective where the bucket is new.
+        """
+        storage = gradients.untyped_storage()
+        if not self._shares or storage in self._looked_at:
+            return
+        self._looked_at.add(storage)
+        # All ranks ask before any of them takes its part, and nobody goes on before all have
+        # taken it: they are in the same step.
+        size = len(self._communicator.layout.neighbours) * storage.nbytes()
+        if not self._agree(_has_room(size)):
+            return
+        is_shared = True
+        try:
+            # torch has no type for it.
+            gradients.share_memory_()  # type: ignore[no-untyped-call]
+        except (RuntimeError, OSError):
+            # Somebody else has taken the room; the gradients are where they were.
+            is_shared = False
+        if self._agree(is_shared):
+            self._communicator.segments.adopt(gradients)
+
+    def _agree(self, flag: bool) -> bool:
+        """Whether it is true on all ranks. Collective."""
+        found = torch.tensor([flag], dtype=torch.int32)
+        self._communicator.run(_AGREEMENT, found)
+        return bool(found)
+
+
+def _has_room(size: int) -> bool:
+    """Whether processes can share ``size`` bytes more on this node."""
+    # Twice, since what lies there now is kept until it has been copied.
+    free = shutil.disk_usage(SHARED_MEMORY_FILES).free
+    return 2 * size < free and not find_shortage(size)
+
+
+# DDP compares annotations with classes; in this module they are texts.
+ScheduleHook.synchronize.__annotations__ = {}
+
+
+def attach(synchronization: Synchronization, model: DistributedDataParallel) -> ScheduleHook:
+    """Have a model's gradients averaged that way, over the current session's ranks.
+
+    The model must have been wrapped with ``gradient_as_bucket_view=True``, so that gradients follow
+    their bucket into shared memory. What carries the gradients is made here. Collective. Raises
+    ConfigurationError, ScheduleError.
+    """
+    on_gpu = next(model.parameters()).is_cuda
+    hook = ScheduleHook(synchronization, find_communicator(), on_gpu=on_gpu)
+    model.register_comm_hook(None, hook.synchronize)
+    return hook
+
+
+def _check_members(selection: Selection) -> None:
+    ranks, members = selection.schedule.ranks, len(selection.schedule.members)
+    if members < ranks:
+        raise ConfigurationError(
+            f"{selection.name} leaves out the gradients of {ranks - members} of {ranks} ranks, "
+            "which only serve: use gather-broadcast"
+        )
+
+
+def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=None if tensor.is_cpu else [tensor.device]
+    )
+    future.set_result(tensor)
+    return future

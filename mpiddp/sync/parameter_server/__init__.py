@@ -1,0 +1,1 @@
+"""Parameter servers: ranks that hold the weights and update them."""

@@ -1,0 +1,202 @@
+"""Parameter servers in a job: who serves, who computes, and this rank's part in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import nn
+
+from mpiddp import environment
+from mpiddp.collectives.bootstrap import find_longest_message
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Session
+from mpiddp.sync.parameter_server.flat_parameters import FlatModel
+from mpiddp.sync.parameter_server.mpi_messages import Wire
+from mpiddp.sync.parameter_server.server import MakeOptimizer, Server, Worker, check_threads
+from mpiddp.sync.parameter_server.staleness import Clock
+
+MANY = 8
+"""Ranks that are counted in a message, not listed."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The ranks that serve, by number of the server, and those that compute, in order."""
+
+    servers: tuple[int, ...]
+    workers: tuple[int, ...]
+
+
+def assign_roles(ranks: int, servers: int, *, dedicated: bool) -> Roles:
+    """The last ranks serve; with ``dedicated`` they do nothing else.
+
+    Raises ConfigurationError where there are too few ranks.
+    """
+    everyone = tuple(range(ranks))
+    if dedicated and servers >= ranks:
+        fewer = "" if servers == ranks else f"{ranks} --servers or fewer and "
+        raise ConfigurationError(
+            f"{servers} dedicated servers leave no worker on {ranks} ranks: start more ranks, or "
+            f"use {fewer}--server-placement colocated"
+        )
+    if servers > ranks:
+        raise ConfigurationError(
+            f"{servers} servers need as many ranks, found {ranks}: start more ranks, or fewer "
+            "--servers"
+        )
+    first = ranks - servers
+    return Roles(everyone[first:], everyone[:first] if dedicated else everyone)
+
+
+class Serving:
+    """This rank's part: a thread where it serves, and a worker where it computes."""
+
+    def __init__(
+        self,
+        session: Session,
+        roles: Roles,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        rate: Callable[[int], float],
+        bound: int | None,
+        fail: Callable[[BaseException], object],
+    ) -> None:
+        """Begin to serve. Collective over the session's ranks, whose modules have equal weights.
+
+        Args:
+            module: on this rank's device.
+            make_optimizer: of each server, for its part of the weights.
+            rate: the learning rate of a step, counted from 0.
+            bound: how many steps a worker may be ahead of the slowest; None for any number.
+            fail: is told what ends the server's thread.
+        """
+        if session.comm is None:
+            raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
+        check_threads()
+        communicator = session.duplicate()
+        assert communicator is not None
+        self._communicator = communicator
+        self._roles = roles
+        self._model = FlatModel(module)
+        count = len(self._model.parameters)
+        if len(roles.servers) > count:
+            raise ConfigurationError(
+                f"{len(roles.servers)} servers share {count} parameters: use fewer --servers"
+            )
+        self._shards = self._model.shards(len(roles.servers))
+        self._server: Server | None = None
+        self._thread: threading.Thread | None = None
+        self._fail = fail
+        self._rank = rank = session.world.rank
+        self._epochs = 0
+        self._wire = wire = self._make_wire(session)
+        if rank in roles.servers:
+            number = roles.servers.index(rank)
+            shard = self._shards[number]
+            weights, pieces = self._model.parameters[shard].cpu(), self._model.pieces(shard)
+            clock = Clock(len(roles.workers), bound)
+            self._server = Server(
+                wire, number, roles.workers, weights, pieces, make_optimizer, rate, clock
+            )
+            # An error elsewhere in this process is not to wait for workers that will not come.
+            self._thread = threading.Thread(
+                target=self._serve, name="parameter-server", daemon=True
+            )
+            self._thread.start()
+        self._worker: Worker | None = None
+        if rank in roles.workers:
+            place = roles.workers.index(rank)
+            self._worker = Worker(wire, roles.servers, self._model, place, bound)
+
+    def _make_wire(self, session: Session) -> Wire:
+        wish = os.environ.get(environment.MESSAGE_BYTES, "")
+        found = session.gather((session.world.hostname, wish))
+        names = tuple(f"rank {rank} on {host}" for rank, (host, _) in enumerate(found))
+        longest = find_longest_message([each for _, each in found], session.world.node_count > 1)
+        return Wire(self._communicator, names, session.timeout, longest)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """This rank's server's gradients, by how many updates they were late; empty without one."""
+        return {} if self._server is None else dict(sorted(self._server.clock.staleness.items()))
+
+    @property
+    def ticket(self) -> int:
+        """Which of the epoch's batches a worker without a bound should take next, from 0.
+
+        It belongs to the weights; where there is no such batch any more, the epoch is over.
+        """
+        assert self._worker is not None
+        return self._worker.ticket
+
+    def _serve(self) -> None:
+        assert self._server is not None
+        try:
+            self._server.serve()
+        except BaseException as error:
+            self._fail(error)
+
+    def begin_step(self) -> None:
+        """Before a backward pass."""
+        self._model.let_go_of_gradients()
+
+    def finish_step(self) -> None:
+        """After it: push the gradients, and pull the weights for the next one."""
+        assert self._worker is not None
+        self._worker.push_gradients()
+        self._worker.pull_weights()
+
+    def finish_epoch(self) -> None:
+        """This rank has no more steps; wait for those who have. Collective.
+
+        Epochs may take longer than the time-out of a collective call, which a server that does
+        nothing else would make at once. So its time-out begins when all workers have finished.
+        """
+        self._epochs += 1
+        if self._worker is not None:
+            self._worker.finish_epoch()
+        self._meet("all workers have finished an epoch, and", self._is_epoch_over)
+
+    def _is_epoch_over(self) -> bool:
+        """Whether this rank's server, if it has one, has seen all workers finish the epoch."""
+        return self._server is None or self._server.epochs >= self._epochs
+
+    def _meet(self, when: str, is_due: Callable[[], bool]) -> None:
+        names = self._wire.names
+        others = [*names[: self._rank], *names[self._rank + 1 :]]
+        listed = ", ".join(others) if len(others) <= MANY else f"{len(others)} ranks"
+        whom = listed if len(others) == 1 else f"one of {listed}"
+        self._wire.meet(is_due, f"{when} {whom} did not come")
+
+    def settle(self) -> None:
+        """Give all ranks the servers' weights; an epoch begins. Collective, between two steps."""
+        dist.barrier()
+        for number, (rank, shard) in enumerate(zip(self._roles.servers, self._shards, strict=True)):
+            part = self._model.parameters[shard]
+            if self._server is not None and self._server.number == number:
+                self._server.read_weights(part)
+            dist.broadcast(part, rank)
+        if self._worker is not None:
+            self._worker.begin_epoch()
+
+    def close(self) -> None:
+        """End the service, once all workers have come here. Collective."""
+        self._meet("at the end of training", lambda: True)
+        if self._server is not None and self._thread is not None:
+            self._server.stop()
+            self._thread.join()
+        self._communicator.Free()
+
+
+def describe_roles(roles: Roles, bound: int | None) -> str:
+    """For people."""
+    servers, workers = len(roles.servers), len(roles.workers)
+    noun = "server" if servers == 1 else "servers"
+    others = "worker" if workers == 1 else "workers"
+    where = "colocated" if set(roles.servers) & set(roles.workers) else "dedicated"
+    pace = {0: "in step", None: "at their own pace"}.get(bound, f"up to {bound} steps apart")
+    return f"{servers} {where} parameter {noun}, {workers} {others} {pace}"

@@ -1,0 +1,114 @@
+"""``benchmarks allreduce``: two jobs that live side by side, and how they end."""
+
+from __future__ import annotations
+
+import sys
+
+import psutil
+import pytest
+
+from benchmarks.launching import launchers, processes, remote_job
+from benchmarks.launching.processes import MARK, Program, RunError
+
+# ---- jobs --------------------------------------------------------------------------------------
+
+GREET = (
+    "import os, sys\n"
+    "from benchmarks.launching.json_lines import connect\n"
+    f"line = connect(sys.argv[-1].split(','), os.environ['{MARK}'], 'hello', 10)\n"
+)
+
+
+def make_program(text: str) -> Program:
+    return Program((sys.executable, "-c", text), launchers.clean_environment())
+
+
+def start_job(text: str, deadline: float = 30):
+    return remote_job.start(make_program(text), deadline)
+
+
+def find_children() -> set[psutil.Process]:
+    """Processes below this one, zombies left out."""
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """A test leaves no process that was not there before it."""
+    before = find_children()
+    yield
+    assert find_children() <= before
+
+
+def test_a_job_answers_and_ends():
+    text = GREET + "while (c := line.receive())['do'] != 'end': line.send([c['do'], os.getcwd()])"
+    with start_job(text) as job:
+        assert job.greeting == "hello"
+        assert job.ask({"do": "it"}, "trying") == ["it", str(job.scratch)]
+        job.end()
+
+
+def test_what_other_programs_take_is_told_apart():
+    burn = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
+    text = GREET + "while line.receive()['do'] != 'end':\n    exec(sys.argv[1]); line.send([])"
+    program = make_program(text)
+    own = Program((*program.command, burn), program.environment)
+    with remote_job.start(own, 30) as job:
+        before = remote_job.count_others_seconds([job]), remote_job.count_others_seconds([])
+        job.ask({"do": "burn"}, "burning")
+        after = remote_job.count_others_seconds([job]), remote_job.count_others_seconds([])
+        job.end()
+    others, everybody = (late - early for early, late in zip(before, after, strict=True))
+    assert 0.4 < everybody - others < 0.6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GREET + "line.receive(); print('it broke'); sys.exit(7)", "exit code 7 .trying.:.*broke"),
+        (GREET + "line.receive(); import time; time.sleep(300)", "no answer for 2 s .trying."),
+        ("print('it broke'); raise SystemExit(7)", "ended with exit code 7:.*it broke"),
+        ("import time; time.sleep(300)", "not ready within 2 s"),
+        (GREET + "line.receive(); line.send([]); sys.exit(7)", "ended with exit code 7"),
+    ],
+)
+def test_a_job_that_dies_or_hangs_is_an_error_with_its_output(text, message):
+
+    def use_job():
+        with start_job(text, 2) as job:
+            job.ask({"do": "it"}, "trying")
+            job.end()
+
+    with pytest.raises(RunError, match=f"(?s){message}"):
+        use_job()
+
+
+def test_a_job_leaves_no_detached_process():
+    text = (
+        "import subprocess, sys\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(300)']\n"
+        "subprocess.Popen(sleep, start_new_session=True)\n"
+    )
+    with start_job(text + GREET + "line.receive()") as job:
+        assert len(processes.find_marked(job.mark)) == 2
+        job.end()
+        assert len(processes.find_marked(job.mark)) == 1
+    assert processes.find_marked(job.mark) == []
+
+
+def test_a_job_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(remote_job, "END_SECONDS", 0.3)
+    with (
+        pytest.raises(RunError, match=r"not ended 0\.3 s after"),
+        start_job(GREET + "import time; time.sleep(300)") as job,
+    ):
+        job.end()
+
+
+def test_a_program_that_is_not_there_is_named():
+    with (
+        pytest.raises(RunError, match="/no/such/program cannot be started"),
+        remote_job.start(Program(("/no/such/program",), {}), 1),
+    ):
+        pass

@@ -1,0 +1,552 @@
+"""The benchmarks: statistics, whole processes and their ends, and a real small run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from xml.etree import ElementTree
+
+import numpy
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import documents
+from benchmarks.common import plotting, results, statistics
+from benchmarks.launching import launchers, processes
+from benchmarks.launching.processes import STAMP, Program, Run, RunError
+from benchmarks.startup import command as startup
+from benchmarks.startup import report
+from benchmarks.startup.contenders import (
+    FLOOR,
+    HELP,
+    MPIDDP,
+    MPIDDP_TUNED,
+    TORCHRUN,
+    TORCHRUN_STATIC,
+    Contender,
+    list_contenders,
+)
+from mpiddp.errors import ConfigurationError, LaunchError
+
+times = st.floats(min_value=1e-3, max_value=1e3)
+samples = st.lists(times, min_size=1, max_size=40)
+
+
+# Statistics
+
+
+@given(samples, st.floats(min_value=0, max_value=1))
+def test_quantile_is_numpys(values, fraction):
+    assert statistics.quantile(values, fraction) == pytest.approx(numpy.quantile(values, fraction))
+
+
+@given(samples)
+def test_summary_is_numpys(values):
+    summary = statistics.summarize(values)
+    expected = numpy.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+    found = [summary.minimum, summary.lower_quartile, summary.median]
+    found += [summary.upper_quartile, summary.maximum]
+    assert found == pytest.approx(expected)
+    assert summary.count == len(values)
+
+
+def _coverage(count: int, k: int) -> float:
+    """Of all ways in which values can fall below or above the median, the share in which the
+    k-th smallest lies below it and the k-th largest above, counted one by one."""
+    patterns = [sum(signs) for signs in itertools.product((0, 1), repeat=count)]
+    return sum(k <= below <= count - k for below in patterns) / len(patterns)
+
+
+@pytest.mark.parametrize("count", range(1, 15))
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
+def test_median_interval_is_the_narrowest_that_suffices(count, confidence):
+    enough = [k for k in range(1, count // 2 + 1) if _coverage(count, k) >= confidence]
+    interval = statistics.median_interval([float(value) for value in range(count)], confidence)
+    if not enough:
+        assert interval is None
+        return
+    k = max(enough)
+    assert (interval.low, interval.high) == (k - 1, count - k)
+    assert interval.confidence == pytest.approx(_coverage(count, k))
+
+
+@given(st.lists(times, min_size=6, max_size=60))
+def test_median_interval_encloses_the_median(values):
+    interval = statistics.median_interval(values)
+    assert min(values) <= interval.low <= median(values) <= interval.high <= max(values)
+    assert 0.95 <= interval.confidence <= 1
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=40))
+def test_compare_takes_ratios_pair_by_pair(pairs):
+    values, others = zip(*pairs, strict=True)
+    expected = numpy.median(numpy.array(values) / numpy.array(others))
+    assert statistics.compare(values, others).median == pytest.approx(expected)
+
+
+def test_compare_is_not_the_ratio_of_medians():
+    assert statistics.compare([1, 2, 9], [1, 4, 3]).median == 1
+    assert median([1, 2, 9]) / median([1, 4, 3]) != 1
+
+
+def test_statistics_refuse_what_means_nothing():
+    with pytest.raises(ValueError, match="at least one value"):
+        statistics.summarize([])
+    with pytest.raises(ValueError, match="shorter"):
+        statistics.compare([1.0, 2.0], [1.0])
+
+
+# Order
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.integers(0, 2**31))
+def test_interleave_measures_each_contender_once_per_round(count, rounds, warm_up, seed):
+    names = [f"contender {index}" for index in range(count)]
+    calls = []
+
+    def take(name):
+        calls.append(name)
+        return len(calls) - 1
+
+    series = statistics.interleave(names, take, rounds=rounds, warm_up=warm_up, seed=seed)
+    turns = [calls[start : start + count] for start in range(0, len(calls), count)]
+    assert len(turns) == rounds + warm_up
+    assert all(sorted(turn) == names for turn in turns)
+    for name in names:
+        places = [turn.index(name) for turn in turns]
+        expected = [round_ * count + place for round_, place in enumerate(places)]
+        assert (*series[name].warm_up, *series[name].samples) == tuple(expected)
+        assert len(series[name].samples) == rounds
+        assert series[name].positions == tuple(places[warm_up:])
+
+
+def test_interleave_draws_another_order_in_each_round_and_repeats_it_for_a_seed():
+    def positions(seed):
+        series = statistics.interleave(
+            list("abcd"), lambda name: name, rounds=20, warm_up=0, seed=seed
+        )
+        return {name: each.positions for name, each in series.items()}
+
+    assert positions(1) == positions(1) != positions(2)
+    assert all(set(places) == {0, 1, 2, 3} for places in positions(1).values())
+
+
+@pytest.mark.parametrize(("rounds", "warm_up"), [(0, 0), (1, -1)])
+def test_interleave_refuses_no_rounds(rounds, warm_up):
+    with pytest.raises(ValueError, match="rounds >= 1"):
+        statistics.interleave(["a"], str, rounds=rounds, warm_up=warm_up, seed=0)
+
+
+# Whole processes
+
+
+def _python(text: str, *arguments: str, copies: int = 1) -> Program:
+    return Program((sys.executable, "-c", text, *arguments), dict(os.environ), copies)
+
+
+def test_a_run_is_timed_with_its_children():
+    burn = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    run = processes.run(_python(text), 60)
+    assert run.cpu_seconds >= 0.2
+    assert run.seconds >= 0.2
+    assert run.stamp_seconds is None
+
+
+def test_a_stamp_is_relative_to_the_beginning():
+    text = "import sys, time; time.sleep(0.2); open(sys.argv[1], 'w').write(str(time.monotonic()))"
+    run = processes.run(_python(text + "; time.sleep(0.1)", STAMP), 60)
+    assert 0.2 <= run.stamp_seconds <= run.seconds - 0.1
+
+
+def test_copies_run_at_once(tmp_path):
+    meet = (
+        "import os, pathlib, sys, time; folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / str(os.getpid())).touch()\n"
+        "while len(list(folder.iterdir())) < 3: time.sleep(0.01)"
+    )
+    processes.run(_python(meet, str(tmp_path), copies=3), 60)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_failed_run_shows_its_output():
+    with pytest.raises(RunError, match=r"(?s)-c.*ended with exit code 7:.*it broke") as caught:
+        processes.run(_python("import sys; print('it broke', file=sys.stderr); sys.exit(7)"), 60)
+    assert caught.value.exit_code == 1
+
+
+def test_a_program_that_is_not_there_is_named():
+    with pytest.raises(RunError, match="/no/such/program cannot be started: No such file"):
+        processes.run(Program(("/no/such/program",), {}), 60)
+
+
+DETACHED = (
+    "import os, subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'],"
+    " start_new_session=True)\n"
+    "open(sys.argv[1], 'w').write(f'{child.pid} {os.environ[\"TMPDIR\"]}')\n"
+)
+
+
+def test_a_process_that_cannot_be_killed_is_an_error(monkeypatch):
+    class Unkillable:
+        pid = 4321
+
+        def kill(self) -> None:
+            raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(processes, "find_marked", lambda mark: [Unkillable()])
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
+    with pytest.raises(RunError, match=r"killed 0\.05 s ago and still there: process 4321"):
+        processes.kill_marked("mark")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_leaves_neither_detached_processes_nor_files(tmp_path, ends):
+    note = tmp_path / "note"
+    program = _python(DETACHED + ("" if ends else "time.sleep(300)"), str(note))
+    if ends:
+        processes.run(program, 60)
+    else:
+        with pytest.raises(RunError, match="ran past 2 s"):
+            processes.run(program, 2)
+    pid, folder = note.read_text().split()
+    assert not Path(folder).exists()
+    state = Path(f"/proc/{pid}/stat")
+    end = time.monotonic() + 5
+    while state.exists() and ") Z" not in state.read_text() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not state.exists() or ") Z" in state.read_text()
+
+
+# Launchers
+
+
+def _make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\ncat <<'TEXT'\n{version}\nTEXT\n")
+    program.chmod(0o755)
+    return program
+
+
+OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/"
+OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
+MPICH = "HYDRA build details:\n    Version:                                 5.0.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "tuned"),
+    [
+        (OPEN_MPI_5, "Open MPI 5.0.11", "self,sm"),
+        (OPEN_MPI_4, "Open MPI 4.1.4", "self,vader"),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "Open MPI 4.1.4", "self,vader"),
+        (MPICH, "MPICH 5.0.2", None),
+        ("something else 1.0", "mpirun", None),
+    ],
+)
+def test_each_mpi_is_recognised(tmp_path, monkeypatch, text, title, tuned):
+    monkeypatch.setattr(launchers, "share_memory", lambda ranks: True)
+    mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, text)), {})
+    assert mpirun.title == title
+    assert mpirun.tuned.get("OMPI_MCA_btl") == tuned
+    names = [each.name for each in list_contenders(2, mpirun)]
+    assert (MPIDDP_TUNED in names) == (tuned is not None)
+    assert {MPIDDP, TORCHRUN, TORCHRUN_STATIC, FLOOR} <= set(names)
+    monkeypatch.setattr(launchers, "share_memory", lambda ranks: False)
+    assert mpirun.tuned.get("OMPI_MCA_btl") == (tuned and f"{tuned},tcp")
+
+
+def test_the_library_of_another_mpirun_is_found(tmp_path):
+    program = _make_mpirun(tmp_path / "bin", MPICH)
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libmpi.so.12"
+    library.touch()
+    assert launchers.find_mpirun(str(program), {}).library == library
+    named = launchers.find_mpirun(str(program), {"MPI4PY_LIBMPI": "/named/libmpi.so"})
+    assert named.variables(2)["MPI4PY_LIBMPI"] == "/named/libmpi.so"
+
+
+def test_the_variable_names_an_mpirun_and_the_option_comes_first(tmp_path):
+    variable = _make_mpirun(tmp_path / "variable", OPEN_MPI_5)
+    option = _make_mpirun(tmp_path / "option", OPEN_MPI_4)
+    variables = {"MPIDDP_MPIRUN": str(variable)}
+    assert launchers.find_mpirun(None, variables).program == variable
+    assert launchers.find_mpirun(str(option), variables).program == option
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"), [(OPEN_MPI_5, ":OVERSUBSCRIBE"), (OPEN_MPI_4, "--oversubscribe")]
+)
+def test_more_ranks_than_cores_yield(tmp_path, monkeypatch, text, flag):
+    monkeypatch.setattr(launchers, "count_cores", lambda: 4)
+    mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, text)), {})
+    assert flag not in mpirun.command(4)
+    assert flag in mpirun.command(5)
+    assert "OMPI_MCA_mpi_yield_when_idle" not in mpirun.variables(4)
+    assert mpirun.variables(5)["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_only_root_is_allowed_to_run_as_root(tmp_path, monkeypatch, user):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    open_mpi = launchers.find_mpirun(str(_make_mpirun(tmp_path / "a", OPEN_MPI_5)), {})
+    mpich = launchers.find_mpirun(str(_make_mpirun(tmp_path / "b", MPICH)), {})
+    assert ("--allow-run-as-root" in open_mpi.command(2)) == (user == 0)
+    assert "--allow-run-as-root" not in mpich.command(2)
+
+
+def test_the_environment_of_an_earlier_launch_is_removed(monkeypatch):
+    inherited = ["OMPI_COMM_WORLD_RANK", "OMPI_MCA_pml", "PMIX_RANK", "PMI_SIZE", "SLURM_JOB_ID"]
+    inherited += ["RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GROUP_RANK"]
+    inherited += ["HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI4PY_RC_INITIALIZE", "MKL_NUM_THREADS"]
+    for name in [*inherited, "OMP_NUM_THREADS", "RANKING"]:
+        monkeypatch.setenv(name, "7")
+    environment = launchers.clean_environment({"ADDED": "1"})
+    assert not set(inherited) & set(environment)
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert (environment["RANKING"], environment["ADDED"]) == ("7", "1")
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(launchers.ROOT)
+
+
+def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
+    mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, OPEN_MPI_5)), {})
+    contenders = {each.name: each for each in list_contenders(2, mpirun)}
+    plain, tuned = contenders[MPIDDP].program, contenders[MPIDDP_TUNED].program
+    assert plain.command == tuned.command
+    assert dict(tuned.environment) == {**plain.environment, **mpirun.tuned}
+    assert contenders[TORCHRUN].program.environment == contenders[FLOOR].program.environment
+    assert contenders[TORCHRUN].program.command[-2:] == plain.command[-2:]
+    assert contenders[MPIDDP_TUNED].describe().startswith("OMPI_MCA_pml=ob1 OMPI_MCA_btl=")
+    assert str(launchers.ROOT) not in contenders[MPIDDP].describe()
+
+
+# The report
+
+
+def _group(ranks: int, **seconds: list[float]) -> report.Group:
+    names = {"tuned": MPIDDP_TUNED, "slow": TORCHRUN, "quick": TORCHRUN_STATIC, "floor": FLOOR}
+    names |= {"plain": MPIDDP, "help": HELP}
+    rows = {names[key]: values for key, values in seconds.items()}
+    series = {
+        name: statistics.Series(
+            (), tuple(Run(v, v, 0.0, v / 2) for v in values), (0,) * len(values)
+        )
+        for name, values in rows.items()
+    }
+    contenders = [Contender(name, "mpiddp", Program(("x",), {}), "") for name in rows]
+    return report.Group(ranks, tuple(contenders), series)
+
+
+def test_targets_are_ratios_of_medians_to_the_quicker_torchrun():
+    group = _group(2, tuned=[1, 1.2, 5], slow=[9, 9, 9], quick=[2, 2.5, 8], floor=[1, 1, 1])
+    torchrun, floor = report.judge([group])
+    assert (torchrun.value, floor.value) == pytest.approx((0.48, 1.2))
+    assert (torchrun.reached, floor.reached) == (True, False)
+    assert torchrun.pairs.median == pytest.approx(0.5)
+    assert "0.480, at most 0.5: reached" in str(torchrun)
+    assert "1.200, at most 1.1: missed" in str(floor)
+
+
+def test_without_tuned_variables_the_defaults_are_judged():
+    group = _group(2, plain=[1.0], slow=[1.0], quick=[4.0], floor=[1.0])
+    assert [target.value for target in report.judge([group])] == [1.0, 1.0]
+
+
+def test_other_numbers_of_ranks_have_no_targets():
+    four = _group(4, tuned=[1.0], slow=[1.0], quick=[1.0], floor=[1.0])
+    (target,) = report.judge([four, _group(0, help=[0.3, 0.41, 0.5])])
+    assert (target.value, target.reached) == (0.41, False)
+
+
+def test_the_table_shows_every_contender_and_ratios_round_by_round():
+    seconds = {"tuned": [1.0, 3.0, 2.0], "slow": [4.0] * 3, "quick": [2.0, 4.0, 8.0]}
+    lines = report.format_table(_group(2, **seconds, floor=[1.0] * 3)).splitlines()
+    assert lines[0].startswith("2 ranks, 3 rounds")
+    row = next(line for line in lines if line.startswith(MPIDDP_TUNED))
+    # median, quartiles, no interval of three, half of the median, 1/2 3/4 1/4, 1 3 2, CPU
+    assert row.removeprefix(MPIDDP_TUNED).split() == (
+        ["2.000", "1.500–2.500", "–", "1.000", "0.50", "2.00", "2.00"]
+    )
+    assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_a_drawing_names_its_contenders(tmp_path):
+    rows = (plotting.Row("first & second", (1.0, 2.0)), plotting.Row("third", (3.0,)))
+    path = tmp_path / "drawing.svg"
+    plotting.check_drawable(path)
+    panels = [plotting.Panel("2 ranks", rows), plotting.Panel("4 ranks", rows[:1])]
+    plotting.draw(path, panels, title="Title", unit="seconds")
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    text = path.read_text()
+    assert all(part in text for part in ("first &amp; second", "third", "4 ranks", "seconds"))
+
+
+def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[plot\]'"):
+        plotting.check_drawable(Path("drawing.svg"))
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "0"], "--ranks: expected an integer >= 1, found '0'"),
+        (["--ranks", "two"], "found 'two'"),
+        (["--repetitions", "0"], "--repetitions: expected an integer >= 1"),
+        (["--warm-up", "-1"], "--warm-up: expected an integer >= 0"),
+        (["--deadline", "nan"], "--deadline: expected seconds > 0"),
+        (["--launcher", "no-such-mpirun"], "'no-such-mpirun' is not a program"),
+        (["--launcher", "false"], "--version failed"),
+        (["--json", "/no/such/directory/file"], "there is no directory /no/such/directory"),
+        (["--json", "/"], "is a directory"),
+        (["--plot", "drawing.gif"], "ends in .svg, .png, .pdf"),
+        (["--unknown"], "unrecognized arguments: --unknown"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+@pytest.mark.usefixtures("writable")
+def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
+    with pytest.raises(ConfigurationError) as caught:
+        startup.check(startup.parse(arguments))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_not_run_under_a_launcher(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="without a launcher"):
+        startup.check(startup.parse([]))
+
+
+def _run_benchmarks(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "benchmarks", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=launchers.ROOT,
+        env=launchers.clean_environment(changes),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no COMMAND given"),
+        (["nope"], "'nope' is not a benchmark: expected explain or numerics"),
+        (["startup", "--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_code_2(arguments, message):
+    answer = _run_benchmarks(*arguments)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert message in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["startup"]])
+def test_help_imports_neither_torch_nor_mpi(command):
+    text = (
+        "import runpy, sys\n"
+        f"sys.argv = ['benchmarks', *{command!r}, '--help']\n"
+        "try: runpy.run_module('benchmarks', run_name='__main__')\n"
+        "except SystemExit as error: assert not error.code\n"
+        "assert not {'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, cwd=launchers.ROOT
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "startup" in answer.stdout
+
+
+def test_a_terminated_benchmark_ends_its_runs(tmp_path):
+    note = tmp_path / "note"
+    slow = tmp_path / "mpirun"
+    slow.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo && exit\necho $$ >> {note}\nexec sleep 300\n'
+    )
+    slow.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "startup", "--launcher", str(slow), "--ranks", "1"],
+        cwd=launchers.ROOT,
+        env=launchers.clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as benchmark:
+        end = time.monotonic() + 60
+        while not note.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        benchmark.send_signal(signal.SIGTERM)
+        assert benchmark.wait(30) == 130
+    pid = int(note.read_text().split()[0])
+    end = time.monotonic() + 10
+    # Killed it is at once; whoever inherits it may take a moment to read its status.
+    while is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# Real runs
+
+
+@pytest.mark.by_default("mpich")
+@pytest.mark.mpi
+def test_a_launcher_runs_the_contenders(either_launcher):
+    library = either_launcher.libmpi
+    variables = {"MPI4PY_LIBMPI": str(library)} if library else {}
+    mpirun = launchers.find_mpirun(str(either_launcher.mpirun), variables)
+    for contender in list_contenders(2, mpirun):
+        if contender.kind == "mpiddp":
+            run = processes.run(contender.program, 60)
+            assert 0 < run.stamp_seconds < run.seconds
+
+
+@pytest.mark.mpi
+def test_startup_measures_prints_and_writes(tmp_path):
+    record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
+    arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
+    # Variables of an outer launch must not reach the ranks.
+    answer = _run_benchmarks(
+        "startup", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "2 ranks, 1 rounds" in answer.stdout
+    targets = [line for line in answer.stdout.splitlines() if line.startswith("target:")]
+    # Of torchrun's time, of the floor's, and of the help.
+    assert len(targets) == 3 and "--help" in targets[-1]
+    content = json.loads(record.read_text())
+    assert (content["benchmark"], content["schema"]) == ("startup", results.SCHEMA)
+    assert [group["ranks"] for group in content["groups"]] == [2, 0]
+    for contender in content["groups"][0]["contenders"]:
+        (sample,) = contender["samples"]
+        assert math.isclose(contender["seconds"]["median"], sample["seconds"])
+        assert sample["cpu_seconds"] > 0.5  # every contender imports torch
+        if contender["name"] != FLOOR:
+            assert 0 < sample["first_all_reduce_seconds"] < sample["seconds"]
+    environment = content["environment"]
+    assert environment["packages"]["torch"] and environment["mpi_library"]
+    assert environment["command"].startswith("python -W error -m benchmarks startup")
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")

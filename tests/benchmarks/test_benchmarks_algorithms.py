@@ -1,0 +1,387 @@
+"""The commands that prove, explain and price algorithms, as a user calls them."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import documents
+import launchers
+import wrong_algorithms
+from benchmarks.allreduce import command as allreduce
+from benchmarks.common import options
+from benchmarks.models import explain, numerics, prove, simulate
+from benchmarks.training_step import command as training_step
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.closed_form import Phase
+from mpiddp.schedules.schedule import Transfer, all_reduce
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=launchers.ROOT, check=False
+    )
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """A way to register an algorithm for one test."""
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+
+    def register(name, make, phases=lambda nodes, each: None):
+        registry.register(name, phases)(make)
+
+    return register
+
+
+# ---- prove --------------------------------------------------------------------------------
+
+
+def test_everything_that_is_registered_is_proved(tmp_path):
+    result = call("prove", "--json", str(tmp_path / "proof.json"))
+    assert result.returncode == 0, result.stderr
+    record = json.loads((tmp_path / "proof.json").read_text())
+    assert list(record["verdicts"]) == list(registry.names())
+    for verdict in record["verdicts"].values():
+        # Two segmentations of each number of ranks, and four of some.
+        assert verdict["schedules"] >= 2 * 64 + 2 * 16
+        assert verdict["failures"] == []
+    for line in result.stdout.splitlines()[1:-2]:
+        assert line.endswith("proved")
+
+
+def forget_the_way_back(n):
+    """Rank 0 has the sum, and keeps it."""
+    return all_reduce(n, 1, [[Transfer(rank, 0, 0, 1, True) for rank in range(1, n)]])
+
+
+def test_a_wrong_algorithm_is_found_by_being_registered(registered, capsys):
+    registered("forgetful", forget_the_way_back)
+    with pytest.raises(ScheduleError) as caught:
+        prove.main(["--ranks", "3", "--processes", "1"])
+    assert "8 schedules" in str(caught.value)
+    text = capsys.readouterr().out
+    assert "forgetful, 2 ranks, 1 segment: at the end rank 1's sum of chunk 0 lacks rank 0" in text
+    table = {line.split()[0]: line for line in text.splitlines()}
+    assert table["forgetful"].endswith("8 WRONG")
+    assert table["ring"].endswith("proved")
+
+
+def test_the_proof_of_one_algorithm_in_given_segments(capsys):
+    prove.main(["ring", "--ranks", "4", "--segments", "7", "--processes", "1"])
+    _, row, total = capsys.readouterr().out.splitlines()
+    # Three schedules of each number of ranks: seven segments, and the halves.
+    assert row.split() == ["ring", "1–4", "12", row.split()[3], "proved"]
+    assert total.startswith("all")
+
+
+def test_a_choice_is_proved_from_as_few_ranks_as_it_can_have(capsys):
+    prove.main(["direct:servers=3", "central:servers=3", "--ranks", "6", "--processes", "1"])
+    _, colocated, dedicated, *_ = capsys.readouterr().out.splitlines()
+    assert colocated.split()[:2] == ["direct:servers=3", "3–6"]
+    assert dedicated.split()[:2] == ["central:servers=3", "4–6"]
+    with pytest.raises(ConfigurationError, match="2 ranks can have 1 to 2 colocated servers"):
+        prove.main(["direct:servers=3", "--ranks", "2"])
+
+
+def test_each_algorithm_comes_with_its_variants():
+    cases = prove.list_cases([registry.parse("direct"), registry.parse("two-level")], 6, None)
+    assert ("direct:servers=2", 6) in {(case.choice, case.ranks) for case in cases}
+    assert {case.nodes for case in cases if case.ranks == 6} == {None, (4, 2)}
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: explain.main(["double", "--ranks", "3"]),
+        lambda: explain.main(["double", "--ranks", "3", "--segments", "2"]),
+        lambda: simulate.main(["double", "--ranks", "3"]),
+        lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
+        lambda: numerics.main(["double", "--ranks", "3"]),
+        lambda: allreduce.check(allreduce.parse(["--algorithms", "double", "--ranks", "3"])),
+        lambda: training_step.check(training_step.parse(["--sync", "double", "--ranks", "3"])),
+    ],
+    ids=["explain", "segments", "simulate", "nodes", "numerics", "allreduce", "training-step"],
+)
+def test_what_is_no_all_reduce_is_refused_by_every_command(begin, capsys):
+    with wrong_algorithms.registered(), pytest.raises(ScheduleError) as caught:
+        begin()
+    said = "double on 3 ranks is no all-reduce: step 1: the contribution of rank 1 is added twice"
+    assert str(caught.value) == said and caught.value.exit_code == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_a_page_leaves_out_what_is_no_all_reduce(tmp_path, capsys):
+    with wrong_algorithms.registered():
+        explain.main(["ring", "--ranks", "3", "--html", str(tmp_path / "page.html")])
+        with pytest.raises(ScheduleError):
+            explain.main(["ring", "--ranks", "3", "--beside", "double",
+                          "--html", str(tmp_path / "page.html")])  # fmt: skip
+    assert "wrote" in capsys.readouterr().out
+
+
+# ---- explain ------------------------------------------------------------------------------
+
+
+def test_explain_prints_the_steps_and_the_price(capsys):
+    explain.main(["ring", "--ranks", "4", "--bytes", "4K", "--latency", "1", "--bandwidth", "8",
+                  "--addition", "1"])  # fmt: skip
+    text = capsys.readouterr().out
+    assert text.startswith("ring on 4 ranks: Every rank passes one chunk")
+    assert "step 6 of 6" in text
+    # 6 · 1 µs + 1.5 · 4096 B / (1 GB/s) + 0.75 · 4096 B / (1 GB/s)
+    assert "modelled      15.2 µs = 6 α + 1.5 S·β + 0.75 S·γ" in text
+    assert "busiest rank  0 sends 6 KiB and receives 6 KiB; all ranks send 24 KiB" in text
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("nodes", [[], ["--nodes", "2"]], ids=["alike", "nodes"])
+def test_the_formula_that_is_printed_gives_the_price(name, nodes, capsys):
+    """With α 1 s, a byte 1 s on any link and 0.1 s to add, the terms are seconds."""
+    machine = ["--latency", "1e6", "--bandwidth", "8e-9", "--addition", "1e-8"]
+    near = ["--inside-latency", "1e6", "--inside-bandwidth", "8e-9"]
+    size = 4 * 5 * 3 * 64
+    explain.main([name, "--ranks", "6", "--bytes", str(size), *machine, *nodes,
+                  *(near if nodes or name == "two-level" else [])])  # fmt: skip
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "modelled" in line]
+    price, sign, formula = line.partition(" = ")
+    assert sign or nodes or name == "two-level", "where all links are alike there is a formula"
+    weights = {"α": 1, "S·β": size, "S·γ": size / 10}
+    terms = (term.split() for term in formula.split(" + ") if sign)
+    total = sum(float(factor) * weights[unit] for factor, unit in terms)
+    found = float(price.split()[1].replace(",", ""))
+    assert not sign or total == pytest.approx(found, rel=1e-3)
+
+
+def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsys):
+    for bandwidth, milliseconds in (("10", 8 * 1.048576), ("40", 2 * 1.048576)):
+        explain.main(["direct", "--ranks", "4", "--nodes", "2", "--bytes", "10M", "--latency", "0",
+                      "--inside-bandwidth", "1e9", "--addition", "1e9",
+                      "--node-bandwidth", bandwidth])  # fmt: skip
+        # Each way and half, two ranks send half of the buffer to the other node.
+        [line] = [line for line in capsys.readouterr().out.splitlines() if "modelled" in line]
+        value, unit = line.split()[1:3]
+        assert float(value) * {"ms": 1, "µs": 1e-3}[unit] == pytest.approx(
+            max(milliseconds * 2, 8 * 1.048576), rel=1e-2
+        )
+
+
+def test_explain_draws(tmp_path, capsys):
+    svg, page = tmp_path / "a.svg", tmp_path / "a.html"
+    explain.main(["two-level", "--ranks", "5", "--nodes", "2", "--segments", "2",
+                  "--svg", str(svg), "--html", str(page), "--beside", "ring"])  # fmt: skip
+    assert "two-level:segments=2 on 5 ranks of 2 nodes" in svg.read_text()
+    ElementTree.parse(svg)
+    assert page.read_text().startswith("<!")
+    assert "rank 0" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "the following arguments are required: ALGORITHM"),
+        (["star"], "no algorithm is called 'star'; there are ring, naive-ring"),
+        (["ring:chunks=3"], "'chunks=3' in 'ring:chunks=3': ring takes segments=…"),
+        (["ring", "--segments", "0"], "expected an integer >= 1, found '0'"),
+        (["ring:segments=2", "--segments", "3"], "give the segments once"),
+        (["ring", "--ranks", "0"], "expected an integer >= 1, found '0'"),
+        (["ring", "--ranks", "3", "--nodes", "4"], "3 ranks go on 1 to 3 nodes, not on 4"),
+        (["direct:servers=5"], "4 ranks can have 1 to 4 colocated servers, not 5"),
+        (["central:servers=4"], "4 ranks can have 1 to 3 dedicated servers, not 4"),
+        (["two-level:inner=one-shot"], "one-shot has no halves"),
+        (["two-level:outer=central"], "would leave a node out"),
+        (["ring", "--ranks", "5000"], "python -m benchmarks simulate prices them"),
+        (["ring", "--ranks", "300"], "more than a picture can show"),
+        (["ring", "--ranks", "65", "--html", "a.html"], "up to 64 ranks"),
+        (["ring", "--beside", "direct"], "--beside needs --html FILE"),
+        (["ring", "--inside-latency", "1"], "is for nodes of several ranks"),
+        (
+            ["ring", "--nodes", "2", "--inside-latency", "11"],
+            "--inside-latency 11 must not be above --latency 10",
+        ),
+        (["ring", "--bandwidth", "0"], "expected Gbit/s > 0, found '0'"),
+        (["ring", "--bytes", "1T"], "expected bytes, as 4096, 64K or 16M, found '1T'"),
+        (["ring", "--svg", "/none/a.svg"], "there is no directory /none"),
+    ],
+)
+@pytest.mark.usefixtures("writable")
+def test_what_cannot_be_explained_is_refused(arguments, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        explain.main(arguments)
+    assert problem in str(caught.value)
+
+
+def test_the_first_lines_can_be_looked_at_alone():
+    python = shlex.quote(sys.executable)
+    program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
+    result = subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, timeout=60, cwd=launchers.ROOT,
+        check=False,
+    )  # fmt: skip
+    assert result.stdout.startswith("ring on 40 ranks")
+    assert result.stderr == ""
+
+
+# ---- simulate -----------------------------------------------------------------------------
+
+
+def simulate_record(tmp_path, *arguments):
+    path = tmp_path / "prices.json"
+    simulate.main([*arguments, "--json", str(path)])
+    return json.loads(path.read_text())
+
+
+def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
+    record = simulate_record(
+        tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes", "1M"
+    )
+    text = capsys.readouterr().out
+    small, large = record["tables"]
+    assert {price["source"] for price in small["algorithms"].values()} == {"simulated"}
+    assert {price["source"] for price in large["algorithms"].values()} == {"closed form"}
+    n = 65536
+    exact = 2 * (n - 1) * 10e-6 + 2**20 * (n - 1) / n * (2 / 1.25e9 + 1 / 10e9)
+    assert large["algorithms"]["ring"]["seconds"] == [pytest.approx(exact, rel=1e-12)]
+    assert text.count("~") == 3
+    assert "~ is the algorithm's closed form" in text
+
+
+def test_all_algorithms_are_priced_on_65536_ranks(tmp_path):
+    [table] = simulate_record(tmp_path, "--ranks", "65536")["tables"]
+    assert list(table["algorithms"]) == list(registry.names())
+    assert all(
+        seconds >= bound
+        for price in table["algorithms"].values()
+        for seconds, bound in zip(price["seconds"], table["lower_bounds"], strict=True)
+    )
+
+
+def test_what_has_no_closed_form_is_said(registered, capsys):
+    registered("mine", lambda n: registry.find("ring").make(n))
+    simulate.main(["mine", "ring", "--ranks", "2048"])
+    text = capsys.readouterr().out
+    assert "mine has no closed form for 2048 ranks on 2048 nodes" in text
+    with pytest.raises(ConfigurationError, match="mine has no closed form"):
+        simulate.main(["mine", "--ranks", "2048"])
+
+
+def test_a_registered_closed_form_is_used(registered, tmp_path):
+    registered("mine", lambda n: registry.find("ring").make(n), lambda nodes, each: [Phase(1)])
+    [table] = simulate_record(tmp_path, "mine", "--ranks", "2048")["tables"]
+    assert table["algorithms"]["mine"] == {
+        "seconds": [0.0, 0.0, 0.0],
+        "source": "closed form",
+        "steps": 1,
+    }
+
+
+def test_prices_are_drawn(tmp_path, capsys):
+    path = tmp_path / "prices.svg"
+    simulate.main(["--ranks", "4", "2048", "--ranks-per-node", "4", "--plot", str(path)])
+    text = path.read_text()
+    for name in registry.names():
+        assert name in text
+    # The plot has ten sizes, the table three of them.
+    assert capsys.readouterr().out.count("iB") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["star"], "no algorithm is called 'star'"),
+        (["--ranks", "0"], "expected an integer >= 1, found '0'"),
+        (["--ranks-per-node", "x"], "expected an integer >= 1, found 'x'"),
+        (["--plot", "a.gif"], "expected a name that ends in .svg, .png, .pdf"),
+        (["--json", "/none/a.json"], "there is no directory /none"),
+        (["--latency", "-1"], "expected µs >= 0, found '-1'"),
+        (["--ranks", "9" * 20], "expected an integer <= 16777216"),
+        (["--plot", "a.svg", "--bytes", "1M"], "--plot needs two sizes at least"),
+        (["--plot", "a.svg", "--json", "a.svg"], "a.svg is named for two outputs"),
+    ],
+)
+@pytest.mark.usefixtures("writable")
+def test_what_cannot_be_priced_is_refused(arguments, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        simulate.main(arguments)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["prove", "explain", "simulate"])
+def test_help_is_given_without_torch_or_mpi(command):
+    program = (
+        "import sys\n"
+        f"import benchmarks.{command} as command\n"
+        "try: command.main(['--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'mpi4py', 'matplotlib'} & sys.modules.keys()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=launchers.ROOT,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert f"python -m benchmarks {command}" in result.stdout
+
+
+# ---- values -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0", 0), ("12", 12), ("64K", 65536), ("1m", 1 << 20), ("2GiB", 1 << 31)]
+)
+def test_sizes_are_read(text, count):
+    assert options.size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "1 M", "1e6"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.size(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 µs"),
+        (1.5e-6, "1.5 µs"),
+        (0.0123, "12.3 ms"),
+        (2.0, "2 s"),
+        (12345.6, "12,346 s"),
+        (0.9999e-3, "1 ms"),
+        (999.9, "1,000 s"),
+        (1e-9, "0.001 µs"),
+    ],
+)
+def test_seconds_are_described(seconds, text):
+    assert options.describe_seconds(seconds) == text
+
+
+# ---- README -------------------------------------------------------------------------------
+
+
+def readme_figures():
+    """The commands of README whose output is the same everywhere, and what follows them."""
+    blocks = documents.find_blocks((launchers.ROOT / "README.md").read_text(encoding="utf-8"))
+    for block, answer in itertools.pairwise(blocks):
+        words = shlex.split(block.text.replace("\\\n", " ")) if answer.language == "text" else []
+        if words[:3] == ["python", "-m", "benchmarks"] and words[3] in ("explain", "simulate"):
+            yield pytest.param(words[3:], answer, id=f"line-{block.line}")
+
+
+@pytest.mark.parametrize(("words", "answer"), list(readme_figures()))
+def test_figures_in_readme_are_those_of_today(words, answer, tmp_path, monkeypatch, capsys):
+    """Its own tests let any number pass."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks/pictures").mkdir(parents=True)
+    {"explain": explain, "simulate": simulate}[words[0]].main(words[1:])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in answer.text.splitlines() if line != "…" and line not in printed] == []

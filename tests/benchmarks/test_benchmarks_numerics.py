@@ -1,0 +1,347 @@
+"""The order of summation: sums by hand, what theory expects, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.common import results
+from benchmarks.models import numerics, numerics_report, summation
+from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, Order
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.schedule import Collective, Schedule, Transfer
+
+NATIVE, STEP, THROUGHOUT = Accumulation
+
+
+def _sum(name, rows, accumulation):
+    """What rank 0 ends with, of a row of float16 per rank."""
+    inputs = torch.tensor(rows, dtype=torch.float16)
+    schedule = registry.parse(name).build(len(rows))
+    return summation.all_reduce(schedule, inputs, accumulation)[0].tolist()
+
+
+# Sums by hand. From 2048 on float16 has even numbers only, and a tie goes to a multiple of 4:
+# 2048 + 1 = 2048, but 2048 + (1 + 1) = 2050.
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulation", "expected"),
+    [
+        # Chunk c goes once round, from rank c + 1: chunk 0 meets rank 0's 2048 last.
+        ("ring", NATIVE, [2050, 2048, 2048]),
+        ("ring", STEP, [2050, 2048, 2048]),
+        ("ring", THROUGHOUT, [2050, 2050, 2050]),
+        ("naive-ring", NATIVE, [2048, 2048, 2048]),
+        ("naive-ring", STEP, [2048, 2048, 2048]),
+        ("naive-ring", THROUGHOUT, [2050, 2050, 2050]),
+        ("one-shot", NATIVE, [2048, 2048, 2048]),
+        ("one-shot", STEP, [2050, 2050, 2050]),
+        ("one-shot", THROUGHOUT, [2050, 2050, 2050]),
+        # The last rank serves, and adds nothing of its own.
+        ("central", NATIVE, [2048, 2048, 2048]),
+        ("central", THROUGHOUT, [2048, 2048, 2048]),
+    ],
+)
+def test_three_float16_values_are_rounded_where_the_schedule_says(name, accumulation, expected):
+    assert _sum(name, [[2048.0] * 3, [1.0] * 3, [1.0] * 3], accumulation) == expected
+
+
+def test_float32_throughout_is_rounded_once_at_the_end():
+    # 2048 + 0.75 + 0.5 = 2049.25, nearer to 2050 than to 2048; each alone is lost.
+    rows = [[2048.0], [0.75], [0.5]]
+    assert _sum("naive-ring", rows, THROUGHOUT) == [2050]
+    assert _sum("naive-ring", rows, NATIVE) == [2048]
+    # 2048 + 0.5 + 0.5 = 2049 is a tie, and stays as exact as float16 can have it.
+    assert _sum("naive-ring", [[2048.0], [0.5], [0.5]], THROUGHOUT) == [2048]
+
+
+def test_the_errors_are_relative_to_the_sum_in_float64():
+    schedule = registry.parse("ring").build(3)
+    inputs = torch.tensor([[2048.0] * 3, [1.0] * 3, [1.0] * 3], dtype=torch.float16)
+    error = summation.measure(schedule, inputs, NATIVE)
+    # Exact are 2050 everywhere; found are 2050, 2048, 2048.
+    assert error.rms == pytest.approx(math.sqrt(4 + 4) / math.sqrt(3 * 2050**2))
+    assert error.largest == pytest.approx(2 / 2050)
+    assert summation.measure(schedule, inputs, THROUGHOUT) == summation.Error(0, 0)
+
+
+def test_the_rounding_of_the_inputs_is_no_error():
+    # 1 + 2^-12 is 1 in float16; a reference before rounding would be 2 + 2^-11.
+    inputs = torch.tensor([[1 + 2**-12], [1 + 2**-12]], dtype=torch.float64).half()
+    schedule = registry.parse("ring").build(2)
+    assert summation.measure(schedule, inputs, NATIVE).rms == 0
+
+
+def test_a_sum_outside_the_type_is_an_infinite_error():
+    inputs = torch.full((3, 1), 30000.0, dtype=torch.float16)
+    schedule = registry.parse("ring").build(3)
+    assert summation.measure(schedule, inputs, THROUGHOUT).rms == math.inf
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(["ring", "naive-ring", "recursive-doubling", "halving-doubling"]),
+    st.integers(2, 9),
+    st.sampled_from([torch.float16, torch.bfloat16]),
+    st.integers(0, 2**20),
+    st.sampled_from([2.0**-20, 1.0, 1000.0]),
+)
+def test_float32_in_a_step_changes_no_bit_where_two_values_meet(name, ranks, dtype, seed, scale):
+    schedule = registry.parse(name).build(ranks)
+    inputs = summation.draw_inputs(ranks, 64, seed, scale).to(dtype)
+    native, wide = (summation.all_reduce(schedule, inputs, way) for way in (NATIVE, STEP))
+    assert torch.equal(native.view(torch.int16), wide.view(torch.int16))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(registry.names()),
+    st.integers(2, 9),
+    st.integers(1, 40),
+    st.sampled_from(list(Accumulation)),
+)
+def test_sums_of_small_integers_are_exact_in_any_order(name, ranks, elements, accumulation):
+    schedule = registry.parse(name).build(ranks)
+    inputs = torch.arange(ranks * elements).remainder(13).view(ranks, elements)
+    sums = summation.all_reduce(schedule, inputs.bfloat16(), accumulation)
+    expected = inputs[list(schedule.members)].sum(dim=0).expand(len(schedule.members), elements)
+    assert torch.equal(sums.long(), expected)
+
+
+def test_ranks_that_end_with_different_bits_are_named():
+    # Rank 0 has (2048 + 1) + 1 and passes it to rank 1; rank 2 has (1 + 1) + 2048, which rank 3,
+    # a server, kept for it.
+    steps = (
+        (Transfer(0, 3, 0, 1, True), Transfer(2, 0, 0, 1, True), Transfer(1, 2, 0, 1, True)),
+        (Transfer(1, 0, 0, 1, True), Transfer(3, 2, 0, 1, True)),
+        (Transfer(0, 1, 0, 1, False),),
+    )
+    schedule = Schedule(Collective.ALL_REDUCE, 4, 1, steps, (0, 1, 2))
+    inputs = torch.tensor([[2048.0], [1.0], [1.0], [0.0]], dtype=torch.float16)
+    assert summation.all_reduce(schedule, inputs, NATIVE).tolist() == [[2048], [2048], [2050]]
+    with pytest.raises(ScheduleError, match="ranks 0 and 2 ended with sums of different bits"):
+        summation.measure(schedule, inputs, NATIVE)
+    summation.measure(schedule, inputs, THROUGHOUT)
+
+
+def test_zeros_of_different_sign_are_different_bits_and_nans_are_not():
+    schedule = registry.parse("one-shot").build(2)
+    zeros = torch.tensor([[0.0], [-0.0]], dtype=torch.float16)
+    with pytest.raises(ScheduleError, match="different bits"):
+        summation.check_same_bits(schedule, zeros)
+    nans = torch.tensor([[0x7E00], [-0x200]], dtype=torch.int16).view(torch.float16)
+    assert nans.isnan().all()
+    summation.check_same_bits(schedule, nans)
+
+
+# What theory expects
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "depth"),
+    [
+        ("ring", 7, 6),
+        ("naive-ring", 8, 7),
+        ("one-shot", 9, 8),
+        ("direct", 8, 7),
+        ("gather-broadcast", 5, 4),
+        ("central", 8, 6),  # the server contributes nothing
+        ("recursive-doubling", 64, 6),
+        ("recursive-doubling", 6, 3),  # two ranks fold, then four double
+        ("halving-doubling", 32, 5),
+        ("binomial-tree", 64, 6),
+        ("binomial-tree", 5, 3),
+        ("two-level", 8, 4),  # four in each node, then two nodes
+        ("ring:segments=3", 7, 6),
+    ],
+)
+def test_the_depth_is_that_of_the_known_tree(name, ranks, depth):
+    assert summation.describe_order(registry.parse(name).build(ranks)).depth == depth
+
+
+def test_the_depth_counts_the_deeper_operand_on_either_side():
+    # Rank 0 adds the sum of ranks 1 and 2 to its own value, which comes first.
+    chain = [(Transfer(2, 1, 0, 1, True),), (Transfer(1, 0, 0, 1, True),)]
+    back = [(Transfer(0, 1, 0, 1, False), Transfer(0, 2, 0, 1, False))]
+    schedule = Schedule(Collective.ALL_REDUCE, 3, 1, (*chain, *back), (0, 1, 2))
+    assert summation.describe_order(schedule).depth == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_the_growth_is_that_of_the_known_tree(ranks):
+    def growth(name):
+        order = summation.describe_order(registry.parse(name).build(ranks))
+        return order.growth, order.growth_by_step
+
+    # Sums of 2, 3, … n inputs are rounded on the way to that of n; in a tree, lg n times n.
+    chain = math.sqrt(sum(range(2, ranks + 1)) / ranks)
+    tree = math.sqrt(math.log2(ranks))
+    assert growth("ring") == pytest.approx((chain, chain))
+    assert growth("direct") == pytest.approx((chain, 1))
+    assert growth("binomial-tree") == pytest.approx((tree, tree))
+
+
+def test_three_ranks_on_two_servers_weigh_each_chunk():
+    # Both chunks: 2 + 3 inputs rounded on the way to 3.
+    order = summation.describe_order(registry.parse("direct:servers=2").build(3))
+    assert order == Order(2, pytest.approx(math.sqrt(5 / 3)), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", registry.names())
+def test_the_measured_error_is_the_expected_one(name, dtype):
+    schedule = registry.parse(name).build(16)
+    inputs = summation.draw_inputs(16, 4096, seed=1).to(getattr(torch, dtype))
+    order = summation.describe_order(schedule)
+    rounding = ROUNDING * torch.finfo(inputs.dtype).eps
+    for accumulation in summation.list_accumulations(dtype):
+        error = summation.measure(schedule, inputs, accumulation)
+        assert error.rms == pytest.approx(order.expect(accumulation) * rounding, rel=0.12)
+        assert error.rms < error.largest
+
+
+def test_more_ranks_make_a_ring_less_exact_unless_it_adds_in_float32():
+    errors = {accumulation: [] for accumulation in Accumulation}
+    for ranks in (8, 32, 64):
+        schedule = registry.parse("ring").build(ranks)
+        inputs = summation.draw_inputs(ranks, 2048, seed=0).bfloat16()
+        for accumulation, found in errors.items():
+            found.append(summation.measure(schedule, inputs, accumulation).rms)
+    assert errors[NATIVE] == sorted(errors[NATIVE]) == errors[STEP]
+    assert errors[NATIVE][-1] > 2 * errors[NATIVE][0]
+    assert errors[THROUGHOUT][-1] == pytest.approx(errors[THROUGHOUT][0], rel=0.1)
+
+
+def test_the_inputs_are_those_of_the_seed():
+    def draw(seed, scale=1.0):
+        return summation.draw_inputs(3, 1000, seed, scale)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    assert torch.equal(draw(1, 4.0), 4 * draw(1))
+    assert draw(1).std() == pytest.approx(1, abs=0.05)
+
+
+# The command
+
+
+SMALL = ["--ranks", "4", "2", "--elements", "12"]
+
+
+def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path):
+    record, drawing = tmp_path / "numerics.json", tmp_path / "numerics.svg"
+    command = [sys.executable, "-W", "error", "-m", "benchmarks", "numerics", *SMALL]
+    command += ["--json", str(record), "--plot", str(drawing), "--seed", "3"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    for name in registry.names():
+        (first, second) = (row for row in rows if row[:1] == [name])
+        assert len(first) == len(second) == 4 + 7
+    content = json.loads(record.read_text())
+    assert (content["benchmark"], content["schema"]) == ("numerics", results.SCHEMA)
+    assert (content["seed"], content["elements"], content["scale"]) == (3, 12, 1.0)
+    assert "PCG64" in content["generator"]
+    assert content["environment"]["packages"]["torch"]
+    found = [(each["ranks"], each["algorithm"]) for each in content["results"]]
+    assert found == [(ranks, name) for ranks in (2, 4) for name in registry.names()]
+    ring = content["results"][len(registry.names())]
+    assert (ring["inputs_summed"], ring["depth"], len(ring["errors"])) == (4, 3, 7)
+    assert [each["growth"] for each in ring["errors"][1:4]] == pytest.approx([1.5, 1.5, 1])
+    for each in ring["errors"]:
+        assert 0 <= each["rms"] <= each["largest"]
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+
+
+def test_chosen_algorithms_and_types_are_all_there_is(capsys):
+    chosen = ["ring:segments=2", "central", "central", "--dtype", "float16"]
+    numerics.main([*chosen, *SMALL, "--error", "largest"])
+    text = capsys.readouterr().out
+    assert text.count("ring:segments=2 ") == text.count("central ") == 2  # one for each of --ranks
+    assert "bfloat16" not in text and "one-shot" not in text
+    assert "worst element" in text
+
+
+def test_an_overflow_is_shown_explained_and_null_in_the_record(tmp_path, capsys):
+    record, drawing = tmp_path / "a.json", tmp_path / "a.png"
+    options = ["ring", *SMALL, "--scale", "40000", "--dtype", "float16"]
+    numerics.main([*options, "--json", str(record), "--plot", str(drawing)])
+    assert "65504" in capsys.readouterr().out
+    (_, row) = json.loads(record.read_text())["results"]
+    assert row["errors"][0]["rms"] is None
+    assert drawing.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_not_finite_is_printed_as_it_is(value):
+    assert numerics_report.format_error(value) == str(value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "float8"], "'float8'.*'float32', 'float16', 'bfloat16'"),
+        (["star"], "'star'; there are ring, naive-ring"),
+        (["ring:servers=2"], "ring takes segments"),
+        (["direct:servers=5", "--ranks", "4"], "1 to 4 colocated servers"),
+        (["--ranks", "0"], "--ranks: expected an integer >= 2, found '0'"),
+        (["--elements", "0"], "--elements: expected an integer >= 1, found '0'"),
+        (["--scale", "-1"], "--scale: expected .* > 0, found '-1'"),
+        (["--error", "mean"], "'mean'.*rms.*largest"),
+        (["--json", "/no/such/folder/a.json"], "there is no directory /no/such/folder"),
+        (["--plot", "/no/such/folder/a.svg"], "there is no directory /no/such/folder"),
+        (["--plot", "a.gif"], r"a\.gif: expected a name that ends in \.svg"),
+    ],
+)
+@pytest.mark.usefixtures("writable")
+def test_a_mistake_is_named_before_anything_is_measured(options, message, monkeypatch):
+    def measure(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(numerics, "measure", measure)
+    with pytest.raises(ConfigurationError, match=message):
+        numerics.main(options)
+
+
+def test_help_imports_neither_torch_nor_matplotlib():
+    text = (
+        "import sys; from benchmarks.models import numerics\n"
+        "try: numerics.main(['--help'])\n"
+        "except SystemExit: print(sorted({'torch', 'matplotlib', 'mpi4py'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert answer.stdout.splitlines()[-1] == "[]", answer.stderr
+    assert all(name in answer.stdout for name in ("halving-", "--dtype", "--plot"))
+
+
+# The plot
+
+
+def test_lines_in_the_same_place_are_one_and_the_others_are_not():
+    series = {"a": [1.0, 2.0], "b": [1.01, 1.99], "c": [1.0, 3.0], "d": [math.nan, 2.0]}
+    assert numerics_report.group_alike(series) == [["a", "b"], ["c"], ["d"]]
+    assert numerics_report.group_alike({"a": [math.nan], "b": [math.nan]}) == [["a", "b"]]
+
+
+def test_the_plot_has_a_line_for_each_order_of_summation():
+    options = numerics.parse(["--ranks", "8", "32", "--dtype", "bfloat16", "--elements", "2048"])
+    lines = numerics_report.list_lines(numerics.measure_all(options), "rms")
+    assert [list(line.names) for line in lines] == [
+        ["ring", "naive-ring"],
+        ["recursive-doubling", "halving-doubling", "binomial-tree"],
+        ["double-tree"],
+        ["one-shot", "direct", "central", "gather-broadcast"],
+        ["two-level"],
+    ]
+    assert len({(line.colour, line.marker) for line in lines}) == len(lines)

@@ -1,0 +1,481 @@
+"""``benchmarks startup --launcher srun``: finding a cluster, phases, growth, real runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.common import plotting, statistics
+from benchmarks.launching import launchers, processes, srun
+from benchmarks.launching.processes import Program, Run, RunError
+from benchmarks.startup import command as startup
+from benchmarks.startup import phases, report
+from benchmarks.startup.contenders import (
+    FLOOR,
+    MPIDDP,
+    SESSION,
+    TORCHRUN,
+    TORCHRUN_STATIC,
+    Contender,
+    list_on_cluster,
+)
+from mpiddp.errors import ConfigurationError, LaunchError
+
+values = st.floats(min_value=-1e3, max_value=1e3)
+
+
+# Finding the cluster
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """No allocation around the tests."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+
+
+def make_slurm(folder: Path, sinfo: str = "") -> str:
+    """An srun that only knows its version, beside a sinfo that runs ``sinfo``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("srun", "echo slurm-wlm 22.05.8"), ("sinfo", sinfo)):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return str(folder / "srun")
+
+
+def list_nodes(*rows: str) -> str:
+    return "cat <<'ROWS'\n" + "\n".join(rows) + "\nROWS"
+
+
+def idle(count: int) -> str:
+    return list_nodes(*(f"node{number} idle main*" for number in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("srun", True), ("/opt/slurm/bin/srun", True), ("mpirun", False), ("srunner", False)],
+)
+def test_srun_is_known_by_its_name(name, answer):
+    assert srun.is_srun(name) is answer
+    assert not srun.is_srun(None)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "message"),
+    [
+        ("echo cannot connect >&2; exit 1", "no cluster answers sinfo (cannot connect)"),
+        (list_nodes("n1 down* main*", "n2 drained main*"), "nodes: n1 down*, n2 drained"),
+        (list_nodes("n1 idle other"), "no node of the cluster's default partition"),
+        ("true", "its nodes: none"),
+    ],
+)
+def test_a_cluster_that_takes_no_job_is_refused(tmp_path, beside, sinfo, message):
+    with pytest.raises(ConfigurationError) as caught:
+        srun.find_srun(make_slurm(tmp_path, sinfo), None, (4,))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_srun_it_says_where_srun_comes_from(monkeypatch, tmp_path, beside):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"'srun' is not a program in PATH: .*Slurm"):
+        startup.check(startup.parse(["--launcher", "srun"]))
+
+
+@given(available=st.integers(1, 20), ranks=st.lists(st.integers(1, 64), min_size=1, max_size=4))
+def test_ranks_are_spread_over_the_most_nodes_that_fit_all(available, ranks):
+    chosen = srun._choose_nodes(available, ranks)
+    fitting = [n for n in range(1, available + 1) if all(count % n == 0 for count in ranks)]
+    assert chosen == max(fitting)
+
+
+def test_nodes_that_are_busy_count_and_each_counts_once(tmp_path, beside):
+    rows = ["n1 idle main*", "n2 mixed main*", "n2 mixed debug", "n3 allocated main*", "n4 down m*"]
+    found = srun.find_srun(make_slurm(tmp_path, list_nodes(*rows)), None, (3, 6))
+    assert (found.nodes, found.version, found.inside) == (3, "22.05.8", False)
+    assert found.title == "Slurm 22.05.8"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "message"),
+    [
+        (5, (5,), "--nodes 5: the cluster's default partition has usable 4"),
+        (4, (4, 6), "--ranks 6 cannot be spread evenly over 4 nodes"),
+    ],
+)
+def test_ranks_and_nodes_must_fit(tmp_path, beside, nodes, ranks, message):
+    with pytest.raises(ConfigurationError, match=message):
+        srun.find_srun(make_slurm(tmp_path, idle(4)), nodes, ranks)
+
+
+def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
+    program = make_slurm(tmp_path, "exit 1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    found = srun.find_srun(program, None, (4, 8))
+    assert (found.nodes, found.inside) == (2, True)
+    with pytest.raises(ConfigurationError, match="--nodes 4: the allocation has 2"):
+        srun.find_srun(program, 4, (4,))
+
+
+def test_nodes_need_a_cluster():
+    with pytest.raises(ConfigurationError, match="--nodes needs a cluster"):
+        startup.check(startup.parse(["--nodes", "2"]))
+
+
+def test_the_usual_ranks_depend_on_the_launcher():
+    assert startup.parse([]).ranks == (2, 4)
+    assert startup.parse(["--launcher", "srun"]).ranks == (4, 8, 16)
+    assert startup.parse(["--launcher", "srun", "--ranks", "6", "6"]).ranks == (6,)
+
+
+@pytest.mark.parametrize("size", ["1", "4"])
+def test_it_is_not_run_as_a_step(tmp_path, monkeypatch, size):
+    for name, value in (("STEP_ID", "0"), ("PROCID", "0"), ("STEP_NUM_TASKS", size)):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(LaunchError, match=r"srun started .*: run it without a launcher"):
+        startup.check(startup.parse(["--launcher", make_slurm(tmp_path, idle(4))]))
+
+
+def test_a_batch_script_may_run_it(tmp_path, monkeypatch):
+    batch = {"STEP_ID": "4294967291", "PROCID": "0", "JOB_ID": "7", "JOB_NUM_NODES": "4"}
+    for name, value in batch.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    found = startup.check(startup.parse(["--launcher", make_slurm(tmp_path, "exit 1")]))
+    assert isinstance(found, srun.Srun)
+    assert found.inside
+
+
+def test_srun_keeps_its_cluster_and_mpi_settings_but_no_earlier_launch(monkeypatch):
+    kept = ["SLURM_CONF", "SLURM_JOB_ID", "OMPI_MCA_pml", "PMIX_MCA_psec", "MPICH_GPU"]
+    dropped = ["PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "RANK", "MASTER_ADDR"]
+    dropped += ["MPI4PY_RC_INITIALIZE", "TORCHELASTIC_RUN_ID", "MKL_NUM_THREADS"]
+    for name in [*kept, *dropped, "OMP_NUM_THREADS"]:
+        monkeypatch.setenv(name, "7")
+    environment = srun.Srun(Path("srun"), "", 4, False).environment({"ADDED": "1"})
+    assert all(environment[name] == "7" for name in kept)
+    assert not set(dropped) & set(environment)
+    assert (environment["OMP_NUM_THREADS"], environment["ADDED"]) == ("1", "1")
+    assert "SLURM_CONF" not in launchers.clean_environment()
+
+
+def test_contenders_ask_for_the_same_nodes():
+    launcher = srun.Srun(Path("/usr/bin/srun"), "22.05.8", 4, False)
+    contenders = {each.name: each for each in list_on_cluster(16, launcher)}
+    assert list(contenders) == [MPIDDP, SESSION, TORCHRUN, TORCHRUN_STATIC, FLOOR]
+    for name, contender in contenders.items():
+        command = contender.program.command
+        per_node = 1 if contender.kind == "torchrun" else 4
+        assert contender.program.reaches_out
+        assert command[0] == "/usr/bin/srun" and "--nodes=4" in command
+        assert f"--ntasks-per-node={per_node}" in command, name
+        assert f"--ntasks={4 * per_node}" in command
+        assert ("--mpi=pmix" in command) == (contender.kind == "mpiddp")
+    # A torchrun starts its node's ranks, and may use as many cores as they.
+    assert "--cpus-per-task=4" in contenders[TORCHRUN].program.command
+
+
+# Growth
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.integers(1, 5), min_size=2, max_size=5),
+    st.floats(min_value=-50, max_value=50),
+    values,
+)
+def test_a_straight_line_has_its_slope(counts, slope, start):
+    samples = {key: [start + slope * key] * count for key, count in counts.items()}
+    assert statistics.slope(samples) == pytest.approx(slope, abs=1e-6)
+
+
+@given(
+    st.lists(values, min_size=5, max_size=8),
+    st.lists(values, min_size=5, max_size=8),
+    st.integers(0, 2**31),
+)
+def test_the_interval_of_a_slope_is_repeatable_and_within_what_is_possible(low, high, seed):
+    samples = {4: low, 8: high}
+    interval = statistics.slope_interval(samples, seed=seed, draws=50)
+    assert interval == statistics.slope_interval(samples, seed=seed, draws=50)
+    least, most = (min(high) - max(low)) / 4, (max(high) - min(low)) / 4
+    assert least - 1e-9 <= interval.low <= interval.high <= most + 1e-9
+
+
+def test_the_interval_of_a_slope_covers_it_about_as_often_as_it_says():
+    import random
+
+    generator, covered = random.Random(1), 0
+    for trial in range(100):
+        samples = {n: [3 * n + generator.gauss(0, 5) for _ in range(12)] for n in (4, 8, 16)}
+        interval = statistics.slope_interval(samples, seed=trial, draws=200)
+        covered += interval.low <= 3 <= interval.high
+    assert covered >= 85
+
+
+def test_one_odd_value_hardly_moves_a_slope():
+    samples = {4: [1.0] * 5, 8: [2.0] * 5, 16: [4.0, 4.0, 4.0, 4.0, 400.0]}
+    assert statistics.slope(samples) == pytest.approx(0.25)
+
+
+def test_a_slope_needs_two_keys_and_an_interval_five_values():
+    with pytest.raises(ValueError, match="two different keys"):
+        statistics.slope({4: [1.0, 2.0]})
+    assert statistics.slope_interval({4: [1.0] * 5, 8: [2.0] * 4}, seed=0) is None
+
+
+# Phases
+
+
+def make_group(ranks: int, *own: tuple[float, float, float], nodes: int = 4, **more):
+    """A group whose session's runs took these seconds for address, store and group."""
+    rest = {"MPI": 1.0, "import torch": 2.0, "first all-reduce": 0.01, "summary": 9.0}
+    seconds = [rest | dict(zip(phases.OWN, each, strict=True)) for each in own]
+    runs = [Run(5.0, None, None, 3.0, each) for each in seconds]
+    plain = [Run(6.0, None, None, 3.0)] * len(runs)
+    names = {SESSION: runs, TORCHRUN: plain, TORCHRUN_STATIC: plain, FLOOR: plain}
+    series = {
+        name: statistics.Series((), tuple(each), (0,) * len(each)) for name, each in names.items()
+    }
+    contenders = tuple(
+        Contender(name, "mpiddp", Program(("x",), {}, reaches_out=True), "") for name in names
+    )
+    return report.Group(ranks, contenders, series, nodes, **more)
+
+
+def test_own_phases_are_summed_run_by_run():
+    group = make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))
+    assert phases.own_seconds(group) == pytest.approx([0.13, 0.23])
+    assert set(phases.phase_seconds(group)) == set(phases.SHOWN)
+
+
+def test_the_table_of_phases_is_in_milliseconds():
+    groups = [make_group(4, *[(0.1, 0.01, 0.02)] * 6), make_group(8, *[(0.1, 0.03, 0.04)] * 6)]
+    lines = phases.format_phases(groups, 0).splitlines()
+    assert "4 nodes" in lines[0] and "milliseconds" in lines[0]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:4]}
+    assert rows["4"] == ["1000", "2000", "100", "10", "20", "10", "130", "130–130"]
+    assert rows["8"] == ["1000", "2000", "100", "30", "40", "10", "170", "170–170"]
+    assert lines[4] == "own grows by 10.00 ms (95 %: 10.00 to 10.00) per added rank, 4 to 8 ranks"
+
+
+def test_without_phases_there_is_no_table():
+    local = make_group(4, nodes=None)
+    assert phases.format_phases([local], 0) == ""
+    assert phases.describe_phases([local], 0) is None
+    assert phases.judge([local], 0) == []
+
+
+@pytest.mark.parametrize(("late", "reached"), [(0.02, True), (0.06, False)])
+def test_targets_are_medians_and_the_growth(late, reached):
+    groups = [make_group(n, *[(0.1, 0.01, 0.02 + late * (n - 4) / 12)] * 5) for n in (4, 8, 16)]
+    *own, growth = phases.judge(groups, 0)
+    assert [target.value for target in own] == pytest.approx([0.13, 0.13 + late / 3, 0.13 + late])
+    assert all(target.reached and target.limit == 0.3 for target in own)
+    assert growth.value == pytest.approx(1e3 * late / 12)
+    assert (growth.limit, growth.reached) == (2.0, reached)
+    assert report.judge(groups) == []
+
+
+def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
+    other = make_group(4, (0.1, 0.1, 0.2), nodes=2)
+    many = make_group(32, (0.1, 0.1, 0.2))
+    four = make_group(4, (0.1, 0.1, 0.2))
+    (target,) = phases.judge([other, many, four], 0)
+    assert (target.value, target.reached) == (pytest.approx(0.4), False)
+
+
+def test_a_record_holds_phases_failures_and_nodes():
+    failure = report.Failure(SESSION, "srun … ended with exit code 1")
+    groups = [make_group(4, (0.1, 0.01, 0.02), failures=(failure,)), make_group(8, (0.1, 0.2, 0.3))]
+    (described, _) = report.describe_groups(groups)
+    assert described["nodes"] == 4
+    assert described["failures"][0]["contender"] == SESSION
+    samples = {each["name"]: each["samples"] for each in described["contenders"]}
+    assert samples[SESSION][0]["phases"]["address"] == 0.1
+    found = phases.describe_phases(groups, 0)
+    assert found["growth"]["milliseconds"] == pytest.approx(1e3 * (0.6 - 0.13) / 4)
+    assert found["groups"][1]["own_seconds"]["median"] == pytest.approx(0.6)
+    json.dumps([described, found])
+    assert f"{SESSION} 1" in report.describe_failures(groups[0])
+    assert report.describe_failures(groups[1]) == ""
+
+
+def test_what_cannot_be_known_of_other_machines_is_a_dash():
+    group = make_group(4, (0.1, 0.01, 0.02))
+    row = report.format_table(group).splitlines()[2]
+    assert row.startswith(SESSION) and row.split()[-1] == "–"
+    assert report.describe_others(group) == ""
+
+
+def test_phases_are_drawn_on_a_scale_of_their_own(tmp_path):
+    stacks = (plotting.Stack("4 ranks", {"one": 10.0, "two": 20.0}, (29.0, 31.0)),)
+    panel = plotting.Panel("first", (plotting.Row("row", (3.0,)),))
+    path = tmp_path / "drawing.svg"
+    own = plotting.StackPanel("parts", stacks, "milliseconds")
+    plotting.draw(path, [panel], own, title="Title", unit="seconds")
+    text = path.read_text()
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    assert all(part in text for part in ("one", "two", "milliseconds", "seconds", "parts"))
+
+
+# Runs on other machines, played by this one
+
+
+def reach_out(text: str, *arguments: str) -> Program:
+    return Program((sys.executable, "-c", text, *arguments), dict(os.environ), reaches_out=True)
+
+
+def test_what_a_run_prints_is_read():
+    report = {"finished": time.time() + 5, "seconds": {"address": 0.5}}
+    printed = f"mpiddp-benchmark: {json.dumps(report)}"
+    text = f"import sys; sys.stderr.write('noise '); print({printed!r})"
+    run = processes.run(reach_out(text + "; print('more')"), 60)
+    assert 4 < run.stamp_seconds < 6
+    assert (dict(run.phases), run.cpu_seconds, run.others_cpu_seconds) == (
+        {"address": 0.5},
+        None,
+        None,
+    )
+
+
+def test_directories_of_this_machine_are_not_handed_on(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/of-the-user")
+    text = "import os; assert (os.getcwd(), os.environ['TMPDIR']) == ('/', '/of-the-user')"
+    assert processes.run(reach_out(text), 60).stamp_seconds is None
+
+
+def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path):
+    text = (
+        "import pathlib, signal, sys, time\n"
+        "def end(*_): pathlib.Path(sys.argv[1]).touch(); sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "time.sleep(300)"
+    )
+    with pytest.raises(RunError, match="ran past 1 s"):
+        processes.run(reach_out(text, str(tmp_path / "asked")), 1)
+    assert (tmp_path / "asked").exists()
+
+
+def test_a_launcher_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "REQUEST_SECONDS", 0.3)
+    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+    begin = time.monotonic()
+    with pytest.raises(RunError, match="ran past 1 s"):
+        processes.run(reach_out(text), 1)
+    assert time.monotonic() - begin < 20
+
+
+class Bar:
+    def set_description(self, text):
+        pass
+
+    def update(self):
+        pass
+
+
+@pytest.mark.parametrize(("lost", "ends"), [(1, True), (2, False)])
+def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends):
+    calls = []
+
+    def run(program, deadline):
+        calls.append(program)
+        if len(calls) <= lost:
+            raise RunError("lost")
+        return Run(1.0, None, None, None)
+
+    monkeypatch.setattr(processes, "run", run)
+    contenders = [Contender(FLOOR, "floor", reach_out("pass"), "")]
+    options = startup.parse(["--repetitions", "2", "--warm-up", "0"])
+    if not ends:
+        with pytest.raises(RunError):
+            startup._measure_group(4, 4, contenders, options, Bar())
+        return
+    group = startup._measure_group(4, 4, contenders, options, Bar())
+    assert [failure.contender for failure in group.failures] == [FLOOR]
+    assert len(group.seconds(FLOOR)) == 2
+
+
+# Real runs
+
+
+def run_benchmark(cluster, *arguments: str, around: tuple[str, ...] = ()):
+    return subprocess.run(
+        [*around, sys.executable, "-W", "error", "-m", "benchmarks", "startup", *arguments],
+        env=launchers.clean_environment({**cluster.environment(), "PMIX_RANK": "7"}),
+        cwd=launchers.ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+@pytest.mark.timeout(300)
+def test_it_measures_a_cluster(slurm_cluster, tmp_path):
+    record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
+    arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
+    answer = run_benchmark(slurm_cluster, *arguments, "--json", str(record), "--plot", str(drawing))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "4 ranks on 4 nodes, 1 rounds" in answer.stdout
+    content = json.loads(record.read_text())
+    assert content["environment"]["nodes"] == 4
+    (group,) = content["groups"]
+    samples = {each["name"]: each["samples"][0] for each in group["contenders"]}
+    assert list(samples) == [MPIDDP, SESSION, TORCHRUN, TORCHRUN_STATIC, FLOOR]
+    for name, sample in samples.items():
+        if name != FLOOR:
+            assert 0 < sample["first_all_reduce_seconds"] < sample["seconds"], name
+    seen = samples[SESSION]["phases"]
+    assert set(phases.SHOWN) <= set(seen)
+    assert all(seconds > 0 for seconds in seen.values())
+    # Each starts when the one before has ended on all ranks, but for torch, whose import runs
+    # beside MPI's start.
+    in_turn = [seconds for name, seconds in seen.items() if name != "import torch"]
+    assert sum(in_turn) < samples[SESSION]["seconds"]
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+    assert slurm_cluster.ask("squeue", "-h") == ""
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+@pytest.mark.timeout(300)
+def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
+    record = tmp_path / "startup.json"
+    arguments = ["--launcher", "srun", "--ranks", "2", "--repetitions", "1", "--warm-up", "0"]
+    around = (str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks=4", "--exclusive")
+    before = newest_job(slurm_cluster)
+    answer = run_benchmark(slurm_cluster, *arguments, "--json", str(record), around=around)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(record.read_text())["environment"]["nodes"] == 2
+    # The allocation is one job, in which the runs made no others.
+    assert newest_job(slurm_cluster) == before + 2
+
+
+def newest_job(cluster) -> int:
+    """The number of a job that is made for the purpose."""
+    return int(cluster.ask("srun", "--quiet", "--ntasks=1", "printenv", "SLURM_JOB_ID"))
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_a_run_past_its_deadline_leaves_no_job(slurm_cluster):
+    command = ("srun", "--quiet", "--nodes=4", "--ntasks=4", "sleep", "300")
+    environment = launchers.clean_environment(slurm_cluster.environment())
+    with pytest.raises(RunError, match="ran past 3 s"):
+        processes.run(Program(command, environment, reaches_out=True), 3)
+    end = time.monotonic() + 30
+    while slurm_cluster.ask("squeue", "-h") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert slurm_cluster.ask("squeue", "-h") == ""

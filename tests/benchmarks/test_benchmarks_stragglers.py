@@ -1,0 +1,136 @@
+"""``benchmarks stragglers``: what it runs, and what it makes of the runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import documents
+from benchmarks.common.statistics import Series
+from benchmarks.stragglers import command as stragglers
+from benchmarks.stragglers.runs import Cell, Outcome, Point, read_outcome
+from mpiddp.errors import ConfigurationError
+
+
+def make_series(*times: tuple[float, ...], staleness: dict[int, int] | None = None):
+    """Runs whose accuracy is 50 %, 60 % and so on after so many seconds."""
+    outcomes = [
+        Outcome(
+            tuple(Point(seconds, 0.5 + 0.1 * place) for place, seconds in enumerate(each)),
+            staleness or {},
+        )
+        for each in times
+    ]
+    return Series((), tuple(outcomes), tuple(range(len(outcomes))))
+
+
+FOUND = {
+    Cell("0=4", None): make_series((1, 2, 3), (1, 2, 3)),
+    Cell("0=4", "0"): make_series((2, 4, 6), (2, 6, 8), (2, 5, 7)),
+    Cell("0=4", "4"): make_series((2, 4, 6)),
+    Cell("0=4", "unlimited"): make_series((1, 2, 3), staleness={0: 1, 3: 1}),
+    Cell("random=2", "0"): make_series((1, 5)),
+    Cell("random=2", "4"): make_series((1, 4)),
+    Cell("random=2", "unlimited"): make_series((1, 2)),
+}
+
+
+def test_time_counts_up_to_the_first_evaluation_that_is_good_enough():
+    rows = [
+        {"seconds": 1.5, "test_accuracy": 0.4, "staleness": {"0": 1}},
+        {"seconds": 2.0, "test_accuracy": 0.8, "staleness": {"0": 2}},
+        {"seconds": 2.5, "test_accuracy": 0.7, "staleness": {"0": 3, "2": 5}},
+    ]
+    outcome = read_outcome(rows)
+    assert outcome.points == (Point(1.5, 0.4), Point(3.5, 0.8), Point(6.0, 0.7))
+    assert outcome.staleness == {0: 3, 2: 5}
+    assert [outcome.find_time(each) for each in (0.4, 0.5, 0.8, 0.81)] == [1.5, 3.5, 3.5, None]
+
+
+def test_a_way_with_a_run_that_never_comes_there_has_no_time():
+    series = make_series((1, 2, 3), (1, 2))
+    assert stragglers.find_median(series, 0.6) == 2
+    assert stragglers.find_median(series, 0.65) is None
+
+
+def test_targets_are_judged_against_the_server_in_step():
+    constant, random = stragglers.judge(FOUND, 0.6)
+    assert (constant.limit, constant.found, constant.met) == (0.5, 2 / 5, True)
+    assert (random.limit, random.found, random.met) == (0.7, 4 / 5, False)
+    assert str(constant).endswith("no bound to 60%, by in step: 0.40, at most 0.5: met")
+    assert str(random).startswith("straggler random=2: time of server, 4 steps to 60%")
+    (constant, _) = stragglers.judge(FOUND, 0.9)
+    assert not constant.met and "never there" in str(constant)
+
+
+def test_the_table_has_a_row_for_every_way():
+    lines = stragglers.format_table(FOUND, 0.6).splitlines()
+    assert [line.split("  ")[1].strip() for line in lines if line.startswith("  ")] == [
+        "framework", "server, in step", "server, 4 steps", "server, no bound",
+        "server, in step", "server, 4 steps", "server, no bound",
+    ]  # fmt: skip
+    (row,) = [line for line in lines if "no bound" in line and "mean" in line]
+    assert row.split()[3:] == ["2.00", "0.40", "3.00", "70.00%", "mean", "1.50,", "max", "3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stragglers", "2=4"], "--stragglers: expected ranks 0 to 1, found '2=4'"),
+        (["--stragglers", "first=4"], "RANK=FACTOR"),
+        (["--staleness", "some"], "staleness: expected a number of steps, or unlimited"),
+        (["--accuracy", "97"], "--accuracy: expected at most 1, found 97"),
+        (["--model", "convent"], "did you mean convnet"),
+        (["--plot", "/nowhere/x.svg"], "there is no directory /nowhere"),
+        (["--launcher", "srun"], "srun"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(words, message):
+    with pytest.raises(ConfigurationError) as caught:
+        stragglers.check(stragglers.parse(words))
+    assert message in str(caught.value)
+
+
+def test_each_round_trains_from_another_seed(monkeypatch):
+    options = replace(stragglers.parse([]), repetitions=2, seed=5, staleness=("0",))
+    seen = []
+
+    def run(program, deadline):
+        seen.append([word for word in program.command if word.startswith(("--seed", "--sync"))])
+        raise NotImplementedError
+
+    monkeypatch.setattr(stragglers.processes, "run", run)
+    launcher = stragglers.launchers.find_mpirun(None)
+    for number in (0, 1):
+        for staleness in (None, "0"):
+            with pytest.raises(NotImplementedError):
+                stragglers.train(options, Cell("0=4", staleness), number, launcher)
+    assert seen == [
+        ["--seed=5", "--sync=framework"], ["--seed=5", "--sync=parameter-server"],
+        ["--seed=6", "--sync=framework"], ["--seed=6", "--sync=parameter-server"],
+    ]  # fmt: skip
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
+    record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
+    words = [*documents.read_command("python -m benchmarks stragglers"), "--accuracy", "0.15"]
+    stragglers.main([*words, "--json", str(record), "--plot", str(picture)])
+    printed = capsys.readouterr().out
+    assert "2 ranks, mlp on digits" in printed
+    assert "target: straggler 0=4: time of server, no bound to 15%, by in step: " in printed
+    found = json.loads(record.read_text())
+    assert [run["staleness"] for run in found["runs"]] == [None, "0", "unlimited"]
+    for run in found["runs"]:
+        (outcome,) = run["rounds"]
+        first, second = outcome["points"]
+        assert 0 < first["seconds"] < second["seconds"]
+        assert second["accuracy"] > 0.15
+        # 1,438 samples by 16 for each of two workers, in two epochs; or all by 16.
+        steps = {None: 0, "0": 2 * 2 * 45, "unlimited": 2 * 90}[run["staleness"]]
+        assert sum(outcome["staleness"].values()) == steps
+    drawn = picture.read_text()
+    assert "server, no bound" in drawn and "test accuracy" in drawn

@@ -1,0 +1,476 @@
+"""``benchmarks training-step``: the command line, tables, promises, drawing, real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import documents
+from benchmarks.common import results
+from benchmarks.common.statistics import Series
+from benchmarks.launching import launchers
+from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
+from benchmarks.training_step import command, report, visits
+from benchmarks.training_step.contenders import (
+    ALONE,
+    BASE,
+    DATA_PARALLEL,
+    OWN_ALONE,
+    OWN_BASE,
+    USUAL,
+    Contender,
+    parse_contender,
+)
+from benchmarks.training_step.plot import break_name, draw
+from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
+from benchmarks.training_step.traffic import Reading
+from benchmarks.training_step.visits import Group, Link, Visit
+from benchmarks.training_step.workloads import Workload, parse_workload
+from mpiddp.errors import ConfigurationError
+
+FRAMEWORKS = Contender("framework")
+MLP = Workload("mlp")
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "vgg"], "no model is called 'vgg'; there are convnet, resnet18, mlp"),
+        (["--models", "mlp:megabytes=0"], "mlp:megabytes=… with 0.1 to 4000"),
+        (["--models", "convnet:megabytes=4"], "found 'convnet:megabytes=4'"),
+        (["--sync", "rong"], "no algorithm is called 'rong'"),
+        (["--sync", "ring:segments=0"], "segments must be an integer >= 1"),
+        (["--sync", "parameter-server:servers=0"], "'servers=0'"),
+        (["--sync", "parameter-server:place=here"], "'place=here'"),
+        (["--sync", "parameter-server:servers=1,servers=2"], "each once"),
+        (["--sync", "parameter-server:staleness=never"], "'staleness=never'"),
+        (["--sync", "parameter-server:servers=3"], "2 ranks can have 1 to 2 colocated servers"),
+        (
+            ["--sync", "parameter-server:servers=2,placement=dedicated", "--ranks", "4", "2"],
+            "2 ranks can have 1 to 1 dedicated servers, not 2",
+        ),
+        (["--sync", "central"], "leaves out the gradients of 1 of 2 ranks"),
+        (["--sync", "data-parallel", "--device", "cpu"], "drives GPUs"),
+        (["--transports", "pigeon"], "invalid choice: 'pigeon'"),
+        (["--wire-dtype", "float8"], "invalid choice: 'float8'"),
+        (["--straggler", "2=4"], "expected a rank below 2"),
+        (["--straggler", "0=0.5"], "with a factor of 1 or more"),
+        (["--ranks", "1"], "--ranks: expected at least 2, found 1"),
+        (["--batch-size", "0"], "--batch-size: expected an integer >= 1"),
+        (["--iterations", "0"], "--iterations: expected an integer >= 1"),
+        (["--link"], "--link needs two nodes"),
+        (["--nodes", "2"], "--nodes needs a cluster"),
+        (["--plot", "drawing.gif"], "ends in .svg, .png, .pdf"),
+        (["--json", "same.svg", "--plot", "same.svg"], "named for two outputs"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+@pytest.mark.usefixtures("writable")
+def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
+    with pytest.raises(ConfigurationError) as caught:
+        command.check(command.parse(arguments))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_usual():
+    options = command.parse([])
+    assert options.ranks == (2, 4)
+    assert command.parse(["--launcher", "srun"]).ranks == (4,)
+    plan = options.plan
+    assert [contender.name for contender in plan.contenders] == list(USUAL)
+    assert [str(workload) for workload in plan.workloads] == ["convnet", "resnet18", "mlp"]
+    assert plan.offers_data_parallel
+    assert not command.parse(["--sync", "auto"]).plan.offers_data_parallel
+
+
+def test_transports_and_types_are_for_gradients_that_mpiddp_averages():
+    words = ["--sync", "framework", "ring", "ring", "parameter-server"]
+    more = ["--transports", "auto", "mpi", "--wire-dtype", "auto", "bfloat16"]
+    plan = command.parse([*words, *more]).plan
+    assert [contender.name for contender in plan.contenders] == [
+        "framework",
+        "ring",
+        "ring wire_dtype=bfloat16",
+        "ring transport=mpi",
+        "ring transport=mpi,wire_dtype=bfloat16",
+        "parameter-server",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "servers", "workers", "in_step"),
+    [
+        ("parameter-server", 4, 1, 4, True),
+        ("parameter-server:servers=ranks", 4, 4, 4, True),
+        ("parameter-server:servers=2,placement=dedicated,staleness=3", 4, 2, 2, False),
+        ("parameter-server:staleness=unlimited", 4, 1, 4, False),
+    ],
+)
+def test_servers_are_written_as_they_are_named(text, ranks, servers, workers, in_step):
+    contender = parse_contender(text)
+    assert (contender.name, contender.job) == (text, MPI_JOB)
+    assert contender.count_servers(ranks) == servers
+    assert contender.count_workers(ranks) == workers
+    assert contender.is_in_step == in_step
+    configuration = contender.configure(ranks, 8, 0)
+    assert (configuration.servers, configuration.staleness) == (servers, contender.staleness)
+
+
+def test_the_frameworks_job_holds_what_is_not_mpiddps():
+    for name in ("framework", "framework-fused", ALONE, DATA_PARALLEL):
+        assert Contender(name).job == TORCH_JOB
+        # They are told nothing of mpiddp's, but the same optimizer.
+        assert Contender(name).configure(2, 8, 0).sync == "framework"
+    assert OWN_BASE.job == MPI_JOB and not OWN_BASE.averages
+    assert OWN_BASE.configure(1, 8, 0).sync == "framework"
+
+
+def run_benchmark(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "benchmarks", "training-step", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=launchers.ROOT,
+        env=launchers.clean_environment(changes),
+    )
+
+
+def test_help_imports_neither_torch_nor_mpi():
+    text = (
+        "import runpy, sys\n"
+        "sys.argv = ['benchmarks', 'training-step', '--help']\n"
+        "try: runpy.run_module('benchmarks', run_name='__main__')\n"
+        "except SystemExit as error: assert not error.code\n"
+        "assert not {'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, cwd=launchers.ROOT
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "--straggler" in answer.stdout and "parameter-server" in answer.stdout
+
+
+def test_the_frameworks_loop_knows_nothing_of_mpiddp():
+    text = (
+        "import sys; import benchmarks.baselines.ddp_step\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] in ('mpiddp', 'mpi4py')]"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True, cwd=launchers.ROOT)
+
+
+# ---- made-up groups ----------------------------------------------------------------------------
+
+
+def make_visit(seconds: float, *, samples: float = 100.0, busiest: float | None = None) -> Visit:
+    reading = Reading(1e6, busiest)
+    return Visit(10, seconds, 0.25 * seconds, 0.125 * seconds, samples, reading)
+
+
+def make_group(times, ranks: int = 2, *, workload: Workload = MLP, straggler=None, **more) -> Group:
+    """A group with these seconds of a step, by contender: a list of rounds."""
+    words = ["--models", str(workload)] + (["--straggler", straggler] if straggler else [])
+    series = {
+        row: Series((), tuple(map(make_visit, rounds)), tuple(range(len(rounds))))
+        for row, rounds in times.items()
+    }
+    usual = {"nodes": None, "notes": {}, "greeting": {"device": "cpu"}}
+    plan = command.parse(words).plan
+    return Group(ranks, workload=workload, plan=plan, series=series, **{**usual, **more})
+
+
+def find_row(text: str, name: str) -> str:
+    (line,) = [each for each in text.splitlines() if each.startswith(f"{name}  ")]
+    return " ".join(line[len(name) :].split())
+
+
+def test_a_table_has_parts_speed_efficiency_and_bytes():
+    traffic = {"each": 2048.0, "busiest": 4096}
+    group = make_group(
+        {
+            BASE: [0.01] * 3,
+            OWN_BASE: [0.01] * 3,
+            FRAMEWORKS: [0.04] * 3,
+            RING: [0.01, 0.02, 0.04],
+            CENTRAL: [0.02] * 3,
+        },
+        notes={RING: {"traffic": traffic, "overlap": "on"}},
+        refusals={Contender("one-shot"): "no room"},
+        wrong={OWN: "the ranks' parameters differ"},
+        others_share=0.25,
+    )
+    text = report.format_group(group)
+    # 20 ms; by rounds 4, 2 and 1 times as quick as the framework's; half of what one rank does.
+    expected = "20.0 15.0–30.0 5.00 12.5 2.50 100 50% 2.00 on 2 KiB 4 KiB"
+    assert find_row(text, "ring") == expected
+    expected = "40.0 40.0–40.0 10.0 25.0 5.00 100 50% 1 – ~976.6 KiB –"
+    assert find_row(text, "framework") == expected
+    assert find_row(text, "parameter-server").split()[4] == "servers"
+    assert find_row(text, "alone").split()[6] == "100%"
+    assert "left out: one-shot: no room" in text
+    assert "wrong: auto: the ranks' parameters differ" in text
+    assert "other programs took 25% of the cores" in text
+    assert report.list_wrong([group]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
+
+
+def test_efficiency_is_against_one_rank_with_the_same_update():
+    alone, quick = (make_visit(1.0, samples=samples) for samples in (100.0, 160.0))
+    several = make_visit(1.0, samples=240.0)
+    visits_of = {BASE: alone, OWN_BASE: quick, FRAMEWORKS: several, RING: several, CENTRAL: several}
+    series = {row: Series((), (visit,), (0,)) for row, visit in visits_of.items()}
+    group = replace(make_group({}, 4), series=series)
+    found = {row: report.find_efficiency(group, row).median for row in visits_of}
+    expected = {BASE: 1.0, OWN_BASE: 1.0, FRAMEWORKS: 0.6, RING: 0.375, CENTRAL: 0.375}
+    assert found == pytest.approx(expected)
+
+
+def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
+    busy, quiet = (replace(make_visit(1.0), reading=Reading(n, 2 * n)) for n in (9e6, 1e6))
+    group = replace(make_group({}), series={FRAMEWORKS: Series((), (busy, quiet, busy), (0,) * 3)})
+    assert report.find_bytes(group, FRAMEWORKS) == report.Bytes(1e6, 2e6, is_read=True)
+
+
+def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
+    group = make_group({FRAMEWORKS: [1.0]})
+    found = report.find_bytes(group, FRAMEWORKS)
+    assert found == report.Bytes(1e6, None, is_read=True)
+    assert report.find_bytes(make_group({BASE: [1.0]}), BASE) is None
+    on_gpus = make_group({FRAMEWORKS: [1.0]}, greeting={"device": "cuda"})
+    assert report.find_bytes(on_gpus, FRAMEWORKS) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.1234, "123"), (0.01234, "12.3"), (0.001234, "1.23"), (-0.02, "-20.0")]
+)
+def test_milliseconds_have_three_figures(seconds, text):
+    assert report.format_milliseconds(seconds) == text
+
+
+def test_a_record_has_every_visit_and_its_parts():
+    group = make_group({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
+    described = json.loads(json.dumps(report.describe_group(group)))
+    theirs, own = described["contenders"]
+    assert (described["model"], theirs["name"], own["sync"]) == ("mlp", "framework", "auto")
+    assert [visit["seconds"] for visit in theirs["visits"]] == [2.0, 4.0]
+    assert [visit["exposed"] for visit in theirs["visits"]] == [1.25, 2.5]
+    assert own["over_framework"]["median"] == 3.0
+    assert theirs["bytes_source"] == "read from the interface"
+    assert described["plan"]["batch_size"] == 8
+
+
+# ---- promises ----------------------------------------------------------------------------------
+
+
+def judge_speed(speed: float, ranks: int = 2, **more):
+    times = {FRAMEWORKS: [speed, speed], OWN: [1.0, 1.0]}
+    return [(target.found, target.met) for target in judge([make_group(times, ranks, **more)])]
+
+
+def test_the_large_mlp_is_promised_to_be_much_quicker_on_two_ranks():
+    assert judge_speed(2.5) == [(2.5, True)]
+    assert judge_speed(2.4) == [(2.4, False)]
+    assert judge_speed(2.4, 4) == []
+    assert judge_speed(2.4, nodes=1) == [(2.4, False)]
+
+
+def test_other_models_are_promised_not_to_be_slower():
+    for workload in map(parse_workload, ("convnet", "resnet18", "mlp:megabytes=4")):
+        assert judge_speed(1.0, workload=workload) == [(1.0, True)]
+        assert judge_speed(0.9, 4, workload=workload) == [(0.9, False)]
+        assert judge_speed(0.9, 3, workload=workload) == []
+
+
+def test_nothing_is_promised_of_stragglers_or_gpus():
+    assert judge_speed(1.0, straggler="0=2") == []
+    assert judge_speed(1.0, greeting={"device": "cuda"}) == []
+    assert judge([make_group({OWN: [1.0]})]) == []
+
+
+def judge_nodes(central: float, sharded: float = 1.0, **more):
+    """Four nodes, links of 8 Mbit/s, buckets of 400 kB in all; ``compute`` and update are 0.375."""
+    notes = {
+        RING: {"elements": 100_000, "buckets": [{"elements": 60_000}, {"elements": 40_000}]},
+        CENTRAL: {"elements": 100_000},
+    }
+    given = {"nodes": 4, "notes": notes, "link": Link(0.0, 1e-6), "workload": Workload("convnet")}
+    times = {RING: [1.0] * 3, CENTRAL: [central] * 3, SHARDED: [sharded] * 3}
+    return judge([make_group(times, 4, **{**given, **more})])
+
+
+def test_the_central_server_is_promised_to_be_as_slow_as_the_model_says():
+    # Of the ring 2 * 3/4 * 0.4 s, of the server 2 * 3 * 0.4 s; each besides 0.375 s.
+    predicted = (0.375 + 2.4) / (0.375 + 0.6)
+    for factor, met in ((1.0, True), (1.14, True), (0.86, True), (1.16, False), (0.84, False)):
+        target = judge_nodes(factor * predicted)[1]
+        assert target.found == pytest.approx(factor, rel=1e-3)
+        assert target.met == met
+
+
+def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_most():
+    for sharded, met in ((1.1, True), (1.2, False)):
+        target = judge_nodes(2.0, sharded)[0]
+        assert (target.found, target.met) == (sharded, met)
+        assert "8 Mbit/s" in str(target)
+    assert judge_nodes(2.0, link=None) == []
+    assert judge_nodes(2.0, nodes=2) == []
+
+
+# ---- the drawing, and the command --------------------------------------------------------------
+
+
+def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
+    times = {BASE: [1.0, 1.0], OWN_BASE: [1.0, 1.0], FRAMEWORKS: [2.0, 4.0], OWN: [1.5, 1.5]}
+    groups = [make_group(times), make_group(times, 4), make_group({})]
+    path = tmp_path / "drawing.svg"
+    draw(path, groups, "a note")
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    text = path.read_text()
+    for part in ("framework", "auto", "exposed communication", "update", "4 ranks", "a note"):
+        assert part in text
+    # As many samples per second as one rank alone, on two and on four.
+    assert "3000 ms, 50%" in text and "3000 ms, 25%" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("gather-broadcast", ["gather-broadcast"]),
+        ("parameter-server:servers=ranks", ["parameter-server:", "servers=ranks"]),
+        (
+            "parameter-server:servers=2,placement=dedicated,staleness=3",
+            ["parameter-server:", "servers=2,", "placement=dedicated,staleness=3"],
+        ),
+        ("ring transport=shared-memory+mpi", ["ring", "transport=shared-memory+mpi"]),
+        ("ring:segments=4", ["ring:segments=4"]),
+    ],
+)
+def test_long_names_are_broken(name, lines):
+    assert break_name(name).splitlines() == lines
+
+
+def test_nothing_measured_is_drawn_as_nothing(tmp_path):
+    draw(tmp_path / "drawing.png", [make_group({})], "a note")
+    assert (tmp_path / "drawing.png").stat().st_size > 0
+
+
+def test_wrong_training_ends_with_an_error_after_the_tables(monkeypatch, capsys):
+    wrong = make_group({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
+    monkeypatch.setattr(command, "measure", lambda *_: [wrong])
+    mpirun = launchers.Mpirun(Path("mpirun"), "openmpi", "5.0.11", None)
+    monkeypatch.setattr(command, "check", lambda _: mpirun)
+    with pytest.raises(command.WrongTrainingError, match=r"auto on mlp and 2 ranks") as caught:
+        command.main(["--ranks", "2"])
+    assert caught.value.exit_code == 1
+    assert "mlp on 2 ranks of this machine" in capsys.readouterr().out
+
+
+# ---- real runs ---------------------------------------------------------------------------------
+
+SYNCS = (
+    "framework",
+    "auto",
+    "parameter-server",
+    "parameter-server:placement=dedicated",
+    "parameter-server:servers=ranks,staleness=1",
+)
+
+
+@pytest.mark.mpi
+def test_all_contenders_are_measured_printed_and_written(tmp_path):
+    record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
+    arguments = documents.read_command("python -m benchmarks training-step")
+    arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi"]
+    arguments += ["--straggler", "0=1.5", "--deadline", "60"]
+    # Variables of an outer launch must not reach the ranks.
+    answer = run_benchmark(*arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    content = json.loads(record.read_text())
+    assert (content["benchmark"], content["schema"]) == ("training-step", results.SCHEMA)
+    (group,) = content["groups"]
+    assert (group["refusals"], group["wrong"]) == ({}, {})
+    rows = {each["name"]: each for each in group["contenders"]}
+    assert list(rows) == [ALONE, OWN_ALONE, *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
+    for row in rows.values():
+        assert [visit["steps"] for visit in row["visits"]] == [5, 5]
+        assert all(visit["seconds"] > 0 < visit["compute"] for visit in row["visits"])
+    workers = {name: row["workers"] for name, row in rows.items()}
+    assert workers[ALONE] == workers[OWN_ALONE] == workers[SYNCS[3]] == 1 and workers[SYNCS[4]] == 2
+    # What mpiddp sends is counted: on two ranks, half of the gradients there and half back, or all
+    # there and all back.
+    size = 4 * rows["auto"]["notes"]["elements"]
+    for name in ("auto", "auto transport=mpi", *SYNCS[2:]):
+        assert rows[name]["bytes"]["each"] == pytest.approx(size, rel=1e-3), name
+    assert sum(each["elements"] for each in rows["auto"]["notes"]["buckets"]) * 4 == size
+    # Gloo's bytes pass through the interface, which others may use as well.
+    assert rows["framework"]["bytes"]["is_read"] and rows["framework"]["bytes"]["each"] >= size
+    assert "straggler 0=1.5" in answer.stdout
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+
+
+WRONG_WORKER = """
+import sys
+import torch
+from benchmarks.training_step import worker
+from mpiddp.collectives.communicator import Communicator
+
+make = Communicator.make
+
+def make_and_double(self, call, tensor):
+    make(self, call, tensor)
+    tensor.mul_(2)
+
+Communicator.make = make_and_double
+worker.main(sys.argv[1], sys.argv[2].split(","))
+"""
+
+
+@pytest.mark.mpi
+def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wrong_worker.py").write_text(WRONG_WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(visits, "WORKER", "wrong_worker")
+    arguments = ["--ranks", "2", "--models", "mlp:megabytes=0.1", "--sync", "framework", "ring"]
+    with pytest.raises(command.WrongTrainingError, match="ring transport=mpi on mlp") as caught:
+        command.main([*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"])
+    assert "framework" not in str(caught.value)
+    text = capsys.readouterr().out
+    assert find_row(text, "framework") and "\nwrong: ring transport=mpi: after 2 steps" in text
+
+
+@pytest.mark.mpi
+def test_a_mistake_is_one_line():
+    answer = run_benchmark("--sync", "parameter-server:servers=5", "--ranks", "2")
+    assert answer.returncode == 2
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tmp_path):
+    record = tmp_path / "step.json"
+    arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "2", "--link", "--sync"]
+    arguments += ["framework", "ring", "parameter-server", "parameter-server:servers=ranks"]
+    arguments += ["--models", "mlp:megabytes=1", "--repetitions", "1", "--iterations", "3"]
+    answer = run_benchmark(*arguments, "--json", str(record), **slurm_cluster.environment())
+    assert (answer.returncode, answer.stderr) == (0, "")
+    (group,) = json.loads(record.read_text())["groups"]
+    assert group["nodes"] == 2 and group["link"]["seconds_per_byte"] > 0
+    rows = {each["name"]: each for each in group["contenders"]}
+    size = 4 * rows["ring"]["notes"]["elements"]
+    # What interfaces read and what is counted say the same of the ring, but for headers.
+    (visit,) = rows["ring"]["visits"]
+    assert rows["ring"]["bytes"]["each"] == pytest.approx(size, rel=1e-3)
+    assert size <= visit["reading"]["busiest"] < 1.2 * size
+    assert rows["framework"]["bytes"]["busiest"] >= size
+    assert "by the cost model" in answer.stdout
+    assert slurm_cluster.ask("squeue", "-h") == ""

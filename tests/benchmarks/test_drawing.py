@@ -1,0 +1,169 @@
+"""The pictures of a schedule in the terminal and as SVG; the page has tests of its own."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+import launchers
+from benchmarks.models import explain
+from benchmarks.models.drawing.diagram import NAMESPACE, draw_diagram
+from benchmarks.models.drawing.holdings import follow, letter, spell
+from benchmarks.models.drawing.text import describe
+from mpiddp.schedules.cost import split
+from mpiddp.schedules.registry import names, parse
+
+
+def lines(text: str, ranks: int, **options) -> list[str]:
+    return list(describe(parse(text).build(ranks), **options))
+
+
+def rows_after(text: list[str], title: str) -> list[list[str]]:
+    """The cells of the table below the line that begins with ``title``."""
+    begin = next(place for place, line in enumerate(text) if line.startswith(title))
+    table = [line for line in text[begin:] if line.startswith("rank ")]
+    count = len({line.split()[1] for line in table})
+    return [line.split()[2:] for line in table[:count]]
+
+
+@pytest.mark.parametrize(
+    ("rank", "name"), [(0, "a"), (25, "z"), (26, "aa"), (51, "az"), (52, "ba"), (701, "zz")]
+)
+def test_ranks_have_letters(rank, name):
+    assert letter(rank) == name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((), "·"),
+        ((1,), "b"),
+        ((0, 1, 2), "a+b+c"),
+        ((0, 1, 2, 3), "a…d"),
+        ((0, 2, 3, 4, 5, 9), "a+c…f+j"),
+    ],
+)
+def test_contributions_are_spelled(ranks, text):
+    assert spell(frozenset(ranks)) == text
+
+
+def test_the_chain_of_three_workers_is_that_of_the_textbook():
+    """a goes to b, a+b to c, and a+b+c comes round: four steps after the start."""
+    text = lines("naive-ring", 3)
+    assert rows_after(text, "before the first step") == [["a"], ["b"], ["c"]]
+    assert rows_after(text, "step 1 of 4") == [["a"], ["a+b*"], ["c"]]
+    assert rows_after(text, "step 2 of 4") == [["a"], ["a+b"], ["a+b+c*"]]
+    assert rows_after(text, "step 3 of 4") == [["a+b+c*"], ["a+b"], ["a+b+c"]]
+    assert rows_after(text, "step 4 of 4") == [["a+b+c"], ["a+b+c*"], ["a+b+c"]]
+
+
+def test_a_step_says_which_chunk_goes_where():
+    text = lines("ring", 3, notes=["1 µs", "2 µs", "3 µs", "4 µs"])
+    assert "step 1 of 4: 3 messages, 3 added (1 µs)" in text
+    assert any(line.split("   ") == ["  0→1\xa0+2", "1→2\xa0+0", "2→0\xa0+1"] for line in text)
+    assert any("1→0\xa0=1" in line for line in text)
+
+
+def test_a_server_is_named():
+    text = lines("central", 3)
+    assert "rank 2 serves, and contributes nothing" in text
+    assert rows_after(text, "before the first step") == [["a"], ["b"], ["·"]]
+
+
+@pytest.mark.parametrize(
+    ("width", "cell"), [(200, "a…d*"), (24, "4*"), (14, "█")], ids=["letters", "counts", "shades"]
+)
+def test_the_detail_depends_on_the_room(width, cell):
+    text = lines("direct", 4, width=width)
+    table = rows_after(text, "step 1 of 2")
+    assert table[0][0].startswith(cell)
+    assert max(len(line) for line in text if line.startswith(("rank ", "chunk"))) <= width
+
+
+def test_what_changed_is_bold_on_a_terminal():
+    assert "\x1b[1ma+b*" in "\n".join(lines("naive-ring", 2, colour=True))
+    assert "\x1b" not in "\n".join(lines("naive-ring", 2))
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_every_algorithm_ends_with_all_letters(name, ranks):
+    schedule = parse(name).build(ranks)
+    everyone = frozenset(schedule.members)
+    last = follow(schedule)[-1]
+    assert all(chunk == everyone for rank in schedule.members for chunk in last[rank])
+    assert len(list(describe(schedule))) > ranks
+
+
+def read(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def find(root: ElementTree.Element, shape: str, kind: str) -> list[ElementTree.Element]:
+    return [item for item in root.iter(f"{{{NAMESPACE}}}{shape}") if item.get("class") == kind]
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_a_diagram_has_an_arrow_for_each_message_and_stays_in_its_frame(name, ranks):
+    schedule = parse(name).build(ranks)
+    root = read(draw_diagram(schedule, f"{name} on {ranks}"))
+    transfers = [transfer for step in schedule.steps for transfer in step]
+    assert len(find(root, "line", "add")) == 1 + sum(item.reduce for item in transfers)
+    assert len(find(root, "line", "copy")) == 1 + sum(not item.reduce for item in transfers)
+    width, height = (float(root.get(side)) for side in ("width", "height"))
+    for line in root.iter(f"{{{NAMESPACE}}}line"):
+        assert all(0 <= float(line.get(key)) <= width for key in ("x1", "x2"))
+        assert all(0 <= float(line.get(key)) <= height for key in ("y1", "y2"))
+
+
+def test_an_arrow_leads_from_its_source_to_its_destination():
+    root = read(draw_diagram(parse("naive-ring").build(2), "two"))
+    heights = {
+        text.text: float(text.get("y")) - 4
+        for text in root.iter(f"{{{NAMESPACE}}}text")
+        if (text.text or "").startswith("rank ")
+    }
+    [there, _] = find(root, "line", "add")
+    assert (float(there.get("y1")), float(there.get("y2"))) == (
+        heights["rank 0"],
+        heights["rank 1"],
+    )
+    [back, _] = find(root, "line", "copy")
+    assert (float(back.get("y1")), float(back.get("y2"))) == (heights["rank 1"], heights["rank 0"])
+
+
+def test_nodes_are_parted_and_servers_named():
+    schedule = parse("two-level").build(5, split(5, 2))
+    root = read(draw_diagram(schedule, "five", nodes=split(5, 2), notes=["1 s"] * 4))
+    [seam] = find(root, "line", "seam")
+    assert float(seam.get("y1")) > 0
+    texts = [text.text for text in root.iter(f"{{{NAMESPACE}}}text")]
+    assert texts.count("1 s") == 4
+    root = read(draw_diagram(parse("central").build(3), "three"))
+    assert [text.text for text in root.iter(f"{{{NAMESPACE}}}text")].count("server") == 1
+
+
+def test_a_diagram_is_one_file_for_light_and_dark():
+    svg = draw_diagram(parse("ring").build(3), "<ring> & co")
+    assert "prefers-color-scheme: dark" in svg
+    assert not re.search(r"(href|src|@import|url\((?!#))", svg)
+    assert read(svg).find(f"{{{NAMESPACE}}}title").text == "<ring> & co"
+
+
+README_DIAGRAMS = {
+    "ring": ["ring", "--ranks", "4"],
+    "central": ["central", "--ranks", "4"],
+    "two-level": ["two-level", "--ranks", "6", "--nodes", "2"],
+}
+
+
+@pytest.mark.parametrize("name", README_DIAGRAMS)
+def test_the_diagrams_in_readme_are_up_to_date(name, tmp_path, capsys):
+    made, kept = tmp_path / "made.svg", f"benchmarks/pictures/{name}.svg"
+    explain.main([*README_DIAGRAMS[name], "--svg", str(made)])
+    assert made.read_text() == (launchers.ROOT / kept).read_text()
+    readme = (launchers.ROOT / "README.md").read_text()
+    assert f"{' '.join(README_DIAGRAMS[name])} --svg {kept}" in readme

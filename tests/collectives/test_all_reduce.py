@@ -1,0 +1,81 @@
+"""Collective calls of real ranks: what they compute, over every transport, is exact."""
+
+from __future__ import annotations
+
+import pytest
+
+import battery
+import launchers
+from mpiddp.schedules import registry
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
+"""MPICH takes the ranks in turn for ranks of two nodes."""
+OWN_NODES = {"MPIR_CVAR_NOLOCAL": "1"}
+"""MPICH takes every rank for a node of its own."""
+DEADLINE = 140.0
+
+
+def test_the_battery_has_every_algorithm_and_all_types():
+    named = {name for _, name in battery.list_sums(3, ("mpi",))["what"]}
+    assert {"auto", *registry.names()} <= named
+    assert set(battery.list_sums(3, ("mpi",))["type"]) == {
+        "float64", "float32", "float16", "bfloat16", "int32", "int64"
+    }  # fmt: skip
+
+
+ONE_NODE = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "parts", "variables", "wait"),
+    [
+        # A pool leaves the ranks two cores, and more ranks than cores must not spin.
+        ("openmpi", 2, ("sums", "moves"), {"MPIDDP_WAIT": ""}, "spin"),
+        (
+            *("mpich", 3, ("sums", "moves")),
+            {"MPIDDP_WAIT": "", "MPIDDP_MESSAGE_BYTES": "30000"},
+            "yield",
+        ),
+        pytest.param("openmpi", 4, ("moves",), {}, "sleep", marks=pytest.mark.long),
+        pytest.param("openmpi", 5, ("sums",), {"MPIDDP_WAIT": ""}, "yield", marks=pytest.mark.long),
+        *[pytest.param(name, 2, ("moves",), {"MPIDDP_WAIT": "yield"}, "yield",
+                       marks=pytest.mark.long)
+          for name in launchers.OPTIONAL if not launchers.table()[name].missing()],
+    ],
+)  # fmt: skip
+def test_calls_on_one_node_are_exact(name, size, parts, variables, wait, pool):
+    reports = pool(name, size).call(battery.run, *parts, timeout=DEADLINE, env=variables).values
+    battery.check_reports(reports, [battery.LISTS[part](size, ONE_NODE) for part in parts])
+    described = reports[0]["describe"]
+    assert set(described["transports"]) == set(ONE_NODE[1:])
+    assert described["transports"][0] == "shared-memory"
+    assert described["nodes"] == [size] and described["notes"] == []
+    assert described["single_copy"] is True and described["wait"] == wait
+    assert reports[0]["chosen"]["64"] == "one-shot over shared-memory"
+    assert reports[0]["chosen"][str(1 << 22)] == "direct over shared-memory"
+
+
+def test_calls_on_uneven_nodes_in_cyclic_order_are_exact(pool):
+    reports = pool("mpich", 5, **TWO_NODES).call(battery.run, "sums", timeout=DEADLINE).values
+    transports = ("auto", "mpi", "torch", "shared-memory+mpi")
+    battery.check_reports(reports, [battery.list_sums(5, transports)])
+    described = reports[0]["describe"]
+    assert described["transports"][0] == "shared-memory+mpi"
+    assert "shared-memory" not in described["transports"]
+    assert described["nodes"] == [3, 2]
+    for length, outer in (("64", "recursive-doubling"), (str(1 << 22), "ring")):
+        expected = f"two-level:inner=direct,outer={outer} over shared-memory+mpi"
+        assert {report["chosen"][length] for report in reports} == {expected}
+
+
+def test_calls_on_nodes_of_one_rank_are_exact(pool):
+    reports = pool("mpich", 3, **OWN_NODES).call(battery.run, "between", timeout=DEADLINE).values
+    battery.check_reports(
+        reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))]
+    )
+    described = reports[0]["describe"]
+    assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
+    assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"
+    assert reports[0]["chosen"][str(1 << 22)] == "ring over mpi"

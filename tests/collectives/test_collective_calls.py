@@ -1,0 +1,276 @@
+"""What collective calls mean, and what they say to those who make mistakes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+import torch
+
+import facts
+import launchers
+import meanings
+import mistakes
+import mpiddp
+
+SIZE = 3
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.mpi
+def test_what_calls_mean(name, pool):
+    reports = pool(name, SIZE).call(meanings.run).values
+    # Nobody leaves a barrier before the last one has come.
+    for times in zip(*(report["times"] for report in reports), strict=True):
+        assert max(came for came, _ in times) <= min(left for _, left in times)
+    for report in reports:
+        for transport, done in report["done"].items():
+            assert done == sorted(done) and len(done) == 12, transport
+    # What one rank adds, another one may not add in another way.
+    rounded = defaultdict(set)
+    for report in reports:
+        for call, bits in report["rounded"]:
+            rounded[call].add(bits)
+    assert len(rounded) > 50
+    assert {call for call, bits in rounded.items() if len(bits) > 1} == set()
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.mpi
+def test_what_is_a_number_on_one_rank_has_the_same_bits_on_all(size, pool):
+    """Of NaNs, ranks may keep different payloads: all were put in by some rank."""
+    first, *others = pool("openmpi", size).call(meanings.add_nans).values
+    payloads = {f"{rank + 1:x}" for rank in range(size)}
+    for other in others:
+        for (call, bits), (_, found) in zip(first, other, strict=True):
+            assert len(bits) == len(found)
+            for mine, theirs in zip(bits, found, strict=True):
+                assert mine == theirs or {mine, theirs} <= payloads, call
+    assert any(value in payloads for _, bits in first for value in bits)
+
+
+ALONE = """
+import torch, mpiddp
+with mpiddp.init(timeout=30) as session:
+    for op in ("sum", "average", "product", "min", "max"):
+        for transport in ("auto", "mpi", "torch", "shared-memory"):
+            tensor = torch.tensor([3.0, -2.0])
+            assert mpiddp.all_reduce(tensor, "auto", transport, op) is tensor
+            assert tensor.tolist() == [3.0, -2.0]
+    assert mpiddp.all_reduce_async(tensor, "ring").wait() is tensor
+    assert mpiddp.reduce_scatter(tensor).tolist() == [3.0, -2.0]
+    assert mpiddp.all_gather(tensor) is mpiddp.broadcast(tensor) is mpiddp.reduce(tensor) is tensor
+    shared = mpiddp.shared_empty((2, 2), torch.float64)
+    assert mpiddp.all_reduce(shared).tolist() == [[0.0, 0.0]] * 2
+    mpiddp.barrier()
+    assert mpiddp.describe_collectives()["nodes"] == [1]
+    try:
+        mpiddp.all_reduce(torch.ones(2, 3).t())
+    except mpiddp.ConfigurationError as error:
+        print(error)
+    mpiddp.broadcast(tensor, root=1)
+"""
+
+
+def test_one_rank_alone_needs_no_mpi():
+    row = launchers.table()["alone"]
+    result = launchers.run(row, 1, ["-c", ALONE], timeout=60).expect(2)
+    assert result.stdout.startswith("expected a contiguous tensor")
+    assert facts.messages(result)[-1] == "mpiddp: root must be 0 to 0, found 1"
+    assert "Traceback" not in result.stderr
+
+
+EARLY = "import torch, mpiddp\nmpiddp.{call}\n"
+LATE = "import torch, mpiddp\nmpiddp.init().close()\nmpiddp.{call}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "call"),
+    [
+        (EARLY, "all_reduce(torch.ones(3))"),
+        (LATE, "shared_empty(3)"),
+    ],
+)
+def test_a_call_without_a_session_is_a_mistake(program, call):
+    row = launchers.table()["alone"]
+    # Nobody catches what is raised outside of a session: it is a plain exception.
+    result = launchers.run(row, 1, ["-c", program.format(call=call)], timeout=60).expect(1)
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.endswith("ConfigurationError: there is no session: call mpiddp.init() first")
+
+
+CONTIGUOUS = r"expected a contiguous tensor, found one of shape .*: call \.contiguous\(\) first"
+DENSE = r"expected a dense tensor, found one of layout torch.sparse_coo"
+SUMMED = r"expected a tensor of float64, float32, int64, int32, float16, bfloat16, found "
+DOUBLE = r"double on {} ranks is no all-reduce: step 1: the contribution of rank 1 is added twice"
+SAID = {
+    "transposed": CONTIGUOUS,
+    "every other": CONTIGUOUS,
+    "expanded": CONTIGUOUS,
+    "transposed, later": CONTIGUOUS,
+    "sparse": DENSE,
+    "sparse, like one before": DENSE,
+    "meta": r"expected a CPU or CUDA tensor, found one on meta",
+    "no tensor": r"expected a torch tensor, found list",
+    "no tensor, later": r"expected a torch tensor, found list",
+    "leaf": r"a leaf that requires grad cannot be changed in place: .*",
+    "conjugate": r"expected a tensor whose memory holds its values: call .*resolve_conj.*",
+    "list of names": r"algorithm: expected a name, found \['ring'\]",
+    "number for a name": r"transport: expected a name, found 3",
+    "name for a rank": r"root: expected the number of a rank, found '0'",
+    "name for a type": r"reduction_dtype: expected a torch type, found 'float64'",
+    "shape of halves": r"shape: expected integers, found 2.5",
+    "prepared": CONTIGUOUS,
+    "algorithm": r"no algorithm is called 'rong'; there are .*\bring\b.*",
+    "parameter": r"'parts=3' in 'ring:parts=3': ring takes segments=…",
+    "segments": r"segments must be an integer >= 1, found '0'",
+    "transport": r"no transport is called 'pigeon'; there are auto, .*\bmpi\b.*",
+    "operator": r"no operator is called 'median'; there are sum, average, product, min, max",
+    "bool": SUMMED + "bool",
+    "complex64": SUMMED + "complex64",
+    "int8": SUMMED + "int8",
+    "int8, parts": SUMMED + "int8",
+    "complex128 moved": r"expected elements of 1, 2, 4 or 8 bytes, found complex128",
+    "integer average": r"an average of int64 is no integer: .*",
+    "narrower": r"reduction_dtype must be float32 or a wider .*, found float16",
+    "integers widely": r"reduction_dtype must be int32 or a wider .*, found float64",
+    "root too high": r"root must be 0 to 2, found 9",
+    "root too low": r"root must be 0 to 2, found -1",
+    "order of a ring": r"ring adds in an order that depends .*: with fixed_order use .*one-shot.*",
+    "no halves": r"recursive-doubling has no halves, so it makes no reduce-scatter",
+    "no root": r"ring has no single root, so it makes no reduce: binomial-tree, .* do",
+    "many roots": r"binomial-tree on 3 ranks does not give each rank one part .*: .* do",
+    "no all-reduce": r"ScheduleError: " + DOUBLE.format(3),
+    "no all-reduce, later": r"ScheduleError: " + DOUBLE.format(3),
+    "no half": r"ScheduleError: lopsided on 3 ranks cannot be halved: its first 1 of 3 steps are "
+    r"no reduce: at the end rank 0's sum of chunk 0 lacks rank 2",
+    "operator for an algorithm": r"'average' is no algorithm, but an operator: op='average'",
+    "transport for an algorithm": r"'mpi' is no algorithm, but a transport: transport='mpi'",
+    "two lengths": r"dtype: expected a torch type, found 3; a shape is one argument, as \(4, 3\)",
+    "root that equals one": r"root: expected the number of a rank, found 0\.0",
+    "name for a type, shared": r"dtype: expected a torch type, found 'float32'; .*",
+    "negative shape": r"expected lengths >= 0, found \(3, -1\)",
+    "wait": r"MPIDDP_WAIT on rank 0: expected spin, yield, sleep, found 'doze'",
+    "wait differs": r"MPIDDP_WAIT must be the same .*rank 0 has 'spin', rank 1 has 'sleep'",
+    "wait of one": r"MPIDDP_WAIT must be the same .*rank 0 has '', rank 1 has 'yield'",
+    "message bytes": r"MPIDDP_MESSAGE_BYTES: expected bytes >= 8, found 'many'",
+    "no message bytes": r"MPIDDP_MESSAGE_BYTES: expected bytes >= 8, found '0'",
+    "message bytes differ": r"MPIDDP_MESSAGE_BYTES must be the same .*4096.*4098.*",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "shared"),
+    [
+        ("openmpi", {}, r"nothing was said"),
+        (
+            "mpich",
+            {"MPIR_CVAR_NUM_CLIQUES": "2"},
+            r"transport shared-memory is not possible here: the ranks are on 2 nodes; possible: .*",
+        ),
+    ],
+)
+@pytest.mark.mpi
+def test_mistakes_are_said_in_one_line_on_every_rank(name, variables, shared, pool):
+    reports = pool(name, SIZE, **variables).call(mistakes.run).values
+    wanted = {**SAID, "shared memory": shared}
+    for report in reports:
+        assert report.keys() == wanted.keys()
+        odd = {
+            case: report[case] for case in wanted if not re.fullmatch(wanted[case], report[case])
+        }
+        assert odd == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (("operator",), {}, SAID["operator"]),
+        (("no all-reduce",), {}, DOUBLE.format(2)),
+        (("transposed", "alone"), {}, SAID["transposed"]),
+        (("operator",), {"MPIDDP_MESSAGE_BYTES": "-1"}, r"MPIDDP_MESSAGE_BYTES: .* found '-1'"),
+        # Ranks of a pool say it, too.
+        pytest.param(
+            *(("operator",), {"MPIDDP_WAIT": "doze"}, SAID["wait"]), marks=pytest.mark.long
+        ),
+    ],
+)
+@pytest.mark.mpi
+def test_a_mistake_ends_the_job(arguments, variables, said):
+    row = launchers.table()["openmpi"]
+    result = launchers.run(
+        row, 2, [launchers.PROGRAMS / "mistakes.py", *arguments], timeout=60, env=variables
+    ).expect(1 if "no all-reduce" in arguments else 2)
+    (line,) = [line for line in facts.messages(result) if "started" not in line]
+    assert re.fullmatch(r"mpiddp: rank [01] of 2 on \S+: " + said, line), line
+    if "alone" in arguments:
+        assert "rank 1 of 2" in line
+    assert "Traceback" not in result.output and "not reached" not in result.output
+
+
+DIFFER = """
+import torch, mpiddp
+with mpiddp.init(timeout=60) as session:
+    rank = session.world.rank
+    try:
+        mpiddp.all_reduce(torch.ones(4 + rank))
+    except mpiddp.ConfigurationError as error:
+        print(f"{rank}: {error}", flush=True)
+    mpiddp.broadcast(torch.ones(2, dtype=torch.int64), root=rank, transport="mpi")
+"""
+
+
+@pytest.mark.mpi
+def test_calls_that_are_compared_are_named_in_words():
+    row = launchers.table()["openmpi"]
+    variables = {"MPIDDP_DEBUG": "1"}
+    result = launchers.run(row, 2, ["-c", DIFFER], timeout=60, env=variables).expect(2)
+    differs = (
+        "the collective call must be the same on all ranks, but it differs from rank 0's on rank 1:"
+    )
+    first = "call 1: all-reduce of {} float32 on cpu, algorithm auto, transport auto, op sum"
+    said = f"{differs} rank 0 has '{first.format(4)}', rank 1 has '{first.format(5)}'"
+    assert sorted(result.stdout.splitlines()) == [f"0: {said}", f"1: {said}"]
+    # What another kind of call is told apart by, and that calls are counted.
+    second = "call 2: broadcast of 2 int64 on cpu, algorithm auto, transport mpi, root {}"
+    (line,) = [line for line in facts.messages(result) if "started" not in line]
+    said = f"{differs} rank 0 has '{second.format(0)}', rank 1 has '{second.format(1)}'"
+    assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + re.escape(said), line), line
+    assert "Traceback" not in result.output
+
+
+HUGE = (1 << 29) + 12345
+"""Elements of four bytes: more bytes than MPI, and one copy between processes, count."""
+PART = 1 << 24
+
+
+def add_huge_tensors(session: mpiddp.Session) -> dict[str, bool]:
+    """The same tensor summed over each transport; whether all of it was right afterwards."""
+    rank, size = session.world.rank, session.world.size
+    # Its period divides no length at which anything is cut.
+    period = 251
+    values = torch.arange(period).repeat(PART // period + 2).to(torch.float32)
+    tensor = torch.empty(HUGE)
+    parts = [
+        (part, values[start % period :][: len(part)])
+        for start, part in zip(range(0, HUGE, PART), tensor.split(PART), strict=True)
+    ]
+    for part, expected in parts:
+        torch.add(expected, rank, out=part)
+    scale, offset, right = 1, 0, {}
+    for transport in ("shared-memory", "mpi", "torch"):
+        mpiddp.all_reduce(tensor, transport=transport)
+        scale, offset = scale * size, offset * size if offset else sum(range(size))
+        right[transport] = all(
+            torch.equal(part, expected.mul(scale).add_(offset)) for part, expected in parts
+        )
+    return right
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(600)
+def test_tensors_longer_than_mpi_counts_are_summed(pool):
+    expected = {"shared-memory": True, "mpi": True, "torch": True}
+    assert pool("openmpi", 2).call(add_huge_tensors, timeout=500).values == [expected] * 2

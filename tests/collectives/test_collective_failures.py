@@ -1,0 +1,188 @@
+"""Collective calls that cannot end well: they end, and say why."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import differences
+import facts
+import launchers
+import ranks
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+
+DEADLINE = 3.0
+HUNG = 15.0
+"""Seconds after which a job is taken to hang, however busy the machine is."""
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_TLS": "posix,self"}
+"""MPICH takes the ranks in turn for ranks of two nodes; UCX aborts where a process has gone that it
+copies from."""
+
+# Launcher, number of ranks, transport, variables.
+JOBS: dict[str, tuple[str, int, str, dict[str, str]]] = {
+    "shared-memory": ("openmpi", 2, "shared-memory", {}),
+    "mpi": ("openmpi", 2, "mpi", {}),
+    "torch": ("mpich", 2, "torch", {}),
+    "shared-memory+mpi": ("mpich", 3, "shared-memory+mpi", TWO_NODES),
+}
+
+
+def break_jobs(
+    names: Sequence[str], how: str, who: int, parent: Path
+) -> dict[str, tuple[launchers.Result, float]]:
+    """Jobs in which a rank is lost, by transport; the result, and seconds from then on."""
+    folders = ranks.make_folders(parent, names)
+    jobs = [JOBS[name] for name in names]
+    programs = [
+        (
+            name,
+            size,
+            [launchers.PROGRAMS / "victims.py", transport, how, str(who), str(DEADLINE)],
+            variables,
+            folder,
+        )
+        for (name, size, transport, variables), folder in zip(jobs, folders, strict=True)
+    ]
+    results = ranks.run_together(programs, 60)
+    return {
+        job: (result, ended - float((folder / "failed").read_text()))
+        for job, folder, (result, ended) in zip(names, folders, results, strict=True)
+    }
+
+
+def find_report(result: launchers.Result) -> str:
+    """The one line that says what went wrong."""
+    lines = [line for line in facts.messages(result) if re.match(r"mpiddp: rank \d", line)]
+    assert len(lines) == 1, str(result)
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "jobs"),
+    [
+        ("is killed", ("shared-memory", "mpi", "torch")),
+        ("is stopped", ("shared-memory", "mpi", "shared-memory+mpi")),
+        ("stays away", ("torch", "shared-memory+mpi")),
+        *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
+          for how in ("is killed", "is stopped", "stays away")),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_lost_ends_the_job(how, jobs, tmp_path):
+    for job, (result, seconds) in break_jobs(jobs, how, 1, tmp_path).items():
+        assert seconds < DEADLINE + HUNG, (job, seconds)
+        assert "Traceback" not in result.output, str(result)
+        if how == "is killed" and result.returncode != 6:
+            # The launcher was quicker; Hydra gives the signal alone.
+            assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL), str(result)
+            continue
+        result.expect(6)
+        # Between nodes, who is told of may itself wait for the one that has stopped.
+        peer = r"rank \d" if how == "is stopped" and job == "shared-memory+mpi" else "rank 1"
+        place = r"(in step \d+ of \d+|at its end)"
+        said = (
+            rf"mpiddp: rank [02] of [23] on \S+: all-reduce \(one-shot over {re.escape(job)}\), "
+            rf"{place}: waited for {peer} on [^\s:]+"
+        )
+        assert re.match(said, find_report(result)), str(result)
+        if how != "is killed":
+            assert seconds >= DEADLINE, (job, seconds)
+
+
+def test_a_rank_that_stays_away_from_the_first_call_ends_the_job(tmp_path):
+    arguments = ["shared-memory", "stays away from the first", "1", str(DEADLINE)]
+    row = launchers.table()["openmpi"]
+    program = [launchers.PROGRAMS / "victims.py", *arguments]
+    result = launchers.run(row, 2, program, timeout=60, cwd=tmp_path).expect(6)
+    assert re.search(r"waited 3 s for the other ranks: every rank must", find_report(result))
+
+
+LONELY = """
+import sys, torch, mpiddp
+with mpiddp.init(timeout=60) as session:
+    session._timeout = 1.0
+    mpiddp.all_reduce(torch.ones(5), transport=sys.argv[1])
+    session.comm.Barrier()
+    if session.world.rank == 0:
+        future = mpiddp.all_reduce_async(torch.ones(5), transport=sys.argv[1])
+        for call in (future.wait, lambda: mpiddp.all_reduce(torch.ones(5))):
+            try:
+                call()
+            except mpiddp.MpiddpError as error:
+                print(f"{type(error).__name__}: {error}", flush=True)
+        session.comm.Barrier()
+        raise SystemExit(5)
+    session.comm.Barrier()
+    session.comm.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "transport",
+    ["shared-memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("mpi", "torch"))],
+)
+def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transport):
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", LONELY, transport], timeout=60).expect(5)
+    lost, refused = result.stdout.splitlines()
+    assert lost.startswith("PeerLostError: ") and "waited for rank 1 on" in lost
+    assert refused.startswith("ConfigurationError: an earlier collective call failed (")
+
+
+def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
+    """For each transport the ranks' reports of calls in which rank 1 differs."""
+    folders = ranks.make_folders(parent, jobs)
+    programs = []
+    for job, folder in zip(jobs, folders, strict=True):
+        name, _, transport, more = JOBS[job]
+        arguments = [launchers.PROGRAMS / "differences.py", transport]
+        programs.append((name, 3, arguments, more, folder))
+    found = {}
+    results = ranks.run_together(programs, 90)
+    for job, folder, (result, _) in zip(jobs, folders, results, strict=True):
+        result.expect(differences.DONE)
+        found[job] = ranks.read_reports(folder, 3)
+    return found
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        ("shared-memory", "mpi", "torch"),
+        pytest.param(tuple(JOBS), id="all", marks=pytest.mark.long),
+    ],
+)
+def test_calls_that_differ_are_never_summed(jobs, tmp_path):
+    for job, reports in differ(jobs, tmp_path).items():
+        for case in differences.make_cases(job):
+            outcomes = [report[case] for report in reports]
+            errors = [outcome for outcome in outcomes if outcome[0] == "error"]
+            # An error on any rank ends a job.
+            assert errors, (job, case, outcomes)
+            for _, kind, said in errors:
+                kinds = ("ConfigurationError", "DifferentCallError", "PeerLostError")
+                assert kind in kinds, (job, case, said)
+                assert re.search(r"rank \d", said), (job, case, said)
+
+
+@pytest.mark.parametrize(
+    "job", ["shared-memory", pytest.param("shared-memory+mpi", marks=pytest.mark.long)]
+)
+def test_calls_that_differ_are_compared_for_debugging(job, pool):
+    name, _, transport, variables = JOBS[job]
+    called = pool(name, 3, **variables).call(
+        differences.compare, transport, env={"MPIDDP_DEBUG": "1"}
+    )
+    reports = called.values
+    for case in differences.make_cases(transport):
+        for rank, report in enumerate(reports):
+            kind, *said = report[case]
+            assert kind == "error", (job, case, rank, said)
+            assert said[0] == "ConfigurationError"
+            assert re.search(r"differs from rank 0's on rank 1: rank 0 has .*rank 1", said[1])
+    assert [report["good"] for report in reports] == [[3.0] * 5] * 3

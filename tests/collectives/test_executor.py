@@ -1,0 +1,200 @@
+"""Every registered algorithm and what is made of its halves, run by ranks that are threads: over
+messages, in memory, and both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import interleavings
+import promises
+from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.executor import MOST_BINDINGS, Binding, Bindings, Description
+from mpiddp.collectives.operators import NARROW, TYPES, Operator
+from mpiddp.errors import PeerLostError
+from mpiddp.schedules import registry
+from mpiddp.schedules.summation_order import find_sums
+from thread_ranks import Team
+
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
+TRANSPORTS = ("messages", "memory", "hybrid")
+RUNS = 3
+"""Of each bound program."""
+FACTORS = {Operator.PRODUCT: (1, 2), Operator.AVERAGE: (-40, 41)}
+"""What buffers are drawn from, so that nothing is rounded."""
+
+
+def draw_nodes(data, transport: str, ranks: int) -> list[int]:
+    if transport == "messages":
+        return [1] * ranks
+    if transport == "memory":
+        return [ranks]
+    return data.draw(promises.node_sizes(ranks), "nodes")
+
+
+def fill(buffers, operator: Operator, seed: int) -> list[torch.Tensor]:
+    """New numbers in the buffers; returns a copy of them."""
+    generator = torch.Generator().manual_seed(seed)
+    for buffer in buffers:
+        numbers = torch.randint(
+            *FACTORS.get(operator, (-20, 21)), buffer.shape, generator=generator
+        )
+        buffer.copy_(numbers)
+    return [buffer.clone() for buffer in buffers]
+
+
+def check_runs(team: Team, operator: Operator, seed: int) -> None:
+    """Run several times, each with numbers of its own."""
+    for turn in range(RUNS):
+        before = fill(team.buffers, operator, seed + turn)
+        team.play()
+        promises.check(team.schedule, before, team.buffers, operator)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", registry.names())
+@settings(deadline=None, max_examples=7, phases=PHASES)
+@given(data=st.data())
+def test_every_promise_is_kept_by_ranks_that_run_at_the_same_time(name, transport, data):
+    ranks = data.draw(st.integers(1, 6), "ranks")
+    nodes = draw_nodes(data, transport, ranks)
+    variants = promises.list_variants(promises.build(name, ranks, nodes))
+    schedule = data.draw(st.sampled_from(variants), "schedule")
+    chunks = schedule.chunks
+    count = data.draw(st.sampled_from([0, 1, chunks - 1, 2 * chunks, 5 * chunks + 3]), "count")
+    operator = data.draw(st.sampled_from(Operator), "operator")
+    dtype = data.draw(st.sampled_from(TYPES), "type")
+    if operator is Operator.AVERAGE and not dtype.is_floating_point:
+        dtype = torch.float32
+    single = find_sums(schedule).is_single
+    team = Team(
+        schedule,
+        [torch.zeros(count, dtype=dtype) for _ in range(ranks)],
+        nodes,
+        operator=operator,
+        accumulation=torch.float32 if single and dtype in NARROW else dtype,
+        cell=data.draw(st.integers(1, 9), "cell"),
+        message=data.draw(st.integers(1, 40), "message"),
+        flows=data.draw(st.booleans(), "flows"),
+    )
+    interleavings.check(team.programs)
+    check_runs(team, operator, data.draw(st.integers(0, 99), "seed"))
+
+
+@settings(deadline=None, max_examples=25, phases=PHASES)
+@given(promises.random_trees(), st.data(), st.integers(0, 9), st.integers(1, 4), st.booleans())
+def test_a_schedule_that_nobody_would_write_runs_over_any_transport(
+    schedule, data, count, cell, flows
+):
+    nodes = data.draw(promises.node_sizes(schedule.ranks), "nodes")
+    buffers = [torch.zeros(count, dtype=torch.int64) for _ in range(schedule.ranks)]
+    check_runs(Team(schedule, buffers, nodes, cell=cell, message=2 * cell, flows=flows),
+               Operator.SUM, 0)  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [[1, 1, 1], [3], [2, 1]])
+def test_long_buffers_in_many_cells_arrive_whole(nodes):
+    for name in ("ring", "direct", "naive-ring:segments=5"):
+        schedule = registry.parse(name).build(3)
+        buffers = [torch.zeros(100_001, dtype=torch.float64) for _ in range(3)]
+        check_runs(Team(schedule, buffers, nodes, cell=2999, message=5000), Operator.SUM, 1)
+
+
+@pytest.mark.parametrize("nodes", [[1] * 4, [4], [1, 3]])
+def test_elements_around_the_buffers_are_nobody_s_business(nodes):
+    for _, schedule in promises.list_all(4, nodes):
+        count = 3 * schedule.chunks + 1
+        around = [torch.full((count + 8,), 7.0) for _ in range(4)]
+        team = Team(schedule, [each[4:-4] for each in around], nodes, cell=2, message=5)
+        check_runs(team, Operator.SUM, 3)
+        for each in around:
+            assert each[:4].eq(7).all() and each[-4:].eq(7).all()
+
+
+# ---- memory beside the buffer -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_in_memory_a_binding_takes_no_more_than_blocks_beside_what_is_read_early(name, ranks):
+    schedule = promises.build(name, ranks)
+    cell, count = 8, 48 * schedule.chunks
+    most = max(len({t.src for t in step if t.reduce}) for step in schedule.steps)
+    for dtype, accumulation in ((torch.float32, None), (torch.float16, torch.float32)):
+        buffers = [torch.zeros(count, dtype=dtype) for _ in range(ranks)]
+        team = Team(schedule, buffers, [ranks], accumulation=accumulation, cell=cell)
+        for program, binding in zip(team.programs, team.bindings, strict=True):
+            wide = (accumulation or dtype).itemsize
+            blocks = most * cell * dtype.itemsize + cell * wide
+            assert binding.workspace <= program.scratch * dtype.itemsize + blocks
+
+
+@pytest.mark.parametrize("name", ["direct", "gather-broadcast", "central", "one-shot"])
+def test_over_messages_nothing_is_taken_beside_the_scratch_space_but_a_block(name):
+    schedule = promises.build(name, 4)
+    buffers = [torch.zeros(400) for _ in range(4)]
+    team = Team(schedule, buffers, cell=10, message=10)
+    for program, binding in zip(team.programs, team.bindings, strict=True):
+        assert 0 <= binding.workspace - 4 * program.scratch <= 4 * 10
+
+
+def test_a_team_of_one_takes_nothing():
+    (binding,) = Team(promises.build("ring", 1), [torch.zeros(100)]).bindings
+    assert binding.workspace == 0 and binding.actions == ()
+
+
+# ---- what is kept -------------------------------------------------------------------------
+
+
+def make_binding() -> Binding:
+    return Binding(actions=(), messages=None, kept=(), workspace=0)
+
+
+def test_bindings_are_made_once_for_each_key():
+    bindings, made = Bindings(), []
+
+    def make():
+        made.append(make_binding())
+        return made[-1]
+
+    assert bindings.find("a", make) is bindings.find("a", make) is made[0]
+    assert bindings.find("b", make) is made[1] and len(made) == 2
+
+
+def test_the_binding_that_was_unused_longest_makes_room():
+    bindings = Bindings()
+    kept = {key: bindings.find(key, make_binding) for key in range(MOST_BINDINGS)}
+    assert bindings.find(0, make_binding) is kept[0]
+    bindings.find("one more", make_binding)
+    assert bindings.find(0, make_binding) is kept[0]
+    assert bindings.find(2, make_binding) is kept[2]
+    assert bindings.find(1, make_binding) is not kept[1]
+
+
+# ---- what is said -------------------------------------------------------------------------
+
+
+def test_a_description_says_for_whom_where_and_in_which_step():
+    description = Description("all_reduce (ring over mpi)", 6, {1: "n17"})
+    assert description.wait(0, 1) == (
+        "all_reduce (ring over mpi), in step 1 of 6: waited for rank 1 on n17"
+    )
+    assert description.wait(5, 2) == "all_reduce (ring over mpi), in step 6 of 6: waited for rank 2"
+    assert "at its end: waited for rank 1 on n17" in description.wait(6, 1)
+    message = Message(True, 3, 1, 0, 5, False, 0)
+    assert description.message(message) == description.wait(3, 1)
+
+
+@pytest.mark.parametrize("nodes", [[1, 1, 1], [3]])
+def test_a_rank_that_does_not_come_is_named_by_who_waits_for_it(nodes):
+    schedule = promises.build("ring", 3)
+    team = Team(schedule, [torch.zeros(9) for _ in range(3)], nodes, seconds=0.3)
+    with pytest.raises(PeerLostError):
+        team.play(absent=[2])
+    wanted = "test, in step 1 of 4: waited for rank 2 for 0.3 s"
+    assert any(str(error).startswith(wanted) for error in team.errors)
+    # Rank 1 has what rank 0 sent, and waits for it, or for rank 2, in a later step.
+    assert all("waited for rank" in str(error) for error in team.errors)

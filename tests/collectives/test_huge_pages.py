@@ -1,0 +1,129 @@
+"""Large pages under private buffers: which get them, when, and that nothing else changes."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from crews import Crew
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.selection import Call
+from mpiddp.collectives.transport import huge_pages
+from mpiddp.collectives.transport.huge_pages import COMES_BACK, LEAST, PAGE, LargePages, collapse
+from mpiddp.schedules.schedule import Collective
+
+KERNEL = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+WELCOME = "always [madvise] never\n"
+
+
+def make_buffer(size: int) -> torch.Tensor:
+    return torch.arange(size // 8, dtype=torch.int64)
+
+
+def count_large_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of large pages in the mappings that the tensor lies in."""
+    begin = tensor.data_ptr()
+    end = begin + tensor.numel() * tensor.element_size()
+    total, is_inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_inside = int(found[1], 16) < end and int(found[2], 16) > begin
+        elif is_inside and line.startswith("AnonHugePages:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.fixture
+def collapsed(monkeypatch, tmp_path):
+    """The sizes of the buffers whose pages would be changed, on a system that welcomes that."""
+    setting = tmp_path / "enabled"
+    setting.write_text(WELCOME)
+    monkeypatch.setattr(huge_pages.is_welcome, "__defaults__", (setting,))
+    found: list[int] = []
+    monkeypatch.setattr(huge_pages, "collapse", lambda address, size: found.append(size))
+    return found
+
+
+def test_a_large_buffer_is_changed_once_when_it_comes_back(collapsed):
+    visitor, buffer = LargePages(), make_buffer(LEAST)
+    for visit in range(1, 3 * COMES_BACK):
+        visitor.visit(buffer)
+        assert collapsed == ([LEAST] if visit >= COMES_BACK else [])
+
+
+def test_a_view_is_the_same_memory_and_a_small_buffer_is_left_alone(collapsed):
+    visitor, buffer, small = LargePages(), make_buffer(LEAST), make_buffer(LEAST - 8)
+    for _ in range(COMES_BACK - 1):
+        visitor.visit(buffer.view(-1, 8))
+        visitor.visit(small)
+    visitor.visit(small)
+    assert collapsed == []
+    visitor.visit(buffer)
+    assert collapsed == [LEAST]
+
+
+def test_each_part_of_a_piece_of_memory_is_a_buffer(collapsed):
+    visitor, halves = LargePages(), make_buffer(2 * LEAST).chunk(2)
+    for _ in range(COMES_BACK):
+        for half in halves:
+            visitor.visit(half)
+    assert collapsed == [LEAST, LEAST]
+
+
+@pytest.mark.parametrize("kind", ["private", "shared"])
+def test_calls_visit_private_buffers_alone(kind, collapsed):
+    crew = Crew([0, 0])
+    requests = [Request(Call(Collective.ALL_REDUCE), name) for name in ("sum", "max", "min")]
+
+    def part(rank, communicator):
+        tensor = torch.ones(LEAST // 4)
+        if kind == "shared":
+            tensor = communicator.segments.empty((LEAST // 4,), torch.float32).fill_(1)
+        for request in requests[:COMES_BACK]:
+            communicator.run(request, tensor)
+
+    crew.run(part)
+    # Any plan's calls are visits.
+    assert collapsed == (2 * [LEAST] if kind == "private" else [])
+
+
+def test_other_memory_at_the_same_address_is_not_the_same_buffer(collapsed):
+    visitor, addresses = LargePages(), set()
+    for _ in range(4 * COMES_BACK):
+        buffer = make_buffer(LEAST)
+        addresses.add(buffer.data_ptr())
+        visitor.visit(buffer)
+        del buffer
+    assert len(addresses) < 4 * COMES_BACK, "no address was used again"
+    assert collapsed == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [(WELCOME, True), ("[always] madvise never\n", True), ("always madvise [never]\n", False)],
+)
+def test_an_administrator_who_wants_none_gets_none(setting, expected, tmp_path):
+    file = tmp_path / "enabled"
+    assert not huge_pages.is_welcome(file)
+    file.write_text(setting)
+    assert huge_pages.is_welcome(file) is expected
+
+
+def test_the_contents_stay_and_the_pages_become_large():
+    buffer = make_buffer(4 * PAGE)
+    before = buffer.clone()
+    if KERNEL < (6, 1) or not huge_pages.SETTING.exists():
+        pytest.skip(f"Linux {platform.release()} collapses no pages on demand")
+    assert collapse(buffer.data_ptr(), 4 * PAGE)
+    # Wherever it begins, three of its four lie in it as a whole.
+    assert count_large_bytes(buffer) >= 3 * PAGE
+    assert torch.equal(buffer, before)
+
+
+def test_what_holds_no_large_page_is_left_alone():
+    buffer = make_buffer(PAGE - 8)
+    assert not collapse(buffer.data_ptr(), PAGE - 8)

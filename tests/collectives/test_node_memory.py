@@ -1,0 +1,321 @@
+"""How ranks of a node meet: who makes another call is told, who is ahead is let go, who does not
+come is named."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+from crews import Crew
+from mpiddp.collectives.executor import Description
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.selection import Call
+from mpiddp.collectives.transport.node_memory import (
+    MAILBOX,
+    NEXT_CALL,
+    PRIVATE,
+    SHARED,
+    WORDS,
+    Location,
+    block_size,
+    is_ordered,
+)
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.schedules.schedule import Collective
+
+DESCRIPTION = Description("all_reduce (ring over shared-memory)", 4, {1: "n17", 2: "n17"})
+
+
+def describe(rank: int) -> str:
+    return DESCRIPTION.wait(0, rank)
+
+
+def make_pair(seconds: float = 0.2):
+    return Crew([0, 0], seconds=seconds).neighbourhoods
+
+
+def do_nothing() -> None:
+    """An action."""
+
+
+# ---- meeting ------------------------------------------------------------------------------
+
+
+def test_ranks_that_make_the_same_call_meet():
+    one, other = make_pair()
+    for signature in (5, 5, 9, NEXT_CALL - 1):
+        one.enter(signature, None)
+        other.enter(signature, None)
+        one.meet([1], signature, describe)
+        other.meet([0], signature, describe)
+
+
+def test_another_call_is_an_error_at_the_rank_that_looks():
+    one, other = make_pair()
+    one.enter(5, None)
+    other.enter(6, None)
+    with pytest.raises(ConfigurationError) as found:
+        one.meet([1], 5, describe)
+    assert str(found.value) == (
+        "rank 1 makes another collective call than rank 0, or with another count, type or "
+        "algorithm: MPIDDP_DEBUG=1 shows both"
+    )
+    with pytest.raises(ConfigurationError, match=r"rank 0 makes another .* than rank 1"):
+        other.meet([0], 6, describe)
+
+
+def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
+    one, other = make_pair(seconds=30.0)
+    one.enter(5, None)
+    other.enter(5, None)
+    other.publish(1)()
+    other.give_up(PeerLostError("rank 2 is gone"))
+    begin = time.monotonic()
+    # What it did before, it did.
+    one.meet([1], 5, describe)
+    one.wait(1, 1, lambda: describe(1), None)()
+    for wait in (
+        one.wait(1, 2, lambda: describe(1), None),
+        one.exchange(5, (do_nothing,) * 2, ([do_nothing],) * 2, describe),
+    ):
+        with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
+            wait()
+    one.enter(6, None)
+    with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
+        one.meet([1], 6, describe)
+    assert time.monotonic() - begin < 10
+
+
+def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
+    one, other = make_pair(seconds=30.0)
+    one.enter(5, None)
+    other.enter(6, None)
+    with pytest.raises(ConfigurationError) as found:
+        other.meet([0], 6, describe)
+    other.give_up(found.value)
+    with pytest.raises(ConfigurationError, match="not all ranks make the same collective call"):
+        one.wait(1, 2, lambda: describe(1), None)()
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
+    one, other = make_pair()
+    one.enter(5, None)
+    other.enter(5, None)
+    for number in range(ahead):
+        other.enter(100 + number, None)
+        other.publish(3)()
+    one.meet([1], 5, describe)
+    one.wait(1, NEXT_CALL - 1, lambda: describe(1), None)()
+
+
+def test_a_rank_that_is_late_with_a_call_of_before_is_waited_for():
+    one, other = make_pair()
+    other.enter(5, None)
+    other.publish(7)()
+    one.enter(5, None)
+    one.enter(6, None)
+    with pytest.raises(PeerLostError):
+        one.meet([1], 6, describe)
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
+    one, _ = make_pair()
+    one.enter(5, None)
+    begin = time.monotonic()
+    with pytest.raises(PeerLostError) as found:
+        one.meet([1], 5, describe)
+    assert time.monotonic() - begin >= 0.2
+    assert str(found.value).startswith(
+        "all_reduce (ring over shared-memory), in step 1 of 4: waited for rank 1 on n17 for 0.2 s:"
+    )
+
+
+def test_a_rank_that_stops_in_a_step_is_named_with_that_step():
+    one, other = make_pair()
+    for each in (one, other):
+        each.enter(5, None)
+    other.publish(3)()
+    one.wait(1, 3, lambda: DESCRIPTION.wait(1, 1), None)()
+    with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
+        one.wait(1, 4, lambda: DESCRIPTION.wait(2, 1), None)()
+
+
+def test_the_stages_of_a_call_of_before_do_not_count():
+    one, other = make_pair()
+    for each in (one, other):
+        each.enter(5, None)
+    other.publish(9)()
+    one.enter(6, None)
+    other.enter(6, None)
+    with pytest.raises(PeerLostError):
+        one.wait(1, 1, lambda: describe(1), None)()
+    other.publish(1)()
+    one.wait(1, 1, lambda: describe(1), None)()
+
+
+def test_messages_go_on_while_a_rank_waits():
+    one, other = make_pair(seconds=20)
+    for each in (one, other):
+        each.enter(5, None)
+    turns = []
+
+    def progress() -> None:
+        turns.append(len(turns))
+        if len(turns) == 4:
+            other.publish(1)()
+
+    one.wait(1, 1, lambda: describe(1), progress)()
+    assert len(turns) == 4
+
+
+def test_many_calls_later_ranks_still_meet():
+    # Days of calls of some microseconds.
+    one, other = make_pair()
+    for each in (one, other):
+        each.base = (2**39 - 4) * NEXT_CALL
+    for signature in (NEXT_CALL - 1, 7, 8):
+        one.enter(signature, None)
+        other.enter(signature, None)
+        one.meet([1], signature, describe)
+        other.meet([0], signature, describe)
+
+
+# ---- locations ----------------------------------------------------------------------------
+
+
+def test_each_rank_tells_where_its_buffer_lies():
+    one, other = make_pair()
+    places = [
+        Location(PRIVATE, 2**47 + 5),
+        Location(SHARED, 3, 12, 4096),
+        Location(SHARED, 3, 12, 4096),
+        Location(PRIVATE, 2**47 + 5),
+        Location(PRIVATE, 0),
+    ]
+    for place in places:
+        other.enter(5, place)
+        one.enter(5, Location(PRIVATE, 77))
+        assert one.location(1) == place
+        assert other.location(0) == Location(PRIVATE, 77)
+
+
+def test_a_rank_that_looks_seldom_sees_the_last_place():
+    one, other = make_pair()
+    for number in range(5):
+        other.enter(5, Location(PRIVATE, number))
+    assert one.location(1) == Location(PRIVATE, 4)
+
+
+# ---- letters ------------------------------------------------------------------------------
+
+
+def exchange(neighbourhood, signature, puts, adds):
+    put, add = (lambda: puts.append(1)), [lambda: adds.append(1)]
+    return neighbourhood.exchange(signature, (put, put), (add, add), describe)
+
+
+def test_letters_of_another_call_are_an_error():
+    one, other = make_pair()
+    one.enter(1, None)
+    other.enter(1, None)
+    puts, adds = [], []
+    other.base += NEXT_CALL
+    other.words[WORDS] = other.base | 6
+    with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
+        exchange(one, 5, puts, adds)()
+    assert (len(puts), len(adds)) == (1, 0)
+
+
+def test_a_letter_is_no_stage_of_a_call_in_memory():
+    one, other = make_pair()
+    other.enter(1, None)
+    one.enter(1, None)
+    # One works in memory, the other puts a letter.
+    one.enter(5, None)
+    with pytest.raises(ConfigurationError, match="rank 0 makes another collective call"):
+        exchange(other, 6, [], [])()
+    with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
+        one.meet([1], 5, describe)
+
+
+def test_whoever_does_not_write_is_named():
+    one, _ = make_pair()
+    with pytest.raises(PeerLostError, match="waited for rank 1 on n17"):
+        exchange(one, 5, [], [])()
+
+
+def test_a_writer_that_is_ahead_in_memory_is_no_error():
+    one, other = make_pair()
+    one.enter(1, None)
+    other.enter(1, None)
+    adds = []
+    other.base += NEXT_CALL
+    other.words[WORDS] = other.base | 5
+    other.enter(77, None)
+    other.publish(4)()
+    exchange(one, 5, [], adds)()
+    assert adds == [1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("count", [1, 77, MAILBOX // 4])
+def test_letters_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
+    crew = Crew([0] * ranks)
+    letter = Request(Call(Collective.ALL_REDUCE, "one-shot"))
+    broadcast = Request(Call(Collective.BROADCAST, "binomial-tree", root=ranks - 1))
+    turns = random.Random(count).choices("lllb", k=40)
+
+    def part(rank, communicator):
+        dice = random.Random(rank)
+        wrong = 0
+        for number, kind in enumerate(turns):
+            if dice.random() < 0.2:
+                time.sleep(0.001 * dice.random())
+            tensor = torch.full((count,), float(number * ranks + rank), dtype=torch.float32)
+            communicator.run(letter if kind == "l" else broadcast, tensor)
+            expected = sum(range(number * ranks, (number + 1) * ranks))
+            if kind == "b":
+                expected = number * ranks + ranks - 1
+            wrong += not tensor.eq(expected).all()
+        return wrong
+
+    assert crew.run(part) == [0] * ranks
+
+
+# ---- the block ----------------------------------------------------------------------------
+
+
+def test_each_rank_has_its_own_words_and_mailboxes():
+    crew = Crew([0, 0, 0])
+    one = crew.neighbourhoods[0]
+    begin = one.mailbox(0, 0, 1, torch.uint8).memory.ctypes.data
+    boxes = [
+        one.mailbox(rank, parity, MAILBOX, torch.uint8) for rank in range(3) for parity in (0, 1)
+    ]
+    for index, box in enumerate(boxes):
+        box.memory[:] = index + 1
+    assert [box.memory.min() for box in boxes] == [box.memory.max() for box in boxes]
+    assert boxes[-1].memory.ctypes.data + MAILBOX - begin + 3 * 8 * WORDS == block_size(3)
+    assert not any(one.words)
+    same = crew.neighbourhoods[2].mailbox(1, 1, MAILBOX, torch.uint8)
+    assert (same.memory == 4).all()
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [("x86_64", True), ("AMD64", True), ("aarch64", False), ("i686", False)],
+)
+def test_processors_that_do_not_keep_stores_in_order_are_known(machine, expected, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert is_ordered() is expected
+
+
+def test_a_closed_neighbourhood_lets_go_of_the_block():
+    one, _ = make_pair()
+    one.close()
+    with pytest.raises(ValueError, match="released"):
+        one.enter(5, None)

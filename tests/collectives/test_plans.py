@@ -1,0 +1,465 @@
+"""Whole calls by ranks that are threads: chosen, compiled, bound to whichever memory the buffers
+lie in, and made many times with buffers that come and go."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import weakref
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import promises
+from crews import Crew
+from mpiddp.collectives.communicator import MOST_PLANS
+from mpiddp.collectives.executor import MOST_BINDINGS
+from mpiddp.collectives.operators import TYPES, Operator
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.plans import MOST_LETTERS
+from mpiddp.collectives.selection import BOTH, MPI, SHARED, Call
+from mpiddp.collectives.transport.node_memory import MAILBOX
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.schedules import registry
+from mpiddp.schedules.schedule import Collective
+
+REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
+LAYOUTS = ([0, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1], [0, 1, 2])
+"""The node of each rank; not in the order of the ranks, and not of equal size."""
+
+
+def draw_numbers(rank: int, turn: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Whole numbers that every rank can draw for every other."""
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    return torch.randint(-8, 9, (count,), generator=generator).to(dtype)
+
+
+def check_result(call: Call, operator, communicator, tensor, before) -> None:
+    """AssertionError unless this rank has what the call promises it."""
+    rank, size, count = communicator.layout.rank, len(before), tensor.numel()
+    part = slice(count * rank // size, count * (rank + 1) // size)
+    match call.kind:
+        case Collective.ALL_REDUCE:
+            assert torch.equal(tensor, promises.combine(before, operator))
+        case Collective.REDUCE_SCATTER:
+            assert torch.equal(tensor[part], promises.combine(before, operator)[part])
+            assert torch.equal(communicator.own_part(tensor), tensor[part])
+        case Collective.REDUCE:
+            if rank == call.root:
+                assert torch.equal(tensor, promises.combine(before, operator))
+        case Collective.BROADCAST:
+            assert torch.equal(tensor, before[call.root])
+        case Collective.ALL_GATHER:
+            for other, value in enumerate(before):
+                piece = slice(count * other // size, count * (other + 1) // size)
+                assert torch.equal(tensor[piece], value[piece])
+
+
+def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+    if kind == "shared":
+        return communicator.segments.empty((count,), dtype)
+    return torch.empty(count, dtype=dtype)
+
+
+# ---- any call -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", list(Collective), ids=lambda kind: kind.value)
+@settings(deadline=None, max_examples=6, phases=PHASES)
+@given(data=st.data())
+def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
+    longest = data.draw(st.sampled_from([16, 4096, 1 << 30]), "longest message")
+    crew = Crew(
+        nodes,
+        can_copy=data.draw(st.booleans(), "can copy"),
+        longest=longest,
+        flows=data.draw(st.booleans(), "flows"),
+    )
+    counts = [0, 1, 3, 100] if longest < 4096 else [0, 1, 100, 20_000]
+    possible = crew.communicators[0].layout.transports
+    transport = data.draw(st.sampled_from(["auto", *possible]), "transport")
+    requests = []
+    for _ in range(3):
+        operator = data.draw(st.sampled_from([Operator.SUM, Operator.MIN, Operator.MAX]))
+        dtype = data.draw(st.sampled_from(TYPES), "type")
+        root = data.draw(st.integers(0, len(nodes) - 1), "root")
+        wish = torch.float64 if dtype is torch.float32 and data.draw(st.booleans()) else None
+        request = Request(Call(kind, "auto", transport, root), operator.value, wish)
+        count = data.draw(st.sampled_from(counts), "count")
+        memory = data.draw(
+            st.lists(st.sampled_from(["private", "shared"]), min_size=len(nodes),
+                     max_size=len(nodes))
+        )  # fmt: skip
+        requests.append((request, operator, dtype, count, memory))
+
+    def part(rank, communicator):
+        for turn, (request, operator, dtype, count, memory) in enumerate(requests * 2):
+            before = [draw_numbers(each, turn, count, dtype) for each in range(len(nodes))]
+            tensor = make_buffer(communicator, memory[rank], count, dtype)
+            tensor.copy_(before[rank])
+            assert communicator.run(request, tensor) is tensor
+            check_result(request.call, operator, communicator, tensor, before)
+
+    crew.run(part)
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", registry.names())
+def test_every_algorithm_makes_its_all_reduce_over_every_transport(nodes, name):
+    crew = Crew(nodes, longest=64)
+    members = range(len(nodes) - 1) if name == "central" else range(len(nodes))
+    requests = [
+        Request(Call(Collective.ALL_REDUCE, name, transport), operator)
+        for transport in crew.communicators[0].layout.transports
+        for operator in ("sum", "average")
+    ]
+
+    def part(rank, communicator):
+        for turn, (request, count) in enumerate(itertools.product(requests, (3, 101))):
+            for dtype in (torch.float32, torch.bfloat16):
+                before = [draw_numbers(each, turn, count, dtype) for each in range(len(nodes))]
+                tensor = before[rank].clone()
+                communicator.run(request, tensor)
+                expected = promises.combine(
+                    [before[each] for each in members], Operator(request.operator)
+                )
+                assert rank not in members or torch.equal(tensor, expected)
+
+    crew.run(part)
+
+
+# ---- narrow types -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ring", "halving-doubling", "naive-ring:segments=3", "two-level"])
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
+@pytest.mark.parametrize("can_copy", [True, False])
+def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
+    # Each rank adds less than the last bit of a bfloat16: alone it would be lost.
+    values = [256.0, 1.0, 1.0]
+    crew = Crew(nodes, can_copy=can_copy)
+    request = Request(Call(Collective.ALL_REDUCE, name))
+
+    def part(rank, communicator):
+        for count in (5, 5000, 40_000, 7):
+            tensor = torch.full((count,), values[rank], dtype=torch.bfloat16)
+            communicator.run(request, tensor)
+            assert tensor.eq(258).all()
+
+    crew.run(part)
+
+
+def test_sums_of_halves_beyond_their_range_are_averaged():
+    crew = Crew([0, 1, 0])
+    request = Request(Call(Collective.ALL_REDUCE, "ring"), "average")
+
+    def part(rank, communicator):
+        tensor = torch.full((9,), 60000.0 + 32 * rank, dtype=torch.float16)
+        communicator.run(request, tensor)
+        assert tensor.eq(60032).all()
+
+    crew.run(part)
+
+
+# ---- buffers that come and go -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
+@pytest.mark.parametrize("can_copy", [True, False])
+@pytest.mark.parametrize("count", [64, MAILBOX])
+def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
+    crew = Crew(nodes, can_copy=can_copy)
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        dice, kept = random.Random(rank), []
+        for turn in range(3 * MOST_BINDINGS):
+            kind = dice.choice(["private", "shared"])
+            tensor = make_buffer(communicator, kind, count, torch.float32)
+            tensor.fill_(rank + turn)
+            communicator.run(request, tensor)
+            assert tensor.eq(len(nodes) * turn + sum(range(len(nodes)))).all()
+            if dice.random() < 0.4:
+                kept.append((tensor, tensor.clone()))
+        # Nobody wrote into a buffer after its call.
+        assert all(torch.equal(tensor, copy) for tensor, copy in kept)
+
+    crew.run(part)
+
+
+def test_more_buffers_than_are_remembered_take_turns():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        tensors = [torch.zeros(4) for _ in range(MOST_LETTERS + 3)]
+        for turn in range(2):
+            for number, tensor in enumerate(tensors):
+                tensor.fill_(number + rank + turn)
+                communicator.run(request, tensor)
+                assert tensor.eq(2 * (number + turn) + 1).all()
+
+    crew.run(part)
+
+
+def test_more_kinds_of_calls_than_are_remembered_are_made_anew():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        for count in (*range(1, MOST_PLANS + 5), *range(1, 5)):
+            tensor = torch.full((count,), rank + 1.0)
+            communicator.run(request, tensor)
+            assert tensor.eq(3).all()
+
+    crew.run(part)
+
+
+def test_a_stage_that_grows_is_found_by_the_others():
+    crew = Crew([0, 0, 0], can_copy=False)
+    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+
+    def part(rank, communicator):
+        for count in (20_000, 30_000, 20_000, 90_000, 20_000, 30_000):
+            tensor = torch.full((count,), rank + 1.0)
+            communicator.run(request, tensor)
+            assert tensor.eq(6).all()
+
+    crew.run(part)
+
+
+# ---- later --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
+def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
+    crew = Crew(nodes)
+    request = Request(Call(Collective.ALL_REDUCE))
+    total = sum(range(len(nodes)))
+
+    def part(rank, communicator):
+        pending = []
+        for turn in range(30):
+            tensor = torch.full((20_000 if turn % 3 else 5,), float(turn + rank))
+            if turn % 4 == 3:
+                communicator.run(request, tensor)
+                assert tensor.eq(len(nodes) * turn + total).all()
+            else:
+                pending.append((turn, tensor, communicator.start(request, tensor)))
+        for turn, tensor, future in pending:
+            assert future.wait() is tensor
+            assert tensor.eq(len(nodes) * turn + total).all()
+        communicator.barrier()
+        communicator.close()
+
+    crew.run(part)
+
+
+def test_a_call_that_fails_later_says_so_through_its_future():
+    crew = Crew([0, 0], seconds=0.3)
+    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+
+    def part(rank, communicator):
+        if rank == 0:
+            future = communicator.start(request, torch.zeros(50))
+            with pytest.raises(PeerLostError, match="waited for rank 1 on host0"):
+                future.wait()
+
+    crew.run(part)
+
+
+def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+
+    def part(rank, communicator):
+        def chain(_):
+            return communicator.run(request, torch.full((20_000,), rank + 1.0))
+
+        for _ in range(60):
+            future = communicator.start(request, torch.full((20_000,), 1.0)).then(chain)
+            own = communicator.run(request, torch.full((20_000,), 10.0 * (rank + 1)))
+            assert own.eq(30).all()
+            assert future.wait().eq(3).all()
+
+    crew.run(part)
+
+
+def test_nobody_leaves_a_barrier_before_all_have_come():
+    crew = Crew([0, 1, 0, 0])
+    came: list[int] = []
+
+    def part(rank, communicator):
+        for turn in range(20):
+            came.append(rank)
+            communicator.barrier()
+            assert len(came) >= 4 * (turn + 1)
+
+    crew.run(part)
+
+
+# ---- what cannot be -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [5, 20_000])
+@pytest.mark.parametrize("name", ["one-shot", "direct", "ring"])
+def test_another_count_is_an_error_on_a_neighbour(count, name):
+    crew = Crew([0, 0], seconds=2)
+    request = Request(Call(Collective.ALL_REDUCE, name, SHARED))
+
+    def part(rank, communicator):
+        communicator.run(request, torch.zeros(count + rank))
+
+    errors = crew.play(part)
+    assert any(isinstance(error, ConfigurationError) for error in errors)
+    assert all(isinstance(error, ConfigurationError | PeerLostError) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(4, 4).t()[:3], "expected a contiguous tensor"),
+        (torch.zeros(4, dtype=torch.complex64), "expected a tensor of float64, float32"),
+        (torch.zeros(4).to_sparse(), "layout"),
+        (torch.zeros(4, device="meta"), "expected a CPU or CUDA tensor"),
+    ],
+)
+def test_a_tensor_that_cannot_be_used_is_refused_on_each_rank(tensor, message):
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+    for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
+        assert isinstance(error, ConfigurationError) and message in str(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.complex64], ids=str)
+@pytest.mark.parametrize("transport", [BOTH, MPI])
+def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
+    crew = Crew([0, 1, 1])
+    requests = [
+        Request(Call(kind, transport=transport, root=1))
+        for kind in (Collective.BROADCAST, Collective.ALL_GATHER)
+    ]
+
+    def part(rank, communicator):
+        for turn, request in enumerate(requests):
+            before = [draw_numbers(each, turn, 50, torch.int32).abs() for each in range(3)]
+            before = [each.to(dtype) for each in before]
+            tensor = before[rank].clone()
+            communicator.run(request, tensor)
+            check_result(request.call, None, communicator, tensor, before)
+
+    crew.run(part)
+
+
+def test_elements_of_16_bytes_are_refused():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.BROADCAST))
+    tensor = torch.zeros(4, dtype=torch.complex128)
+    for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
+        assert str(error) == "expected elements of 1, 2, 4 or 8 bytes, found complex128"
+
+
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_a_backward_pass_notices_that_what_it_needs_has_changed(count):
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        values = torch.ones(count, requires_grad=True) * 3
+        total = (values * values).sum()
+        communicator.run(request, values.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            total.backward()
+
+    crew.run(part)
+
+
+def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
+    crew = Crew([0, 0], seconds=1.0)
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        if rank == 0:
+            with pytest.raises(PeerLostError):
+                communicator.run(request, torch.ones(4))
+            # Whether it was prepared or not: to prepare one may take all ranks.
+            for count in (4, 5):
+                with pytest.raises(ConfigurationError, match="an earlier collective call failed"):
+                    communicator.run(request, torch.ones(count))
+
+    crew.run(part)
+    # To the one that comes late the other has said its part of that call, and no more.
+    late = torch.ones(4)
+    crew.communicators[1].run(request, late)
+    assert late.eq(2).all()
+    with pytest.raises(PeerLostError, match="whose own call failed"):
+        crew.communicators[1].run(request, torch.ones(4))
+
+
+@pytest.mark.parametrize("way", ["run", "prepare", "start"])
+@pytest.mark.parametrize("transport", [SHARED, MPI])
+def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, transport):
+    crew = Crew([0, 0], seconds=0.3)
+    request = Request(Call(Collective.ALL_REDUCE, "direct", transport))
+
+    def call(communicator, tensor):
+        if way == "prepare":
+            communicator.prepare(request, tensor)()
+        elif way == "start":
+            communicator.start(request, tensor).wait()
+        else:
+            communicator.run(request, tensor)
+
+    def part(rank, communicator):
+        if rank == 0:
+            tensor = torch.ones(50)
+            kept = weakref.ref(tensor.untyped_storage())
+            with pytest.raises(PeerLostError):
+                call(communicator, tensor)
+            del tensor
+            gc.collect()
+            assert kept() is not None
+
+    crew.run(part)
+
+
+def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE), "max")
+
+    def part(rank, communicator):
+        communicator.run(request, torch.zeros(1))
+        negated = torch.tensor([1j * (rank + 1)]).conj().imag
+        with pytest.raises(ConfigurationError, match="resolve_neg"):
+            communicator.run(request, negated)
+
+    crew.run(part)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_prepared_call_keeps_its_memory_where_it_is(dtype):
+    crew = Crew([0, 0])
+    request = Request(Call(Collective.ALL_REDUCE))
+
+    def part(rank, communicator):
+        tensor = torch.ones(3, dtype=dtype)
+        call, view = communicator.prepare(request, tensor), tensor[:]
+        # Refused as it is, torch believes afterwards that it has been done: so look at the view.
+        with pytest.raises(RuntimeError, match="not resizable"):
+            tensor.resize_(10**6)
+        call()
+        assert view.eq(2).all()
+        # The name has other memory now, and what was prepared has the old one.
+        tensor.data = torch.zeros(3, dtype=dtype)
+        del view
+        gc.collect()
+        call()
+        assert tensor.eq(0).all()
+
+    crew.run(part)

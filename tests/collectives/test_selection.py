@@ -1,0 +1,350 @@
+"""What a call runs: the stated rule, what a user named, and what cannot be."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+import promises
+from mpiddp.collectives.selection import (
+    BOTH,
+    LATENCY_BYTES,
+    MOST_PARTS,
+    MPI,
+    PART_BYTES,
+    SHARED,
+    TORCH,
+    Call,
+    select,
+)
+from mpiddp.collectives.topology import Layout
+from mpiddp.collectives.transport.node_memory import MAILBOX
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.proof import prove
+from mpiddp.schedules.schedule import Collective
+from mpiddp.schedules.summation_order import is_order_fixed
+from wrong_algorithms import registered
+
+ALL, SCATTER, GATHER = Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER
+REDUCE, BROADCAST = Collective.REDUCE, Collective.BROADCAST
+SHORT, LONG = LATENCY_BYTES, LATENCY_BYTES + 1
+
+
+def make_layout(nodes, transports=None, absent=None, rank=0) -> Layout:
+    if transports is None:
+        alone = len(set(nodes)) == len(nodes)
+        several = len(set(nodes)) > 1
+        transports = (MPI, BOTH, TORCH) if several and alone else (BOTH, MPI, TORCH)
+        if not several:
+            transports = (SHARED, BOTH, MPI, TORCH)
+    hosts = tuple(f"host{node}" for node in nodes)
+    return Layout(rank, hosts, tuple(nodes), transports, absent or {})
+
+
+ONE_NODE = make_layout([0, 0, 0, 0])
+LONELY = make_layout([0, 1, 2, 3])
+SEVERAL = make_layout([0, 1, 0, 1])
+ONLY_MPI = make_layout([0, 0, 1, 1], (MPI,))
+
+
+def choose(call: Call, size: int, layout: Layout, on_gpu: bool = False) -> tuple[str, str]:
+    selection = select(call, size, layout, on_gpu=on_gpu)
+    return selection.name, selection.transport
+
+
+# ---- the rule -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "size", "expected"),
+    [
+        (ONE_NODE, 0, ("one-shot", SHARED)),
+        (ONE_NODE, MAILBOX, ("one-shot", SHARED)),
+        (ONE_NODE, MAILBOX + 1, ("direct", SHARED)),
+        (LONELY, SHORT, ("recursive-doubling", MPI)),
+        (LONELY, LONG, ("ring", MPI)),
+        (SEVERAL, SHORT, ("two-level:inner=direct,outer=recursive-doubling", BOTH)),
+        (SEVERAL, LONG, ("two-level:inner=direct,outer=ring", BOTH)),
+        (ONLY_MPI, SHORT, ("recursive-doubling", MPI)),
+        (ONLY_MPI, LONG, ("ring", MPI)),
+    ],
+)
+def test_an_all_reduce_follows_the_rule(layout, size, expected):
+    assert choose(Call(ALL), size, layout) == expected
+
+
+@pytest.mark.parametrize("layout", [ONE_NODE, SEVERAL])
+def test_messages_that_were_asked_for_are_messages_inside_nodes_too(layout):
+    for transport in (MPI, TORCH):
+        call = Call(ALL, transport=transport)
+        assert choose(call, SHORT, layout) == ("recursive-doubling", transport)
+        assert choose(call, LONG, layout) == ("ring", transport)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "expected"),
+    [
+        ([0, 0, 0], SHORT, "direct"),
+        ([0, 0, 0], LONG, "direct"),
+        ([0, 0, 1, 1], LONG, "two-level:inner=direct,outer=ring"),
+        ([0, 0, 1, 1], SHORT, "two-level:inner=direct,outer=recursive-doubling"),
+    ],
+)
+def test_on_gpus_nccl_carries_direct_inside_nodes_and_two_levels_between_them(
+    nodes, size, expected
+):
+    assert choose(Call(ALL), size, make_layout(nodes), on_gpu=True) == (expected, TORCH)
+
+
+@pytest.mark.parametrize("kind", [REDUCE, BROADCAST])
+@pytest.mark.parametrize(
+    ("layout", "size", "name"),
+    [
+        (ONE_NODE, SHORT, "binomial-tree"),
+        (SEVERAL, SHORT, "binomial-tree"),
+        (ONE_NODE, LONG, "gather-broadcast"),
+        (LONELY, PART_BYTES, "naive-ring"),
+        (LONELY, PART_BYTES + 1, "naive-ring:segments=2"),
+        (LONELY, 10 * PART_BYTES, "naive-ring:segments=10"),
+        (LONELY, 1 << 40, f"naive-ring:segments={MOST_PARTS}"),
+    ],
+)
+def test_a_reduce_and_a_broadcast_follow_the_rule(kind, layout, size, name):
+    assert choose(Call(kind, root=2), size, layout)[0] == name
+
+
+@pytest.mark.parametrize("kind", [SCATTER, GATHER])
+@pytest.mark.parametrize("size", [0, SHORT, 1 << 30])
+def test_a_reduce_scatter_and_an_all_gather_follow_the_rule(kind, size):
+    assert choose(Call(kind), size, ONE_NODE) == ("direct", SHARED)
+    assert choose(Call(kind), size, LONELY) == ("ring", MPI)
+    assert choose(Call(kind), size, SEVERAL)[0] == "ring"
+
+
+@pytest.mark.parametrize("layout", [ONE_NODE, LONELY, SEVERAL, ONLY_MPI])
+def test_a_fixed_order_is_one_shot_and_then_direct(layout):
+    call = Call(ALL, fixed_order=True)
+    assert choose(call, SHORT, layout)[0] == "one-shot"
+    assert choose(call, LONG, layout)[0] == "direct"
+
+
+@pytest.mark.parametrize("kind", list(Collective), ids=lambda kind: kind.value)
+@pytest.mark.parametrize("layout", [ONE_NODE, LONELY, SEVERAL, ONLY_MPI])
+@pytest.mark.parametrize("size", [SHORT, LONG, 10 * PART_BYTES])
+def test_what_is_chosen_for_a_fixed_order_has_one(kind, layout, size):
+    schedule = select(Call(kind, fixed_order=True), size, layout, on_gpu=False).schedule
+    assert kind in (GATHER, BROADCAST) or is_order_fixed(schedule)
+
+
+# ---- what was named -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_name_is_what_is_run(name):
+    for text in (name, f"{name}:segments=3"):
+        selection = select(Call(ALL, text), 100, LONELY, on_gpu=False)
+        assert selection.name == text and selection.schedule.collective is ALL
+        prove(selection.schedule)
+
+
+def make_calls(size: int):
+    """Every call that can be made on so many ranks, with its schedule."""
+    for kind, name in itertools.product(Collective, registry.names()):
+        for root in {0, size - 1, size // 2} if kind in (REDUCE, BROADCAST) else {0}:
+            for segments in ("", ":segments=2"):
+                yield Call(kind, name + segments, root=root)
+
+
+@pytest.mark.parametrize("nodes", [[0], [0, 1], [0, 1, 0], [1, 0, 2, 0, 1, 1], [0, 1, 2, 0, 1, 2]])
+def test_whatever_is_built_is_proved_and_keeps_its_promise(nodes):
+    layout, size = make_layout(nodes), len(nodes)
+    kinds = set()
+    for call in make_calls(size):
+        try:
+            schedule = select(call, 0, layout, on_gpu=False).schedule
+        except ConfigurationError:
+            continue
+        kinds.add(call.kind)
+        assert schedule.collective is call.kind or size == 1
+        prove(schedule)
+        oracle.check(schedule, 3 * schedule.chunks + 1, seed=size)
+        if call.kind in (REDUCE, BROADCAST):
+            assert set(schedule.owners) == {call.root}
+        if call.kind in (SCATTER, GATHER):
+            # Each rank has the part that the public calls promise it.
+            assert schedule.owners == tuple(range(size))
+    assert kinds == set(Collective)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 99))
+def test_ranks_may_be_placed_on_nodes_in_any_order(nodes, seed):
+    layout = make_layout(nodes)
+    order = layout.order
+    assert sorted(order) == list(range(len(nodes)))
+    placed = [nodes[rank] for rank in order]
+    assert placed == sorted(nodes) and sum(layout.sizes) == len(nodes)
+    assert layout.sizes == tuple(nodes.count(node) for node in sorted(set(nodes)))
+    assert layout.neighbours == tuple(r for r, node in enumerate(nodes) if node == nodes[0])
+    schedule = select(Call(ALL, "two-level"), 0, layout, on_gpu=False).schedule
+    prove(schedule)
+    oracle.check(schedule, 2 * schedule.chunks + 1, seed)
+
+
+@pytest.mark.parametrize("nodes", [[0, 1, 0, 1], [2, 0, 1, 1, 0, 2], [0, 1, 1, 0, 0]])
+@pytest.mark.parametrize("inner", ["direct", "ring", "halving-doubling"])
+def test_only_the_middle_of_two_levels_leaves_a_node(nodes, inner):
+    layout = make_layout(nodes)
+    call = Call(ALL, f"two-level:inner={inner},outer=ring")
+    steps = select(call, 0, layout, on_gpu=False).schedule.steps
+    crossing = [any(nodes[t.src] != nodes[t.dst] for t in step) for step in steps]
+    first, last = crossing.index(True), len(crossing) - 1 - crossing[::-1].index(True)
+    assert all(crossing[first : last + 1])
+    assert last - first + 1 == 2 * (len(set(nodes)) - 1)
+    for step in steps[first : last + 1]:
+        assert all(nodes[t.src] != nodes[t.dst] for t in step)
+
+
+def test_other_algorithms_do_not_depend_on_nodes():
+    dice = random.Random(0)
+    nodes = [dice.randrange(3) for _ in range(6)]
+    for name in registry.names():
+        if not registry.find(name).knows_nodes:
+            selected = select(Call(ALL, name), 0, make_layout(nodes), on_gpu=False).schedule
+            assert selected == promises.build(name, 6)
+
+
+# ---- what cannot be -----------------------------------------------------------------------
+
+
+def refuse(call: Call, layout: Layout = ONE_NODE, on_gpu: bool = False) -> str:
+    with pytest.raises(ConfigurationError) as found:
+        select(call, 100, layout, on_gpu=on_gpu)
+    text = str(found.value)
+    assert "\n" not in text
+    return text
+
+
+def test_an_unknown_algorithm_is_refused_with_those_that_exist():
+    text = refuse(Call(ALL, "rign"))
+    assert text == f"no algorithm is called 'rign'; there are {', '.join(registry.names())}"
+    assert refuse(Call(ALL, "ring:speed=2")) == (
+        "'speed=2' in 'ring:speed=2': ring takes segments=…"
+    )
+    assert refuse(Call(ALL, "ring:segments=0")) == "segments must be an integer >= 1, found '0'"
+    assert "servers" in refuse(Call(ALL, "direct:servers=9"))
+
+
+def test_an_unknown_transport_is_refused_with_those_that_exist():
+    assert refuse(Call(ALL, transport="ucx")) == (
+        "no transport is called 'ucx'; there are auto, shared-memory, shared-memory+mpi, mpi, torch"
+    )
+
+
+def test_a_transport_that_is_not_possible_is_refused_with_the_reason():
+    layout = make_layout([0, 1], (MPI, TORCH), {SHARED: "the ranks are on 2 nodes"})
+    assert refuse(Call(ALL, transport=SHARED), layout) == (
+        "transport shared-memory is not possible here: the ranks are on 2 nodes; "
+        "possible: mpi, torch"
+    )
+
+
+@pytest.mark.parametrize("transport", [MPI, SHARED, BOTH])
+def test_on_gpus_only_torch_carries(transport):
+    assert refuse(Call(ALL, transport=transport), on_gpu=True) == (
+        f"transport {transport} works on CPU memory, but the tensor is on a GPU: use torch"
+    )
+    for wish in ("auto", TORCH):
+        assert choose(Call(ALL, transport=wish), 0, ONE_NODE, on_gpu=True)[1] == TORCH
+
+
+@pytest.mark.parametrize("root", [-1, 4, 100])
+@pytest.mark.parametrize("kind", [REDUCE, BROADCAST])
+def test_a_root_that_does_not_exist_is_refused(kind, root):
+    assert refuse(Call(kind, root=root)) == f"root must be 0 to 3, found {root}"
+
+
+@pytest.mark.parametrize("kind", [SCATTER, GATHER, REDUCE, BROADCAST], ids=lambda k: k.value)
+@pytest.mark.parametrize("name", ["one-shot", "recursive-doubling", "two-level"])
+def test_an_algorithm_without_halves_makes_an_all_reduce_only(kind, name):
+    assert refuse(Call(kind, name)) == f"{name} has no halves, so it makes no {kind.value}"
+
+
+@pytest.mark.parametrize("kind", [SCATTER, GATHER], ids=lambda kind: kind.value)
+@pytest.mark.parametrize("name", ["binomial-tree", "double-tree", "central", "direct:servers=2"])
+def test_parts_that_are_not_one_for_each_rank_are_refused(kind, name):
+    assert refuse(Call(kind, name)) == (
+        f"{name} on 4 ranks does not give each rank one part of the buffer, in order, so it makes "
+        f"no {kind.value}: ring and direct do"
+    )
+
+
+def test_parts_in_segments_are_refused():
+    assert "does not give each rank one part" in refuse(Call(SCATTER, "ring:segments=2"))
+
+
+@pytest.mark.parametrize("kind", [REDUCE, BROADCAST], ids=lambda kind: kind.value)
+@pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "central"])
+def test_an_algorithm_without_a_root_is_refused(kind, name):
+    assert refuse(Call(kind, name)) == (
+        f"{name} has no single root, so it makes no {kind.value}: binomial-tree, gather-broadcast "
+        "and naive-ring do"
+    )
+
+
+@pytest.mark.parametrize("layout", [ONE_NODE, SEVERAL])
+def test_an_order_that_is_not_fixed_is_refused_with_algorithms_that_have_one(layout):
+    text = refuse(Call(ALL, "ring", fixed_order=True), layout)
+    begin = "ring adds in an order that depends on where a buffer is cut: with fixed_order use "
+    assert text.startswith(begin)
+    offered = text.removeprefix(begin).split(", ")
+    assert {"one-shot", "direct", "recursive-doubling", "binomial-tree"} <= set(offered)
+    for name in registry.names():
+        schedule = None
+        try:
+            schedule = select(Call(ALL, name, fixed_order=True), 0, layout, on_gpu=False).schedule
+        except ConfigurationError:
+            assert name not in offered
+        assert schedule is None or (is_order_fixed(schedule) and name in offered)
+
+
+def test_a_reduce_scatter_of_fixed_order_is_offered_what_makes_one():
+    # Halving keeps the order, and gives each rank its part, for powers of two.
+    for nodes, offered in (([0] * 4, "halving-doubling, direct"), ([0] * 3, "direct")):
+        text = refuse(Call(SCATTER, "ring", fixed_order=True), make_layout(nodes))
+        assert text.endswith(f"with fixed_order use {offered}")
+
+
+def test_what_is_no_all_reduce_is_refused_and_offered_to_nobody():
+    with registered():
+        for layout in (ONE_NODE, SEVERAL, LONELY):
+            with pytest.raises(ScheduleError, match="double on 4 ranks is no all-reduce: step 1:"):
+                select(Call(ALL, "double"), 100, layout, on_gpu=False)
+        with pytest.raises(ConfigurationError, match=r"with fixed_order use .*one-shot") as caught:
+            select(Call(ALL, "ring", fixed_order=True), 100, ONE_NODE, on_gpu=False)
+        assert "double" not in str(caught.value)
+        # It adds in the order of the ranks, and has no halves.
+        select(Call(ALL, "lopsided", fixed_order=True), 100, ONE_NODE, on_gpu=False)
+        with pytest.raises(ScheduleError, match="lopsided on 4 ranks cannot be halved: its first"):
+            select(Call(REDUCE, "lopsided"), 100, ONE_NODE, on_gpu=False)
+
+
+# ---- few ranks ----------------------------------------------------------------------------
+
+
+def test_one_rank_alone_may_ask_for_anything_that_exists():
+    layout = make_layout([0], (SHARED, MPI, TORCH))
+    for kind in Collective:
+        schedule = select(Call(kind), 10, layout, on_gpu=False).schedule
+        assert schedule.ranks == 1 and not any(schedule.steps)
+
+
+def test_a_layout_knows_its_size():
+    assert (SEVERAL.size, SEVERAL.sizes, SEVERAL.order) == (4, (2, 2), (0, 2, 1, 3))
+    assert make_layout([5, 3, 5], rank=2).neighbours == (0, 2)

@@ -1,0 +1,330 @@
+"""Memory that other processes can map: found by its address, gone with its tensor."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.collectives.operators import TYPES
+from mpiddp.collectives.transport import shared_memory as module
+from mpiddp.collectives.transport.shared_memory import (
+    MOST_FOREIGN,
+    Place,
+    Segments,
+    address_of,
+    view_of,
+)
+from mpiddp.errors import ConfigurationError
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def find(segments: Segments, tensor: torch.Tensor) -> Place | None:
+    return segments.find(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+# ---- making -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (), (2, 1, 4096)])
+def test_a_shared_tensor_is_one_of_zeros(dtype, shape):
+    tensor = Segments().empty(shape, dtype)
+    assert tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
+    assert not tensor.any()
+    tensor.fill_(1)
+    assert tensor.all()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2, 5)])
+def test_a_tensor_of_nothing_needs_no_segment(shape):
+    segments, before = Segments(), count_descriptors()
+    tensor = segments.empty(shape, torch.float32)
+    assert tensor.shape == shape and count_descriptors() == before
+    assert segments.find(tensor.data_ptr(), 0) is None
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2, -3), (0, -1), (-1, 0), (-2, -2)])
+def test_negative_lengths_are_refused(shape):
+    with pytest.raises(ConfigurationError) as found:
+        Segments().empty(shape, torch.float32)
+    assert str(found.value) == f"expected lengths >= 0, found {shape}"
+
+
+def test_without_descriptors_there_is_no_shared_memory(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(ConfigurationError, match="200 bytes of shared memory cannot be had"):
+        Segments().empty((25,), torch.float64)
+
+
+def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    before = count_descriptors()
+    with pytest.raises(ConfigurationError) as found:
+        Segments().empty((25,), torch.float64)
+    assert str(found.value) == ("200 bytes of shared memory cannot be had: Cannot allocate memory")
+    assert count_descriptors() == before
+
+
+# ---- finding ------------------------------------------------------------------------------
+
+
+def test_memory_is_found_from_the_first_byte_to_the_last():
+    segments = Segments()
+    tensor = segments.empty((1000,), torch.float32)
+    start, size = tensor.data_ptr(), 4000
+    whole = segments.find(start, size)
+    assert whole is not None and whole.offset == 0 and whole.number == 1
+    assert segments.find(start + 12, size - 12) == whole._replace(offset=12)
+    assert find(segments, tensor[10:20]) == whole._replace(offset=40)
+    assert segments.find(start, size + 1) is None
+    assert segments.find(start + 12, size) is None
+    assert segments.find(start - 1, 4) is None
+    assert segments.find(start + size, 4) is None
+
+
+def test_private_memory_and_other_segments_are_not_found():
+    segments, others = Segments(), Segments()
+    kept = segments.empty((100,), torch.float32)
+    assert find(segments, torch.zeros(100)) is None
+    assert find(segments, others.empty((100,), torch.float32)) is None
+    assert find(others, kept) is None
+    assert Segments().find(kept.data_ptr(), 4) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 20_000), min_size=1, max_size=8), st.data())
+def test_each_of_many_segments_is_found_as_itself(sizes, data):
+    segments = Segments()
+    tensors = [segments.empty((size,), torch.uint8) for size in sizes]
+    dropped = data.draw(st.sets(st.integers(0, len(sizes) - 1)), "dropped")
+    for index in dropped:
+        tensors[index] = None
+    for index, tensor in enumerate(tensors):
+        if tensor is not None:
+            begin = data.draw(st.integers(0, sizes[index] - 1), "begin")
+            place = find(segments, tensor[begin:])
+            assert (place.number, place.offset) == (index + 1, begin)
+
+
+def test_memory_that_begins_in_one_segment_and_ends_in_another_is_in_none():
+    segments = Segments()
+    tensors = [segments.empty((4096,), torch.uint8) for _ in range(8)]
+    starts = sorted(tensor.data_ptr() for tensor in tensors)
+    for left, right in itertools.pairwise(starts):
+        assert segments.find(left, right - left + 1) is None
+        assert segments.find(left + 100, 4096) is None
+
+
+# ---- freeing ------------------------------------------------------------------------------
+
+
+def test_a_segment_goes_with_the_last_tensor_that_uses_it():
+    segments = Segments()
+    before = count_descriptors()
+    tensor = segments.empty((1 << 16,), torch.float32)
+    part = tensor.view(256, 256)[3]
+    place = find(segments, tensor)
+    again = os.open(f"/proc/self/fd/{place.descriptor}", os.O_RDWR)
+    try:
+        assert os.fstat(again).st_blocks > 0
+        address = tensor.data_ptr()
+        del tensor
+        assert find(segments, part).number == 1
+        del part
+        assert segments.find(address, 4) is None
+        # Others may have it mapped still, but its pages are gone.
+        assert os.fstat(again).st_size == 0 and os.fstat(again).st_blocks == 0
+    finally:
+        os.close(again)
+    assert count_descriptors() == before
+
+
+def test_no_descriptors_pile_up():
+    segments = Segments()
+    before = count_descriptors()
+    for size in range(1, 200):
+        segments.empty((size,), torch.float64).fill_(1)
+    assert count_descriptors() == before
+
+
+def test_a_tensor_in_a_cycle_is_freed_with_it():
+    segments = Segments()
+    # What earlier tests have left to the collector.
+    gc.collect()
+    before = count_descriptors()
+    cycle = [segments.empty((10,), torch.float32)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert count_descriptors() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_goes_on_with_what_it_has_inherited():
+    segments = Segments()
+    tensor = segments.empty((1 << 16,), torch.float32)
+    before = count_descriptors()
+    array = tensor.fill_(3).numpy()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)
+        os._exit(0 if (array == 3).all() else 1)
+    del tensor, array
+    os.write(write, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(read)
+    os.close(write)
+    assert count_descriptors() < before
+
+
+@pytest.fixture
+def frozen():
+    """What was made before the test is not looked at by each of its many collections."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("name", ["sorted", "tuple", "address_of"])
+def test_the_collector_may_come_while_a_segment_is_made_or_freed(name, frozen, monkeypatch):
+    # It may run whenever an object is made, and free segments that hang in cycles.
+    original = getattr(builtins, name, None) or getattr(module, name)
+
+    def collect_first(*arguments):
+        # Consumed before, as by whoever iterates while the collector comes.
+        arguments = [list(each) if isinstance(each, Iterator) else each for each in arguments]
+        gc.collect()
+        return original(*arguments)
+
+    segments, addresses = Segments(), set()
+    monkeypatch.setattr(module, name, collect_first, raising=False)
+    for _ in range(5):
+        tensor = segments.empty((10,), torch.float32)
+        addresses.add(tensor.data_ptr())
+        cycle = [tensor]
+        cycle.append(cycle)
+        del tensor, cycle
+        segments.empty((10,), torch.float32)
+    gc.collect()
+    assert not any(segments.find(address, 40) for address in addresses)
+
+
+def test_no_number_is_used_twice_although_addresses_are():
+    segments, numbers, addresses = Segments(), set(), []
+    for _ in range(20):
+        tensor = segments.empty((5000,), torch.float32)
+        numbers.add(find(segments, tensor).number)
+        addresses.append(tensor.data_ptr())
+        del tensor
+    assert numbers == set(range(1, 21))
+    assert len(set(addresses)) < 20, "this machine never gave an address again: nothing was tried"
+
+
+def test_one_thread_can_look_while_another_frees():
+    segments = Segments()
+    private = torch.zeros(10)
+    stop, errors = threading.Event(), []
+
+    def look() -> None:
+        try:
+            while not stop.is_set():
+                # Behind all segments, so that the last of them is looked at.
+                assert segments.find((1 << 47) - 4096, 4) is None
+                assert segments.find(private.data_ptr(), 40) is None
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=look)
+        thread.start()
+        end = time.monotonic() + 1
+        while not errors and time.monotonic() < end:
+            segments.empty((10,), torch.float32)
+        stop.set()
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
+# ---- other processes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("process", ["number", "self"])
+def test_what_one_side_writes_the_other_reads(process):
+    process = os.getpid() if process == "number" else process
+    owner, peer = Segments(), Segments()
+    tensor = owner.empty((100,), torch.float32)
+    place = find(owner, tensor[30:])
+    memory = peer.map_foreign(process, place)
+    assert address_of(memory) != tensor.data_ptr()
+    view = view_of(memory, place.offset, 70, torch.float32)
+    view[:] = np.arange(70)
+    assert tensor.tolist() == [0.0] * 30 + list(range(70))
+    tensor[99] = -1
+    assert view[69] == -1
+
+
+def test_a_segment_is_mapped_once_and_let_go_with_who_mapped_it():
+    owner, peer = Segments(), Segments()
+    tensor = owner.empty((100,), torch.float32)
+    before = count_descriptors()
+    first = peer.map_foreign(os.getpid(), find(owner, tensor))
+    # Python's mmap keeps one of its own.
+    assert count_descriptors() == before + 1
+    assert peer.map_foreign(os.getpid(), find(owner, tensor[50:])) is first
+    assert count_descriptors() == before + 1
+    del first, peer
+    assert count_descriptors() == before
+
+
+def test_a_new_segment_in_the_place_of_a_freed_one_is_mapped_anew():
+    owner, peer = Segments(), Segments()
+    places = []
+    for value in (1.0, 2.0):
+        tensor = owner.empty((64,), torch.float32)
+        tensor.fill_(value)
+        places.append(find(owner, tensor))
+        memory = peer.map_foreign(os.getpid(), places[-1])
+        assert view_of(memory, 0, 64, torch.float32).tolist() == [value] * 64
+        del tensor
+    assert places[0].descriptor == places[1].descriptor and places[0].number != places[1].number
+
+
+def test_mappings_that_are_no_more_used_are_let_go():
+    owner, peer = Segments(), Segments()
+    tensors = [owner.empty((8,), torch.float32) for _ in range(MOST_FOREIGN + 3)]
+    mapped = [peer.map_foreign(os.getpid(), find(owner, tensor)) for tensor in tensors]
+    assert peer.map_foreign(os.getpid(), find(owner, tensors[-1])) is mapped[-1]
+    assert peer.map_foreign(os.getpid(), find(owner, tensors[0])) is not mapped[0]
+    assert len(peer._foreign) == MOST_FOREIGN
+
+
+def test_a_segment_of_a_process_that_is_gone_cannot_be_mapped():
+    with pytest.raises(OSError, match="No such file"):
+        Segments().map_foreign(os.getpid(), Place(1, 10**6, 0))

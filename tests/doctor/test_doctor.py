@@ -1,0 +1,365 @@
+"""The doctor in real jobs: its report, and the faults that one machine can have."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import copies
+import launchers
+from doctors import CHECKS, PATCHED, examine
+from facts import messages
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "hidden-aws-0c0ffee",
+    "WANDB_API_KEY": "hidden-wandb-0c0ffee",
+    "NCCL_FOO_TOKEN": "hidden-nccl-0c0ffee",
+    "OMPI_MCA_foo_password": "hidden-mca-0c0ffee",
+}
+ROOT = launchers.ROOT
+
+
+def write_wrapper(folder: Path, *lines: str) -> Path:
+    """A stand-in for python that does ``lines`` of shell first; ``$rank`` is the rank."""
+    path = folder / "python-wrapper"
+    begin = ["#!/bin/sh", 'rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"']
+    path.write_text("\n".join([*begin, *lines, f'exec "{sys.executable}" "$@"']) + "\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.by_default("openmpi")
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_a_good_launch(either_launcher, ranks, tmp_path):
+    reading = examine(
+        either_launcher,
+        ranks,
+        "--json",
+        "report.json",
+        cwd=tmp_path,
+        env={**SECRETS, "NCCL_DEBUG": "WARN"},
+    )
+    assert tuple(line.check for line in reading.lines) == CHECKS
+    cores = len(os.sched_getaffinity(0))
+    assert reading.bad() == ({"cores": "warn"} if ranks > cores else {})
+    for check in ("links", "clocks"):
+        assert reading.line(check).text == "one node" and reading.line(check).status == "skip"
+    assert f"{ranks} rank{'s' if ranks > 1 else ''} on 1 node" in reading.line("ranks").text
+    assert (
+        f"right on {ranks} rank{'s' if ranks > 1 else ''} with gloo"
+        in reading.line("all-reduce").text
+    )
+    # Only what the launcher itself says may be on stderr.
+    assert messages(reading.result) == [] and "Traceback" not in reading.result.stderr
+    # The directory of runs was made, and taken away again.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json"]
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["complete"] is True and report["exit_code"] == 0 and report["ranks"] == ranks
+    assert len(report["nodes"]) == 1
+    for row, line in zip(report["findings"], reading.lines, strict=True):
+        assert (row["check"], row["status"], row["code"]) == (line.check, line.status, 0)
+        assert row["found"] in line.text and row["advice"] in line.text
+        assert row["seconds"] >= 0
+
+    shown = reading.line("variables").text
+    assert "NCCL_FOO_TOKEN" in shown and "NCCL_DEBUG=WARN" in shown
+    everything = reading.result.output + (tmp_path / "report.json").read_text()
+    assert "WANDB" not in everything and "AWS" not in everything
+    assert not [name for name, value in SECRETS.items() if value in everything]
+    assert "\033" not in reading.result.stdout
+
+
+def test_one_process_without_mpi(tmp_path):
+    reading = examine(launchers.table()["alone"], 1, cwd=tmp_path)
+    assert tuple(line.check for line in reading.lines) == CHECKS
+    assert reading.bad() == {}
+    assert reading.line("MPI library").status == "skip"
+    assert reading.line("kill on bad exit").status == "skip"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.by_default("openmpi")
+def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
+    program = (
+        "import sys, runpy\n"
+        "sys.argv = ['doctor', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('mpiddp.doctor', run_name='__main__')\n"
+        "finally:\n"
+        "    assert not {'torch', 'mpi4py.MPI'} & sys.modules.keys()\n"
+    )
+    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
+    assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
+    assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--jsn", "x"], ["--jsn", "--help"]),
+        (["--json", "nowhere/x.json"], ["--json nowhere/x.json", "cannot be written"]),
+        pytest.param(["--timeout", "0"], ["timeout", "above 0"], marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.mpi
+def test_mistakes_in_options(options, words, tmp_path):
+    row = launchers.table()["mpich"]
+    result = launchers.run(row, 2, ["-m", "mpiddp.doctor", *options], timeout=60, cwd=tmp_path)
+    (line,) = messages(result.expect(2))
+    assert all(word in line for word in words) and result.stdout == ""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("starter", "library"), [("openmpi", "mpich"), ("mpich", "openmpi")])
+def test_a_library_that_cannot_join(starter, library, tmp_path):
+    rows = launchers.table()
+    wrong = {"MPI4PY_LIBMPI": str(rows[library].libmpi)}
+    reading = examine(
+        rows[starter], 2, "--json", "report.json", cwd=tmp_path, exit_code=3, env=wrong
+    )
+    first, rest = reading.lines
+    assert (first.check, first.status) == ("MPI library", "fail")
+    assert "every process would be rank 0 of 1" in first.text and "Start it with: " in first.text
+    assert (rest.check, rest.status) == ("the rest", "skip")
+    assert messages(reading.result) == []
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["exit_code"] == 3 and report["complete"] is True
+
+
+@pytest.mark.mpi
+def test_no_library_at_all(tmp_path):
+    absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    row = launchers.table()["openmpi"]
+    reading = examine(row, 3, cwd=tmp_path, exit_code=3, env=absent)
+    assert reading.bad() == {"MPI library": "fail"}
+    assert "mpi4py found no MPI library" in reading.line("MPI library").text
+    # The other ranks of this node wait a second for rank 0 to speak. On a busy machine that is not
+    # always enough, and then one of them speaks, too.
+    assert len(messages(reading.result)) <= 1
+
+
+@pytest.mark.mpi
+def test_other_code_on_one_rank(tmp_path):
+    copy = tmp_path / "copy"
+    copies.copy(ROOT / "mpiddp", copy / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
+    with (copy / "mpiddp" / "errors.py").open("a") as source:
+        source.write("# A line more.\n")
+    wrapper = write_wrapper(tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{copy}:$PYTHONPATH"')
+    reading = examine(launchers.table()["openmpi"], 3, cwd=tmp_path, exit_code=3, python=wrapper)
+    line = reading.line("code")
+    assert line.status == "fail" and line.text.startswith("rank 1 on ")
+    # Python, mpi4py and the version are the same, and not said twice.
+    assert " has code " in line.text and line.text.count("mpiddp 0.") == 1
+    assert reading.lines[-1].check == "the rest" and len(reading.lines) == 5
+
+
+@pytest.mark.mpi
+def test_other_torch_on_one_rank(tmp_path):
+    patch = "import torch\nif rank == 1: torch.__version__ = '1.2.3'"
+    reading = examine(launchers.table()["mpich"], 3, cwd=tmp_path, exit_code=3, patch=patch)
+    line = reading.line("torch version")
+    assert line.status == "fail" and " has torch 1.2.3; the others have torch " in line.text
+    assert line.text.startswith("rank 1 on ")
+    assert reading.line("all-reduce").status == "pass"
+
+
+BROKEN = "ImportError: libtorch_cpu.so: cannot open shared object file"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("has_other_code", [pytest.param(False, marks=pytest.mark.long), True])
+def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
+    folder = tmp_path / "broken"
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch_cpu.so: cannot open shared object file\\nand more')\n"
+    )
+    if has_other_code:
+        copies.copy(ROOT / "mpiddp", folder / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
+        (folder / "mpiddp" / "other.py").touch()
+    wrapper = write_wrapper(
+        tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{folder}:$PYTHONPATH"'
+    )
+    code = 3 if has_other_code else 1
+    reading = examine(
+        launchers.table()["openmpi"],
+        3,
+        *("--json", "report.json"),
+        cwd=tmp_path,
+        exit_code=code,
+        python=wrapper,
+    )
+    line = reading.line("import torch")
+    assert line.status == "fail" and line.text.startswith("rank 1 on ")
+    assert f": {BROKEN}. Give all nodes the same environment" in line.text
+    assert reading.lines[-1].check == "the rest" and reading.lines[-2] == line
+    assert messages(reading.result) == [] and "Traceback" not in reading.result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["complete"] is True and report["exit_code"] == code
+    assert [row["code"] for row in report["findings"] if row["check"] == "import torch"] == [1]
+
+
+@pytest.mark.mpi
+def test_limits_cores_and_threads(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    bind = (
+        f"import os, sys; os.sched_setaffinity(0, {{{core}}}); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    path = write_wrapper(tmp_path, "ulimit -n 200", f'set -- -c "{bind}" "$@"')
+    reading = examine(
+        launchers.table()["openmpi"], 2, cwd=tmp_path, python=path, env={"OMP_NUM_THREADS": "3"}
+    )
+    assert reading.bad() == {"cores": "warn", "threads": "warn", "open files": "warn"}
+    cores, threads, files = (reading.line(c).text for c in ("cores", "threads", "open files"))
+    assert f"ranks 0-1 have only core {core} between them" in cores and "--cpus-per-task" in cores
+    assert "6 threads of 2 ranks on 1 cores" in threads and "unset OMP_NUM_THREADS" in threads
+    assert "limited to 200" in files and "ulimit -n" in files
+
+
+@pytest.mark.mpi
+def test_directories_that_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    reading = examine(
+        launchers.table()["mpich"],
+        2,
+        *("--runs-dir", "file/runs", "--data-dir", "nowhere"),
+        cwd=tmp_path,
+        exit_code=2,
+    )
+    assert reading.bad() == {"run directory": "fail", "data directory": "fail"}
+    assert "cannot be written by rank 0: Not a directory" in reading.line("run directory").text
+    assert "nowhere: No such file or directory" in reading.line("data directory").text
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+SHARED_GPU = """
+import torch
+from mpiddp.launch import device
+torch.cuda.device_count = lambda: 1
+device.find_identity = lambda index: "GPU-A"
+"""
+
+
+@pytest.mark.mpi
+def test_two_ranks_on_one_gpu(tmp_path):
+    reading = examine(launchers.table()["mpich"], 2, cwd=tmp_path, exit_code=3, patch=SHARED_GPU)
+    assert reading.bad() == {"GPUs": "fail"}
+    text = reading.line("GPUs").text
+    assert "ranks 0, 1 would use a GPU that another rank uses" in text
+    assert "--ntasks-per-node=1" in text and reading.lines[-1].check == "the rest"
+
+
+# GPUs, InfiniBand and NCCL's log are pretended, and Gloo does NCCL's part: all the rest is real.
+PRETENDED_GPUS = """
+import torch
+from mpiddp.doctor import examination, gpus
+from mpiddp.launch import device
+from mpiddp.launch.rendezvous import store
+torch.cuda.device_count = lambda: 2
+device.find_identity = lambda index: f"GPU-{index}"
+device.select = lambda placement: placement
+device.choose_backend = lambda *_: "nccl"
+examination.find_infiniband = lambda *_: ("mlx5_0",)
+def examine_gpu(rank, taken):
+    assert taken.index == rank
+    return gpus.Gpu(rank, "NVIDIA H200", "2.27.3", True, frozenset({10**6}), 6e14 / (1 + 2 * rank))
+gpus.examine_gpu = examine_gpu
+real = store.make_group
+def make_group(store, world, backend, taken, timeout):
+    assert backend == "nccl" and os.environ["NCCL_DEBUG"] == "INFO"
+    with open(os.environ["NCCL_DEBUG_FILE"], "w") as log:
+        log.write("NCCL version 2.27.3+cuda12.9\\n"
+                  "n:1:1 [0] NCCL INFO Using network Socket\\n"
+                  "n:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0\\n")
+    real(store, world, "gloo", torch.device("cpu"), timeout)
+store.make_group = make_group
+"""
+
+
+@pytest.mark.mpi
+def test_gpus_that_are_pretended(tmp_path):
+    row = launchers.table()["mpich"]
+    reading = examine(
+        row, 2, cwd=tmp_path, exit_code=1, patch=PRETENDED_GPUS, env={"TMPDIR": str(tmp_path)}
+    )
+    bad = reading.bad()
+    bad.pop("locked memory", None)
+    assert bad == {"GPU place": "warn", "GPU speed": "warn", "NCCL transport": "fail"}
+    assert "one for each of 2 ranks (2 UUIDs)" in reading.line("GPUs").text
+    assert reading.line("GPU kinds").text == "NVIDIA H200, NCCL 2.27.3 for every rank"
+    assert "rank 1 on " in reading.line("GPU speed").text
+    assert "its GPU is near 1000000" in reading.line("GPU place").text
+    assert "with nccl" in reading.line("all-reduce").text
+    text = reading.line("NCCL transport").text
+    assert "NCCL 2.27.3+cuda12.9" in text and "though there is mlx5_0" in text
+    assert not list(tmp_path.glob("mpiddp-nccl-*"))
+
+
+WRONG_SUM = """
+from mpiddp.errors import MpiddpError
+from mpiddp.launch.rendezvous import store
+def fail(world, device):
+    if rank == 1:
+        raise MpiddpError("the first all-reduce gave nonsense")
+store.first_all_reduce = fail
+"""
+
+
+@pytest.mark.mpi
+def test_an_all_reduce_that_fails(tmp_path):
+    reading = examine(launchers.table()["openmpi"], 2, cwd=tmp_path, exit_code=1, patch=WRONG_SUM)
+    assert reading.bad() == {"all-reduce": "fail"}
+    assert reading.line("all-reduce").text == "the first all-reduce gave nonsense"
+
+
+LATE = """
+import time
+import torch
+from mpiddp.doctor import software
+if rank == 1:
+    software.find_versions = lambda: time.sleep(60)
+"""
+
+
+@pytest.mark.mpi
+def test_a_stage_that_takes_too_long(tmp_path):
+    program = PATCHED.format(patch=LATE)
+    result = launchers.run(
+        launchers.table()["openmpi"],
+        3,
+        ["-c", program, "--timeout", "5", "--json", "report.json"],
+        timeout=40,
+        cwd=tmp_path,
+    ).expect(4)
+    (line,) = messages(result)
+    assert "'code' within 5 s; waited for rank 1 on " in line
+    assert "MPI library" in result.stdout and "Traceback" not in result.output
+    # What was known until then has been written.
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["complete"] is False and report["exit_code"] is None
+    assert [row["check"] for row in report["findings"]] == list(CHECKS[:3])
+
+
+RAISING = """
+from mpiddp.doctor import cores
+def fail(bindings):
+    raise ZeroDivisionError("in the doctor itself")
+cores.judge_cores = fail
+"""
+
+
+@pytest.mark.mpi
+def test_a_failure_of_the_doctor_itself(tmp_path):
+    row = launchers.table()["mpich"]
+    program = PATCHED.format(patch=RAISING)
+    result = launchers.run(row, 2, ["-c", program], timeout=40, cwd=tmp_path).expect(1)
+    assert result.stderr.count("ZeroDivisionError: in the doctor itself") == 1
+    # Rank 0's own file is not left behind.
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,139 @@
+"""The launch itself: library, ranks and nodes, what happens to killed ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+import launchers
+from doctors import examine, read_recorded
+from mpiddp.doctor import launching, variables
+from mpiddp.launch.launcher.launcher import Launcher, find_launcher
+from mpiddp.launch.mpi.compatibility import library_name
+from mpiddp.launch.world import Roster, World
+
+SRUN = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
+MPIRUN = Launcher("openmpi", "Open MPI's mpirun", 0, (4,), frozenset({"pmix"}))
+
+
+@pytest.mark.parametrize(
+    ("version", "launcher", "status", "found"),
+    [
+        (None, None, "skip", "one process, which needs none"),
+        ("Open MPI v5.0.8, package", SRUN, "pass", "Open MPI 5.0.8, started by srun (pmix)"),
+        (
+            "MPICH Version:\t4.2",
+            None,
+            "pass",
+            "MPICH 4.2, started by no launcher that mpiddp knows",
+        ),
+    ],
+)
+def test_library(version, launcher, status, found):
+    finding = launching.judge_library(version, launcher)
+    assert (finding.status, finding.found) == (status, found)
+
+
+def judge(roster, oddities=(), strangers=None):
+    count = len(roster.hostnames)
+    world = World(0, len(roster.nodes), 0, roster.local_sizes[0], 0, count, "n1", "n1")
+    return launching.judge_ranks(world, roster, oddities, strangers or {})
+
+
+def test_ranks_and_nodes():
+    even = Roster(("n1", "n2"), (2, 2), (0, 0, 1, 1))
+    assert judge(even).found == "4 ranks on 2 nodes (n[1-2]), 2 per node"
+    uneven = Roster(("n1", "n2"), (3, 1), (0, 0, 0, 1))
+    finding = judge(uneven)
+    assert (finding.status, finding.found) == (
+        "pass",
+        "4 ranks on 2 nodes (n[1-2]), 1 to 3 per node",
+    )
+
+
+def test_what_is_odd_about_ranks_is_a_warning():
+    roster = Roster(("n1",), (2,), (0, 0))
+    finding = judge(roster, ["this is one process alone in an allocation of 4 tasks"])
+    assert finding.status == "warn" and "alone in an allocation" in finding.found
+    finding = judge(roster, strangers={"n1": ["box7"]})
+    assert finding.status == "warn"
+    assert "ranks on box7 share their memory with n1, but have another host name" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "setting", "variables", "status", "words"),
+    [
+        (None, None, {}, "skip", "no launcher"),
+        (MPIRUN, None, {}, "pass", "mpirun ends the job when a rank is killed"),
+        (SRUN, None, {"SLURM_KILL_BAD_EXIT": "1"}, "pass", "on (SLURM_KILL_BAD_EXIT)"),
+        (SRUN, "1", {"SLURM_KILL_BAD_EXIT": "0"}, "warn", "SLURM_KILL_BAD_EXIT=0"),
+        (SRUN, "1", {}, "pass", "Slurm's configuration"),
+        (SRUN, "0", {}, "skip", "cannot be seen from a rank"),
+        (SRUN, None, {}, "skip", "srun --kill-on-bad-exit=1"),
+    ],
+)
+def test_kill_on_bad_exit(launcher, setting, variables, status, words):
+    finding = launching.judge_kill_on_bad_exit(launcher, setting, variables)
+    assert finding.status == status and words in finding.text
+
+
+@pytest.mark.parametrize(
+    ("program", "setting"),
+    [
+        ("echo 'KillWait                = 30 sec'; echo 'KillOnBadExit           = 1'", "1"),
+        ("echo 'slurm_load_ctl_conf error' >&2; exit 1", None),
+        ("exec sleep 30", None),
+        (None, None),
+    ],
+)
+def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypatch):
+    if program is not None:
+        script = tmp_path / "scontrol"
+        script.write_text(f"#!/bin/sh\n{program}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert launching.find_slurm_setting() == setting
+
+
+def read_environment(name: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in read_recorded(name).splitlines())
+
+
+@pytest.mark.parametrize("name", ["version_cray_perlmutter", "version_cray_julia"])
+def test_a_cray_as_it_was_recorded(name):
+    """PALS on a Cray, with what Cray's MPICH said of itself on other Crays.
+
+    No whole environment of a rank that srun started with cray_shasta was found, only excerpts.
+    """
+    launcher = find_launcher(read_environment("environment_cray_pals"))
+    assert launcher is not None
+    assert (launcher.key, launcher.rank, launcher.sizes) == ("pals", 0, ())
+    version = read_recorded(name)
+    finding = launching.judge_library(version, launcher)
+    assert finding.status == "pass" and finding.found.endswith(", started by HPE PALS")
+    assert "CRAY MPICH version 8.1." in finding.found and library_name(version) in finding.found
+    assert launching.judge_kill_on_bad_exit(launcher, None, {}).status == "pass"
+
+
+def test_a_crays_variables_are_shown():
+    shown = dict(variables.find_variables(read_environment("environment_cray_crusher")))
+    assert shown == {
+        "MPICH_GPU_SUPPORT_ENABLED": "1",
+        # Their values are nobody's secret, but nobody has said so either.
+        "MPICH_SMP_SINGLE_COPY_MODE": None,
+        "MPIR_CVAR_GPU_EAGER_DEVICE_MEM": None,
+    }
+
+
+@pytest.mark.mpi
+def test_a_cray_that_asks_for_its_gpu_library(tmp_path):
+    """A recorded job script of a Cray EX; its module cray-mpich/8.1.14 sets the version.
+
+    MPI itself is the one that is here: the check comes before it.
+    """
+    env = {**read_environment("environment_cray_crusher"), "CRAY_MPICH_VERSION": "8.1.14"}
+    reading = examine(launchers.table()["mpich"], 2, cwd=tmp_path, exit_code=3, env=env)
+    assert reading.bad() == {"MPI library": "fail"}
+    text = reading.line("MPI library").text
+    assert "GPU transport layer" in text and "export MPICH_GPU_SUPPORT_ENABLED=0" in text

@@ -1,0 +1,258 @@
+"""Links between nodes, measured for real over loopback, and what is made of the figures."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp.doctor import links, network
+from mpiddp.doctor.links import Counter, Link, Ping
+from mpiddp.launch.network.interfaces import Interface
+
+TOKEN = b"0123456789abcdef"
+
+
+@pytest.fixture
+def counter():
+    made = Counter("127.0.0.1", TOKEN)
+    yield made
+    made.close()
+
+
+def test_a_ping_tells_time_and_clock(counter, monkeypatch):
+    found = links.ping("127.0.0.1", counter.port, TOKEN)
+    assert 0 < found.seconds < links.PING_SECONDS
+    assert abs(found.offset) <= found.seconds / 2
+
+
+def test_a_clock_that_is_behind(counter, monkeypatch):
+    real = time.time
+    answers = iter(range(10**6))
+    # Client and server take turns in asking for the time: only the client's is behind.
+    monkeypatch.setattr(links.time, "time", lambda: real() - 100 * (next(answers) % 2 == 0))
+    found = links.ping("127.0.0.1", counter.port, TOKEN)
+    assert found.offset == pytest.approx(100, abs=1)
+
+
+def test_a_stream_is_counted_and_takes_its_time(counter):
+    begin = time.monotonic()
+    links.stream("127.0.0.1", counter.port, TOKEN)
+    assert links.STREAM_SECONDS <= time.monotonic() - begin < 10 * links.STREAM_SECONDS + 5
+    end = time.monotonic() + 10
+    while counter.rate() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert counter.rate() > 1e6
+
+
+def test_who_is_not_of_this_job_gets_no_answer(counter):
+    with pytest.raises(ConnectionError):
+        links.ping("127.0.0.1", counter.port, b"another job's 16")
+    with socket.create_connection(("127.0.0.1", counter.port), 5) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        connection.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert counter.rate() is None
+    # It still answers its own.
+    assert links.ping("127.0.0.1", counter.port, TOKEN).seconds > 0
+
+
+def test_nobody_there():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        links.ping("127.0.0.1", port, TOKEN)
+
+
+@given(st.integers(2, 200))
+def test_in_no_turn_a_node_sends_and_receives(size):
+    turns = links.take_turns(size)
+    assert sorted(node for turn in turns for node in turn) == list(range(size))
+    for turn in turns:
+        assert not set(turn) & {(node + 1) % size for node in turn}
+
+
+def ring(rates, *, seconds=1e-4, offsets=None, problems=None):
+    """Links of nodes n0, n1, …; ``rates[i]`` is that of the link to node i, in bits per second."""
+    count = len(rates)
+    return [
+        Link(
+            f"n{i}",
+            f"n{(i + 1) % count}",
+            None if i == 0 else Ping(2e-4, (offsets or {}).get(i, 1e-5)),
+            Ping(seconds, 0.0),
+            rates[i],
+            (problems or {}).get(i, ()),
+        )
+        for i in range(count)
+    ]
+
+
+def test_one_node_has_no_links():
+    assert network.judge_links([]).status == network.judge_clocks([]).status == "skip"
+
+
+def test_good_links_name_the_slowest():
+    finding = network.judge_links(ring([9.4e9, 9.0e9, 9.3e9]))
+    assert finding.status == "pass"
+    assert "at least 9.0 Gbit/s (n0 → n1)" in finding.found and "100 µs" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("rates", "named"),
+    [
+        ([9e9, 9e9, 9e8, 9e9], ["n1 → n2 900 Mbit/s"]),
+        # Alike, and all too slow.
+        ([1e7, 1e7], ["n1 → n0 10 Mbit/s", "n0 → n1 10 Mbit/s"]),
+        ([9e9, None, 9e9], ["n0 → n1 0 Mbit/s"]),
+    ],
+)
+def test_slow_links(rates, named):
+    finding = network.judge_links(ring(rates))
+    assert finding.status == "warn" and finding.code == 0
+    assert all(name in finding.found for name in named)
+    assert finding.found.count(" → ") == len(named)
+
+
+def test_a_late_link():
+    finding = network.judge_links(ring([9e9, 9e9], seconds=0.02))
+    assert finding.status == "warn" and "n0 → n1 20.0 ms there and back" in finding.found
+
+
+def test_a_link_that_is_not_there():
+    finding = network.judge_links(ring([9e9, 9e9], problems={1: ("n1 → n0 (10.0.0.1): x",)}))
+    assert (finding.status, finding.code) == ("fail", 4)
+    assert "n1 → n0 (10.0.0.1): x" in finding.found and "--interface" in finding.advice
+
+
+@given(st.lists(st.floats(1e6, 1e11), min_size=2, max_size=9))
+def test_slow_is_below_half_of_the_median_or_the_least(rates):
+    rows = [(f"l{i}", rate) for i, rate in enumerate(rates)]
+    slow = network.find_slow(rows)
+    ordered = sorted(rates)
+    middle = (ordered[(len(rates) - 1) // 2] + ordered[len(rates) // 2]) / 2
+    assert {name for name, _ in slow} == {n for n, r in rows if r < max(1e8, 0.5 * middle)}
+    assert [rate for _, rate in slow] == sorted(rate for _, rate in slow)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "status", "words"),
+    [
+        ({}, "pass", "at most 10 µs ± 100 µs from n0 (n1)"),
+        ({2: 0.02}, "pass", "20.0 ms ± 100 µs from n0 (n2)"),
+        # Master's clock minus theirs: positive is behind.
+        ({1: 30.0}, "warn", "n1 is 30.0 s behind n0"),
+        ({1: -30.0, 2: 2.0}, "warn", "n1 is 30.0 s ahead of n0; n2 is 2.0 s behind n0"),
+        # Within what the way there and back leaves open.
+        ({1: 1.00005}, "pass", "1.0 s"),
+    ],
+)
+def test_clocks(offsets, status, words):
+    finding = network.judge_clocks(ring([1e9] * 3, offsets=offsets))
+    assert finding.status == status and words in finding.found
+    assert ("NTP" in finding.advice) == (status == "warn")
+
+
+ETH, FAST = Interface("eth0", ("10.0.0.1",), 1000), Interface("ib0", ("10.1.0.1",), 100_000)
+DOCKER = Interface("docker0", ("172.17.0.1",), 100_000)
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "by_user", "status"),
+    [
+        ([ETH], False, "pass"),
+        ([ETH, DOCKER], False, "pass"),
+        ([ETH, FAST], False, "warn"),
+        ([ETH, FAST], True, "pass"),
+        ([Interface("eth0", ("10.0.0.1",)), FAST], False, "pass"),
+    ],
+)
+def test_interfaces(interfaces, by_user, status, tmp_path):
+    told = {"GLOO_SOCKET_IFNAME": "eth0"}
+    way = network.find_way(
+        "eth0",
+        "10.0.0.1",
+        "10.0.0.2",
+        interfaces,
+        told,
+        chosen_by_user=by_user,
+        routes=tmp_path / "none",
+    )
+    (finding,) = network.judge_ways([way])
+    assert finding.status == status
+    assert finding.found.startswith("eth0 10.0.0.1 → 10.0.0.2")
+    if status == "warn":
+        assert "ib0 at 100000 Mbit/s is left unused" in finding.found
+        assert "--interface ib0" in finding.advice
+    else:
+        assert "GLOO_SOCKET_IFNAME=eth0" in finding.found
+
+
+# As Linux wrote it on a machine of the x86 family, whose order of bytes is the little one.
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth1\t00000000\t010200C0\t0003\t0\t0\t9\t00000000\t0\t0\t0
+eth1\t00004D0A\tFE004D0A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth1\t00014D0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+"""
+
+
+@pytest.mark.parametrize(
+    ("interface", "address", "gateway"),
+    [
+        ("eth0", "192.0.2.9", None),
+        ("eth0", "198.51.100.7", "192.0.2.1"),
+        ("eth1", "10.77.0.2", "10.77.0.254"),
+        ("eth1", "10.77.1.2", None),
+        ("ib0", "10.77.1.2", None),
+    ],
+)
+@pytest.mark.skipif(sys.byteorder != "little", reason="the table was recorded on such a machine")
+def test_the_gateway_is_read_from_the_kernels_table(interface, address, gateway):
+    assert network.find_gateway(ROUTES, interface, address) == gateway
+
+
+def number(address):
+    return f"{int.from_bytes(IPv4Address(address).packed, sys.byteorder):08X}"
+
+
+ROUTE = st.tuples(st.integers(0, 3), st.integers(0, 32), st.integers(0, 2), st.booleans())
+
+
+@given(st.lists(ROUTE, max_size=6), st.integers(0, 3))
+def test_the_most_exact_route_counts(routes, last):
+    address = IPv4Address(last)
+    lines, fitting = ["header"], []
+    for index, (start, length, metric, is_up) in enumerate(routes):
+        net = IPv4Network((start, length), strict=False)
+        gateway = IPv4Address(1 + index)
+        lines.append(
+            f"eth0 {number(net.network_address)} {number(gateway)} {3 if is_up else 2:04X} 0 0 "
+            f"{metric} {number(net.netmask)} 0 0 0"
+        )
+        if is_up and address in net:
+            fitting.append((-length, metric, index, str(gateway)))
+    expected = min(fitting)[3] if fitting else None
+    assert network.find_gateway("\n".join(lines), "eth0", str(address)) == expected
+
+
+def test_nodes_that_differ_in_their_address_alone_are_folded():
+    here = network.Way("ib0", "10.1.0.1", "10.1.0.1", None, 0, "nothing", None)
+    near = [replace(here, address=f"10.1.0.{last}") for last in (2, 3)]
+    far = replace(here, address="10.9.0.5", gateway="10.9.0.254", speed=1000)
+    found = [finding.found for finding in network.judge_ways([here, *near, far])]
+    assert len(set(found[:3])) == 1
+    assert found[0] == "ib0 10.1.0.[1-3] → 10.1.0.1; NCCL and Gloo are told nothing"
+    assert found[3].startswith("ib0 10.9.0.5 → 10.1.0.1 through 10.9.0.254 at 1000 Mbit/s; ")
+    (alone,) = network.judge_ways([here])
+    assert alone.found.startswith("ib0 10.1.0.1; ")

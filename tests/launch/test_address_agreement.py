@@ -1,0 +1,348 @@
+"""From listening sockets to an agreed address, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.network.interfaces import Candidate
+from mpiddp.launch.rendezvous import address_agreement
+from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, Reception
+
+FIRST = Candidate("127.0.0.2", "eth0")
+SECOND = Candidate("127.0.0.3", "ib0")
+THIRD = Candidate("127.0.0.4", "ib1")
+# The kernel connects to every loopback alias from the first one.
+REACHED = Attempt("127.0.0.1")
+
+
+def listening() -> set[tuple[str, int]]:
+    """What this process listens on."""
+    connections = psutil.Process().net_connections("tcp")
+    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def try_offers(offers, token, seconds=5.0, grace=0.2):
+    return address_agreement.try_offers(offers, token, seconds=seconds, grace=grace)
+
+
+@contextlib.contextmanager
+def receive(*candidates):
+    """A Reception that is closed at the end whatever the test did."""
+    made = Reception(candidates)
+    closed = []
+
+    def hand_over(index):
+        closed.append(True)
+        return Reception.hand_over(made, index)
+
+    made.hand_over = hand_over
+    try:
+        yield made
+    finally:
+        if not closed:
+            made.hand_over(None)
+
+
+@contextlib.contextmanager
+def another_server(address: str, answer: bytes | None, *, hang_up: bool = True):
+    """Somebody else's server: sends ``answer`` to whoever comes, or stays silent with None."""
+    held = []
+    with socket.create_server((address, 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    if answer is not None:
+                        connection.sendall(answer)
+                    if answer is None or not hang_up:
+                        held.append(connection)
+                    else:
+                        connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield Offer(Candidate(address, "docker0"), server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    for connection in held:
+        connection.close()
+
+
+def closed_port(address: str) -> Offer:
+    with socket.create_server((address, 0)) as server:
+        port = server.getsockname()[1]
+    return Offer(Candidate(address, "eth9"), port)
+
+
+def test_every_offer_is_reached_and_tells_this_ends_address():
+    with receive(FIRST, SECOND) as host:
+        assert [offer.candidate for offer in host.offers] == [FIRST, SECOND]
+        attempts = try_offers(host.offers, host.token)
+    assert attempts == (REACHED, REACHED)
+
+
+def test_two_jobs_have_two_tokens():
+    with receive(FIRST) as one, receive(FIRST) as other:
+        assert one.token != other.token and len(one.token) == 16
+        assert one.offers[0].port != other.offers[0].port
+        (attempt,) = try_offers(other.offers, one.token)
+    assert attempt == Attempt(None, "another host answered")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-OpenSSH_9.2p1\r\n", b"\0" * 16, b"short"], ids=repr
+)
+def test_another_server_is_not_mistaken_for_rank_0(answer):
+    with another_server("127.0.0.5", answer) as offer:
+        (attempt,) = try_offers([offer], b"t" * 16)
+    assert attempt == Attempt(None, "another host answered")
+
+
+def test_a_closed_port_is_refused_at_once():
+    began = time.monotonic()
+    (attempt,) = try_offers([closed_port("127.0.0.2")], b"t" * 16, seconds=20)
+    assert attempt == Attempt(None, "Connection refused")
+    assert time.monotonic() - began < 5
+
+
+def test_a_silent_server_costs_the_time_limit_and_no_more():
+    with another_server("127.0.0.5", None) as offer:
+        began = time.monotonic()
+        (attempt,) = try_offers([offer], b"t" * 16, seconds=0.5)
+        seconds = time.monotonic() - began
+    assert attempt.local_address is None
+    assert attempt.problem in ("no answer", "timed out")
+    assert 0.4 < seconds < 5
+
+
+def test_once_one_answers_the_silent_ones_get_the_grace_only():
+    with receive(FIRST) as host, another_server("127.0.0.5", None) as silent:
+        began = time.monotonic()
+        offers = [silent, *host.offers, closed_port("127.0.0.6")]
+        attempts = try_offers(offers, host.token, seconds=30, grace=0.3)
+        seconds = time.monotonic() - began
+    assert attempts[0] == Attempt(None, "no answer")
+    assert attempts[1] == REACHED
+    assert attempts[2] == Attempt(None, "Connection refused")
+    assert seconds < 10
+
+
+def test_an_address_of_another_host_is_left_out():
+    # 192.0.2.0/24 is reserved for documentation: no host has it.
+    absent = Candidate("192.0.2.77", "eth5")
+    with receive(absent, FIRST) as host:
+        assert [offer.candidate for offer in host.offers] == [FIRST]
+        assert try_offers(host.offers, host.token) == (REACHED,)
+    with pytest.raises(UnreachableError, match=r"192\.0\.2\.77 on eth5: "):
+        Reception([absent])
+
+
+def test_a_caller_that_goes_away_at_once_disturbs_nobody():
+    with receive(FIRST) as host:
+        for _ in range(20):
+            socket.create_connection(("127.0.0.2", host.offers[0].port), 5).close()
+        assert try_offers(host.offers, host.token) == (REACHED,)
+
+
+def test_an_address_by_which_long_messages_are_lost(monkeypatch):
+    token = b"t" * 16
+    with another_server(
+        "127.0.0.5", address_agreement._derive(token, "rank 0"), hang_up=False
+    ) as offer:
+        offers = [Offer(Candidate("127.0.0.5", "eth0", 9000), offer.port)]
+        (attempt,) = try_offers(offers, token, seconds=0.5)
+    assert attempt == Attempt(None, "packets of 9000 bytes do not pass by lo")
+    text = address_agreement.describe_failure(offers, [("node2", [attempt])], "node1")
+    assert "(firewall?), with one MTU on all of it (ip link set INTERFACE mtu BYTES), or" in text
+    assert text.splitlines()[2] == "  node2  packets of 9000 bytes do not pass by lo"
+
+
+def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
+    monkeypatch.setattr(address_agreement, "MOST_STRANGERS", 8)
+    with receive(FIRST) as host, contextlib.ExitStack() as stack:
+        said = (b"", b"", b"x", b"GET / HTTP/1.0\r\n\r\n", host.token, b"\0" * 100_000)
+        strangers = []
+        for number in range(60):
+            stranger = socket.create_connection(("127.0.0.2", host.offers[0].port), 5)
+            strangers.append(stack.enter_context(stranger))
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(said[number % len(said)])
+        assert try_offers(host.offers, host.token) == (REACHED,)
+        place = ("127.0.0.2", host.offers[0].port)
+        rows = psutil.Process().net_connections("tcp")
+        kept = [row for row in rows if row.laddr == place and row.status == "ESTABLISHED"]
+        assert len(kept) <= address_agreement.MOST_STRANGERS
+        # The last one may still wait, in silence.
+        for stranger in strangers:
+            stranger.settimeout(0.01)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                assert stranger.recv(100) == b""
+
+
+def test_hand_over_keeps_one_socket_and_nothing_else_listens():
+    before = listening()
+    with receive(FIRST, SECOND, THIRD) as host:
+        offers = host.offers
+        names = {(o.candidate.address, o.port) for o in offers}
+        assert listening() - before == names
+        descriptor = host.hand_over(1)
+    assert descriptor is not None
+    try:
+        assert listening() - before == {("127.0.0.3", offers[1].port)}
+    finally:
+        os.close(descriptor)
+    assert listening() == before
+    assert "mpiddp-reception" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_hand_over_of_nothing_closes_everything():
+    before = listening()
+    with receive(FIRST, SECOND) as host:
+        assert host.hand_over(None) is None
+    assert listening() == before
+
+
+def test_the_table_of_who_could_not_reach_what():
+    offers = [Offer(Candidate("10.0.0.1", "eth0"), 4000), Offer(Candidate("172.17.0.1", "ib0"), 1)]
+    rows = [
+        ("node1", [Attempt("10.0.0.1"), Attempt("172.17.0.1")]),
+        ("node22", [Attempt(None, "Connection refused"), Attempt(None, "another host answered")]),
+    ]
+    text = address_agreement.describe_failure(offers, rows, "node1")
+    assert text.splitlines()[1:] == [
+        "  node    10.0.0.1 (eth0)     172.17.0.1 (ib0)",
+        "  node1   reached             reached",
+        "  node22  Connection refused  another host answered",
+    ]
+    head = text.splitlines()[0]
+    assert "rank 0 on node1" in head and "--interface NAME" in head and "firewall" in head
+
+
+class Leaders:
+    """The leaders' communicator of one leader, which hears the other leaders' answers.
+
+    Their attempts have ended where ``have_ended``.
+    """
+
+    def __init__(self, reached, rows=None, have_ended=True):
+        self.answers = [[*row, have_ended] for row in reached]
+        self.rows, self.rounds = rows, 0
+
+    def bcast(self, value):
+        return value
+
+    def Allreduce(self, mine, everyone, op):  # noqa: N802
+        self.rounds += 1
+        everyone[:] = [min(column) for column in zip(mine, *self.answers, strict=True)]
+
+    def gather(self, row):
+        return None if self.rows is None else [row, *self.rows]
+
+
+@pytest.fixture
+def meet(monkeypatch):
+    """``reception.meet`` with little patience, which needs MPI's constants, but no MPI."""
+    import mpi4py
+
+    monkeypatch.setattr(mpi4py.rc, "initialize", False)
+    monkeypatch.setattr(address_agreement, "GRACE_SECONDS", 0.05)
+    return address_agreement.meet
+
+
+def test_the_leaders_agree_on_what_both_reached(meet):
+    with receive(FIRST, SECOND, THIRD) as host:
+        leaders = Leaders([[False, True, True]])
+        agreement = meet(host, leaders, "node1", 10)
+        assert agreement.offers == host.offers and agreement.token == host.token
+    assert leaders.rounds == 1
+    assert agreement.common == (1, 2)
+    assert agreement.local_addresses == ("127.0.0.1", "127.0.0.1")
+
+
+def test_a_node_that_is_alone_agrees_with_itself():
+    with receive(FIRST, SECOND) as host:
+        agreement = host.agree_alone()
+        assert agreement.offers == host.offers and agreement.token == host.token
+    assert agreement.common[0] == 0
+    assert agreement.local_addresses[0] == "127.0.0.2"
+
+
+def test_without_a_common_address_rank_0_has_the_table(meet):
+    other = ("node2", (Attempt(None, "No route to host"),))
+    with receive(FIRST) as host:
+        leaders = Leaders([[False]], rows=[other], have_ended=False)
+        with pytest.raises(UnreachableError) as caught:
+            meet(host, leaders, "node1", 10)
+        # A lost packet gets a second, patient chance before that.
+        assert leaders.rounds == 2
+        leaders = Leaders([[False]], rows=[other])
+        with pytest.raises(UnreachableError, match="node2  No route to host"):
+            meet(host, leaders, "node1", 10)
+        assert leaders.rounds == 1
+        with pytest.raises(UnreachableError, match="rank 0's table"):
+            meet(host, Leaders([[False]]), "node1", 10)
+    assert caught.value.exit_code == 4
+    assert "node2  No route to host" in str(caught.value)
+    assert "node1  reached" in str(caught.value)
+
+
+def test_without_an_offer_nobody_waits_for_one(meet):
+    told = []
+    address_agreement.tell_no_offer(SimpleNamespace(bcast=told.append))
+    assert told == [None]
+    others = SimpleNamespace(bcast=lambda _: told[0])
+    with pytest.raises(ConfigurationError, match="rank 0 has no address to offer"):
+        meet(None, others, "node2", 10)
+
+
+def test_both_rounds_fit_into_the_phase(meet, monkeypatch):
+    rounds = []
+
+    def fail(offers, token, *, seconds, grace):
+        rounds.append(seconds)
+        return (Attempt(None, address_agreement.NO_ANSWER),) * len(offers)
+
+    monkeypatch.setattr(address_agreement, "try_offers", fail)
+    with receive(FIRST) as host, pytest.raises(UnreachableError, match="no answer"):
+        meet(host, Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))]), "n", 12)
+    assert len(rounds) == 2 and sum(rounds) < 12
+
+
+MATRICES = st.integers(1, 5).flatmap(
+    lambda width: st.lists(
+        st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=5
+    )
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(MATRICES)
+def test_what_every_leader_reached_is_agreed_in_the_order_offered(meet, matrix):
+    own, *others = matrix
+    host = SimpleNamespace(
+        offers=[Offer(Candidate(f"10.0.0.{i}", "eth0"), i) for i in range(len(own))],
+        token=b"t" * 16,
+    )
+    attempts = tuple(Attempt(f"10.1.0.{i}") if r else Attempt(None) for i, r in enumerate(own))
+    expected = [i for i in range(len(own)) if all(row[i] for row in matrix)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(address_agreement, "try_offers", lambda *_, **__: attempts)
+        if not expected:
+            with pytest.raises(UnreachableError):
+                meet(host, Leaders(others), "node1", 10)
+            return
+        agreement = meet(host, Leaders(others), "node1", 10)
+    assert list(agreement.common) == expected
+    assert list(agreement.local_addresses) == [f"10.1.0.{i}" for i in expected]

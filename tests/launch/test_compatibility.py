@@ -1,0 +1,349 @@
+"""The MPI library against the launcher and the GPUs, before MPI_Init."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil._psutil_linux
+import pytest
+
+import launchers
+from facts import messages
+from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.mpi import compatibility
+
+OPEN_MPI_5 = (
+    "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11, "
+    "repo rev: v5.0.11rc1, Sep 16, 2026\0"
+)
+OPEN_MPI_4 = (
+    "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022\0"
+)
+MPICH = (
+    "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25 20:45:26 UTC 2026\n"
+    "MPICH Device:       ch4:ucx ofi\n"
+    "MPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
+)
+MPICH_PMIX = MPICH.replace("--with-pm=hydra:gforker", "--with-pmix=/opt/pmix --with-pm=no")
+INTEL = "Intel(R) MPI Library 2021.11 for Linux* OS\n"
+CRAY = (
+    "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\n"
+    "MPI BUILD INFO : Sun Feb 26 15:15 2023 (git hash aecd99f)\n"
+)
+MVAPICH = "MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date : Wed March 02 22:00:00 EST 2022\n"
+
+VERSIONS = {
+    "open mpi 5": OPEN_MPI_5,
+    "open mpi 4": OPEN_MPI_4,
+    "mpich": MPICH,
+    "mpich with pmix": MPICH_PMIX,
+    "intel": INTEL,
+    "cray": CRAY,
+    "mvapich": MVAPICH,
+}
+
+
+def launcher(key: str, name: str, managers: str = "", size: int | None = 4) -> Launcher:
+    return Launcher(key, name, 0, () if size is None else (size,), frozenset(managers.split()))
+
+
+LAUNCHERS = {
+    "mpirun": launcher("openmpi", "Open MPI's mpirun", "pmix"),
+    "mpiexec": launcher("hydra", "MPICH's mpiexec (Hydra)", "pmi"),
+    "srun pmix": launcher("slurm", "srun", "pmix"),
+    "srun pmi2": launcher("slurm", "srun", "pmi"),
+    "srun none": launcher("slurm", "srun"),
+    "flux": launcher("flux", "Flux", "pmi"),
+    "pals": launcher("pals", "HPE PALS", "pmi", None),
+    "jsm": launcher("jsm", "IBM JSM (jsrun)"),
+    "torchrun": launcher("torchrun", "torchrun"),
+    "torchrun in a step": launcher("torchrun", "torchrun", "pmix"),
+}
+
+# Libraries that can't join what the launcher offers. PALS says no size, JSM brings its own PMIx
+# library; both are believed, and the size is compared once MPI is up. torchrun in a step of srun's
+# passes on what srun offers.
+REFUSED = {
+    "mpirun": {"mpich"},
+    "mpiexec": {"open mpi 5", "open mpi 4"},
+    "srun pmix": {"mpich"},
+    "srun pmi2": {"open mpi 5", "open mpi 4"},
+    "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "flux": {"open mpi 5", "open mpi 4"},
+    "pals": set(),
+    "jsm": set(),
+    "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "torchrun in a step": {"mpich"},
+}
+
+SLURM_21 = """\
+MPI types are...
+none
+pmix_v3
+cray_shasta
+pmi2
+pmix
+"""
+SLURM_22 = """\
+MPI plugin types are...
+\tnone
+\tpmi2
+\tpmix
+specific pmix plugin versions available: pmix_v4
+"""
+SLURM_WITHOUT_PMIX = """\
+MPI plugin types are...
+\tnone
+\tpmi2
+"""
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch):
+    """Where the loaded library is said to be: an empty prefix, and no srun on the path."""
+    folder = tmp_path / "opt" / "mpi"
+    (folder / "lib").mkdir(parents=True)
+    monkeypatch.setattr(compatibility, "library_path", lambda: folder / "lib" / "libmpi.so.40")
+    path = tmp_path / "path"
+    path.mkdir()
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return folder
+
+
+def offer(tmp_path: Path, text: str, stream: int) -> None:
+    """Put an ``srun`` on the path that answers ``--mpi=list``."""
+    program = tmp_path / "path" / "srun"
+    answer = (
+        "import os, sys\n"
+        f"assert sys.argv[1:] == ['--mpi=list']\nos.write({stream}, {text!r}.encode())\n"
+    )
+    # A path with spaces cannot stand behind "#!".
+    words = shlex.join([sys.executable, "-S", "-c", answer])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("started_by", LAUNCHERS)
+@pytest.mark.parametrize("library", VERSIONS)
+def test_every_library_under_every_launcher(library, started_by, prefix):
+    row, version = LAUNCHERS[started_by], VERSIONS[library]
+    if library not in REFUSED[started_by]:
+        compatibility.check_library(version, row)
+        return
+    with pytest.raises(LaunchError) as caught:
+        compatibility.check_library(version, row)
+    message = str(caught.value)
+    assert f"{row.name} started 4 processes" in message
+    assert compatibility.library_name(version) in message
+    assert "every process would be rank 0 of 1" in message
+    assert "tart it with: " in message and "\n" not in message
+
+
+@pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])
+def test_one_process_needs_no_manager(version, prefix):
+    compatibility.check_library(version, launcher("slurm", "srun", size=1))
+
+
+def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
+    components = prefix / "lib" / "openmpi"
+    components.mkdir()
+    mpi_4 = LAUNCHERS["srun pmi2"]
+    with pytest.raises(LaunchError):
+        compatibility.check_library(OPEN_MPI_4, mpi_4)
+    (components / "mca_pmix_s2.so").touch()
+    compatibility.check_library(OPEN_MPI_4, mpi_4)
+    with pytest.raises(LaunchError):
+        compatibility.check_library(OPEN_MPI_5, mpi_4)
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+@pytest.mark.parametrize(
+    ("listed", "version", "managers", "command"),
+    [
+        (SLURM_22, OPEN_MPI_5, "pmi", "Start it with: srun --mpi=pmix python"),
+        (SLURM_21, OPEN_MPI_5, "", "Start it with: srun --mpi=pmix python"),
+        (SLURM_22, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
+        (
+            SLURM_21.replace("\npmix\n", "\n"),
+            OPEN_MPI_5,
+            "",
+            "Start it with: srun --mpi=pmix_v3 python",
+        ),
+        (
+            SLURM_WITHOUT_PMIX,
+            OPEN_MPI_5,
+            "pmi",
+            "srun offers pmi2, and none fits: inside the allocation, start it with: mpirun",
+        ),
+        (
+            "MPI plugin types are...\n\tnone\n",
+            MPICH,
+            "",
+            "srun offers nothing, and none fits: inside the allocation, start it with: mpiexec",
+        ),
+    ],
+)
+def test_the_command_is_taken_from_what_srun_offers(
+    listed, version, managers, command, stream, prefix, tmp_path
+):
+    offer(tmp_path, listed, stream)
+    assert command in compatibility.alone_message(version, launcher("slurm", "srun", managers))
+
+
+def test_a_cray_srun_fits_cray_mpich(prefix, tmp_path):
+    offer(tmp_path, "MPI plugin types are...\n\tnone\n\tpmi2\n\tcray_shasta\n", 1)
+    message = compatibility.alone_message(CRAY, launcher("slurm", "srun"))
+    assert "Start it with: srun --mpi=cray_shasta python" in message
+
+
+def test_without_srun_or_with_one_that_hangs(prefix, monkeypatch):
+    row = LAUNCHERS["srun none"]
+    expected = "start it with: mpirun (of Open MPI 5.0.11) -n 4 python"
+    assert expected in compatibility.alone_message(OPEN_MPI_5, row)
+
+    def hang(command, *, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert expected in compatibility.alone_message(OPEN_MPI_5, row)
+
+
+def test_the_mpirun_beside_the_library_is_named(prefix):
+    row = LAUNCHERS["mpiexec"]
+    assert "Start it with: mpirun (of Open MPI 5.0.11) -n 4 " in compatibility.alone_message(
+        OPEN_MPI_5, row
+    )
+    program = prefix / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.touch()
+    assert f"Start it with: {program} -n 4 python" in compatibility.alone_message(OPEN_MPI_5, row)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-m", "mpiddp.train", "--data", "digits"], "python -m mpiddp.train …"),
+        (["-m", "mpiddp.train"], "python -m mpiddp.train"),
+        (["-u", "my script.py", "--epochs", "3"], "python 'my script.py' …"),
+        (["-X", "dev", "-Wignore", "train.py"], "python train.py"),
+        # Code may have many lines, and a message has one.
+        (["-c", "import mpiddp\nmpiddp.init()", "x"], "python -c …"),
+        (["train.py"], "python train.py"),
+    ],
+)
+def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python3", *words])
+    assert compatibility.alone_message(MPICH, LAUNCHERS["mpirun"]).endswith(f"-n 4 {shown}")
+
+
+def test_root_needs_open_mpis_consent(prefix, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["mpiexec"])
+    assert "mpirun (of Open MPI 5.0.11) --allow-run-as-root -n 4 python" in message
+    assert "as-root" not in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
+
+
+def test_torchrun_is_replaced(prefix):
+    message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["torchrun"])
+    assert "torchrun started 4 processes" in message and "Open MPI 5.0.11" in message
+    assert "every process would be rank 0 of 1" in message
+    assert "Start it with: mpirun (of Open MPI 5.0.11) -n 4 " in message
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (OPEN_MPI_5, "Open MPI 5.0.11"),
+        (OPEN_MPI_4, "Open MPI 4.1.4"),
+        ("Open MPI v5.1.0a1, package: Open MPI, ident: 5.1.0a1", "Open MPI 5.1.0a1"),
+        (MPICH, "MPICH 5.0.2"),
+        ("MPICH Version:\t4.2.0rc1\nMPICH Release date:\tunreleased\n", "MPICH 4.2.0rc1"),
+        (INTEL, "Intel(R) MPI Library 2021.11 for Linux* OS"),
+        (CRAY, "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)"),
+        (MVAPICH, "MVAPICH2 Version      :\t2.3.7"),
+    ],
+)
+def test_library_name(version, name):
+    assert compatibility.library_name(version) == name
+
+
+# Cray MPICH's GPU transport layer
+
+CHECK = """
+import sys
+from mpiddp.errors import LaunchError
+from mpiddp.launch.mpi import compatibility
+from mpiddp.launch.mpi import mpi
+{before}
+try:
+    compatibility.check_gpu_support()
+except LaunchError as error:
+    assert "mpi4py.MPI" not in sys.modules
+    sys.exit(f"refused: {{error}}")
+"""
+ASKED = {"MPICH_GPU_SUPPORT_ENABLED": "1", "CRAY_MPICH_VERSION": "8.1.25"}
+
+
+def check(env: dict[str, str], before: str = "") -> launchers.Result:
+    alone = launchers.table()["alone"]
+    return launchers.run(alone, 1, ["-c", CHECK.format(before=before)], timeout=30, env=env)
+
+
+def test_a_cray_mpich_without_its_gpu_library_is_refused():
+    result = check(ASKED).expect(1)
+    assert "refused: MPICH_GPU_SUPPORT_ENABLED=1 asks Cray MPICH" in result.stderr
+    assert "export MPICH_GPU_SUPPORT_ENABLED=0" in result.stderr
+    assert "libmpi_gtl_cuda" in result.stderr and "libmpi_gtl_hsa" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {**ASKED, "MPICH_GPU_SUPPORT_ENABLED": "0"},
+        {**ASKED, "MPICH_GPU_SUPPORT_ENABLED": ""},
+        # Not a Cray: its MPICH doesn't know the variable.
+        {"MPICH_GPU_SUPPORT_ENABLED": "1"},
+    ],
+)
+def test_where_no_gpu_support_is_asked_for_nothing_is_checked(env):
+    check(env).expect(0)
+
+
+@pytest.fixture
+def gpu_library(tmp_path):
+    """A shared library of that name; any will do."""
+    return shutil.copy(psutil._psutil_linux.__file__, tmp_path / "libmpi_gtl_cuda.so")
+
+
+def test_a_preloaded_gpu_library_is_found(gpu_library):
+    check({**ASKED, "LD_PRELOAD": str(gpu_library)}).expect(0)
+
+
+def test_a_gpu_library_loaded_earlier_is_found(gpu_library):
+    check(ASKED, f"import ctypes; ctypes.CDLL({str(gpu_library)!r})").expect(0)
+
+
+@pytest.mark.parametrize(("linked", "code"), [(b"libmpi_gtl_hsa.so.0", 0), (b"libmpi.so.12", 1)])
+def test_a_linked_gpu_library_is_found(linked, code, tmp_path):
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.cpython-311-x86_64-linux-gnu.so").write_bytes(b"\x7fELF\0" + linked + b"\0")
+    path = f"{tmp_path}:{launchers.ROOT}"
+    check({**ASKED, "PYTHONPATH": path}).expect(code)
+
+
+@pytest.mark.by_default("mpich")
+def test_ranks_without_the_gpu_library_end_before_mpi(either_launcher):
+    program = "import mpiddp; mpiddp.init(timeout=30)"
+    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, env=ASKED).expect(3)
+    (line,) = messages(result)
+    assert "export MPICH_GPU_SUPPORT_ENABLED=0" in line and "Traceback" not in result.output

@@ -1,0 +1,698 @@
+"""The one way out: whatever fails on whichever rank ends the job, once, with its exit code."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from functools import cache
+from itertools import chain, cycle
+from pathlib import Path
+
+import pytest
+
+import launchers
+from facts import messages
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure import failure
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.launch.world import World
+
+OFTEN = tuple(
+    (row.name, 2 + number % 2, who)
+    for number, (row, who) in enumerate(
+        zip(cycle(launchers.available()), (0, 2, 1, 0, 0, 2, 1, 1, 0, 2), strict=False)
+    )
+)
+"""Launcher, ranks and failing rank of each repetition: each rank several times."""
+SOON = 4.0
+"""Seconds in which a failure ends the job, in the median: nobody waits for a time-out. README's two
+seconds hold on a machine that is idle."""
+HUNG = 15.0
+"""Seconds after which a job is taken to hang, however busy the machine is."""
+
+# argv: stage, rank that fails, how it fails
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+
+stage, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
+
+def fail(*_, **__):
+    Path(f"failed-{rank}").write_text(str(time.time()))
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "sleep":
+        time.sleep(1000)
+    if how == "exit":
+        sys.exit(5)
+    if how == "text":
+        sys.exit("all is said")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "done":
+        sys.exit(0)
+    raise ValueError("on purpose")
+
+if "LIMIT" in os.environ:
+    # On a busy machine the import alone may take longer than the limit.
+    import torch
+from mpiddp.launch import device
+from mpiddp.launch.rendezvous import store
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+
+fails = who in (rank, "all")
+if fails and stage == "before the group":
+    store.make_group = fail
+if fails and stage == "in the address phase":
+    device.find_placement = fail
+if fails and stage == "outside":
+    fail()
+
+with WayOut() as way_out:
+    if fails and stage == "before MPI":
+        fail()
+    with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), way_out) as session:
+        import torch, torch.distributed as distributed
+        way_out.run_directory = Path.cwd()
+        for step in range(100 if stage == "in a step" else 3):
+            way_out.step = step
+            if step == 2 and fails:
+                fail()
+            if how != "done":
+                distributed.all_reduce(torch.ones(10))
+                time.sleep(0.02)
+        if session.world.rank == 0:
+            way_out.finish()
+"""
+
+
+def run(row, ranks, stage, who, how, folder, timeout=60.0, **env):
+    """Run PROGRAM; the seconds from the first failure to the job's end go with the result."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    arguments = [script, stage, str(who), how]
+    result = launchers.run(row, ranks, arguments, timeout=timeout, cwd=folder, env=env)
+    now = time.time()
+    stamps = [float(path.read_text()) for path in folder.glob("failed-*")]
+    return result, now - min(stamps, default=now)
+
+
+def lines_of(result, start):
+    return [line for line in messages(result) if line.startswith(start)]
+
+
+def check_times(seconds):
+    """``seconds`` by failing rank.
+
+    Where each failed several times, one that always takes long is not outvoted by the others.
+    """
+    assert max(map(max, seconds.values())) < HUNG, seconds
+    several = min(map(len, seconds.values())) > 2
+    for times in seconds.values() if several else [list(chain(*seconds.values()))]:
+        assert statistics.median(times) < SOON, seconds
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "failing",
+    [
+        pytest.param([("openmpi", 2, 0), ("mpich", 3, 2)], id="once"),
+        pytest.param(OFTEN, id="often", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("stage", ["before MPI", "before the group", "in a step"])
+def test_one_rank_raises(stage, failing, tmp_path):
+    seconds = defaultdict(list)
+    for number, (name, ranks, who) in enumerate(failing):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result, took = run(launchers.table()[name], ranks, stage, who, "raise", folder)
+        seconds[who].append(took)
+        result.expect(1)
+        assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
+        assert result.stderr.count("ValueError: on purpose") == 1, str(result)
+        step = " at step 2" if stage == "in a step" else ""
+        (heading,) = lines_of(result, "mpiddp: rank ")
+        assert re.fullmatch(rf"mpiddp: rank {who} of {ranks} on \S+{step}: failed", heading)
+        if stage == "in a step":
+            outcome = read_outcome(folder)
+            assert outcome is not None
+            assert (outcome["code"], outcome["rank"], outcome["step"]) == (1, who, 2)
+            assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 0
+            assert "on purpose" in (folder / "logs" / f"rank-{who}.log").read_text()
+    check_times(seconds)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "failing",
+    [
+        pytest.param(
+            [("openmpi", 2, 1), ("mpich", 3, 2), ("openmpi", 2, 0), ("mpich", 3, 0)], id="once"
+        ),
+        pytest.param(OFTEN, id="often", marks=pytest.mark.long),
+    ],
+)
+def test_one_rank_is_killed(failing, tmp_path):
+    stages = cycle(["before MPI", "in the address phase", "before the group", "in a step"])
+    seconds = defaultdict(list)
+    for number, ((name, ranks, who), stage) in enumerate(zip(failing, stages, strict=False)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result, took = run(launchers.table()[name], ranks, stage, who, "kill", folder)
+        seconds[who].append(took)
+        # The victim's status (Hydra gives the signal alone), or what the survivors left with.
+        assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
+        assert "Traceback" not in result.stderr, str(result)
+        outcome = read_outcome(folder)
+        assert outcome is None or outcome["code"] == 6
+    check_times(seconds)
+
+
+@pytest.mark.by_default("openmpi")
+def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
+    result, took = run(either_launcher, 3, "in a step", "all", "raise", tmp_path)
+    result.expect(1)
+    assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
+    assert len(lines_of(result, "mpiddp: rank ")) == 1
+    assert took < HUNG
+
+
+def test_ranks_that_all_fail_before_mpi_say_so_once(recent_launcher, tmp_path):
+    result, took = run(recent_launcher, 3, "before MPI", "all", "raise", tmp_path)
+    result.expect(1)
+    assert result.stderr.count("ValueError: on purpose") == 1, str(result)
+    assert took < HUNG
+
+
+# Other ends
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "who", "how", "code", "said"),
+    [
+        ("openmpi", 1, "exit", 5, r"mpiddp: rank 1 of 2 on \S+ at step 2: ended with exit code 5"),
+        ("mpich", 0, "exit", 5, r"mpiddp: rank 0 of 2 on \S+ at step 2: ended with exit code 5"),
+        ("mpich", 1, "text", 1, r"all is said"),
+        ("openmpi", 0, "interrupt", 130, r"mpiddp: rank 0 of 2 on \S+ at step 2: interrupted"),
+    ],
+)
+def test_other_ends_of_one_rank(name, who, how, code, said, tmp_path):
+    result, took = run(launchers.table()[name], 2, "in a step", who, how, tmp_path)
+    result.expect(code)
+    assert len(re.findall(f"^{said}$", result.stderr, re.MULTILINE)) == 1, str(result)
+    assert "Traceback" not in result.stderr
+    assert took < HUNG
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_done_early_waits_for_the_others(tmp_path):
+    result, _ = run(launchers.table()["openmpi"], 2, "in a step", 1, "done", tmp_path)
+    result.expect(0)
+    outcome = read_outcome(tmp_path)
+    assert outcome is not None and (outcome["code"], outcome["reason"]) == (0, "done")
+
+
+@pytest.mark.parametrize(
+    ("stage", "how", "code", "said"),
+    [
+        ("before MPI", "raise", 1, "ValueError: on purpose"),
+        pytest.param(
+            *("before the group", "raise", 1, "ValueError: on purpose"), marks=pytest.mark.long
+        ),
+        ("in a step", "raise", 1, "ValueError: on purpose"),
+        ("in a step", "exit", 5, ""),
+        pytest.param("in a step", "text", 1, "all is said", marks=pytest.mark.long),
+        ("in a step", "interrupt", 130, "interrupted"),
+    ],
+)
+def test_one_process_fails(stage, how, code, said, tmp_path):
+    result, took = run(launchers.table()["alone"], 1, stage, 0, how, tmp_path, timeout=20)
+    result.expect(code)
+    assert said in result.stderr
+    assert result.stderr.count("Traceback (most recent call last)") == (how == "raise")
+    # With one process there is no rank to name.
+    assert "rank 0 of" not in result.stderr
+    assert took < HUNG
+
+
+# Deadlines
+
+
+def expire(name, ranks, stage, who, how, folder):
+    """Run to a deadline of 4 s; the message of the one rank that speaks."""
+    result, took = run(
+        launchers.table()[name], ranks, stage, who, how, folder, timeout=60, LIMIT="4"
+    )
+    # On a busy machine Hydra may report the rank that it kills: by its signal alone.
+    assert result.returncode in ((4, signal.SIGKILL) if name == "mpich" else (4,)), str(result)
+    assert "Traceback" not in result.stderr
+    lines = [line for line in messages(result) if "within 4 s" in line]
+    assert len(lines) == 1, str(result)
+    assert took < 4 + HUNG
+    return lines[0]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        ("mpich", 0),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [("openmpi", 1), ("mpich", 1)]),
+    ],
+)
+def test_a_rank_that_never_comes_to_mpi(name, who, tmp_path):
+    line = expire(name, 2, "outside", who, "sleep", tmp_path)
+    assert "MPI_Init did not return within 4 s" in line
+    assert "started 2 ranks" in line and "--timeout" in line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "who"), [("openmpi", 0), pytest.param("mpich", 2, marks=pytest.mark.long)]
+)
+def test_a_rank_that_is_stopped(name, who, tmp_path):
+    line = expire(name, 3, "in the address phase", who, "stop", tmp_path)
+    assert "did not get past 'address'" in line
+    assert re.search(rf"waited for rank {who} on \S+ \(no answer\)", line), line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "who"), [("openmpi", 1), pytest.param("mpich", 0, marks=pytest.mark.long)]
+)
+def test_a_rank_that_is_stuck_before_the_group(name, who, tmp_path):
+    line = expire(name, 3, "before the group", who, "sleep", tmp_path)
+    assert "did not get past 'group'" in line
+    line = line[line.index("waited for") :]
+    others = {0, 1, 2} - {who}
+    assert re.search(rf"waited for .*rank {who} on \S+ \(.*fail \(program\.py:\d+\)", line), line
+    assert not any(f"rank {other} " in line for other in others), line
+
+
+# Reports
+
+
+def raised(error):
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def shared_way_out():
+    way_out = WayOut()
+    way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+    way_out.step = 17
+    return way_out
+
+
+def test_reports_say_who_where_and_when():
+    way_out = shared_way_out()
+    place = "mpiddp: rank 3 of 8 on node2 at step 17: "
+    assert way_out.describe(ConfigurationError("no such data")) == f"{place}no such data\n"
+    assert way_out.describe(SystemExit(7)) == f"{place}ended with exit code 7\n"
+    assert way_out.describe(SystemExit("bye")) == "bye\n"
+    assert way_out.describe(KeyboardInterrupt()) == f"{place}interrupted\n"
+    closed = "[/gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer"
+    lost = way_out.describe(RuntimeError(closed))
+    assert lost == f"{place}a peer is gone or has stopped: {closed}\n"
+    lines = way_out.describe(raised(KeyError("k"))).splitlines()
+    assert lines[:2] == [f"{place}failed", "Traceback (most recent call last):"]
+    assert lines[-1] == "KeyError: 'k'"
+
+
+def test_somebodys_script_keeps_its_own_errors():
+    way_out = shared_way_out()
+    way_out.runs_script = True
+    lines = way_out.describe(raised(RuntimeError("Connection closed by peer"))).splitlines()
+    assert lines[-1] == "RuntimeError: Connection closed by peer"
+
+
+def test_frames_that_only_carried_the_call_are_left_out():
+    way_out = WayOut()
+    way_out.hidden_files = (__file__,)
+    try:
+        json.loads("{")
+    except ValueError as error:
+        lines = way_out.describe(error).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert __file__ not in "\n".join(lines) and "json" in lines[1]
+
+
+def test_in_a_notebook_nothing_is_aborted(monkeypatch):
+    monkeypatch.setattr(failure, "in_notebook", lambda: True)
+    with pytest.raises(ValueError, match="cell"), WayOut():
+        raise ValueError("cell")
+
+
+def test_success_passes():
+    with pytest.raises(SystemExit) as caught, WayOut():
+        raise SystemExit(0)
+    assert caught.value.code == 0
+    with WayOut() as way_out:
+        assert isinstance(way_out, WayOut)
+
+
+# Corners: what only one rank knows, children, second signals, files that do not answer
+
+HELLO = "import mpiddp\nwith mpiddp.init(timeout=30) as session:\n    session.any(True)\n"
+
+
+@pytest.mark.mpi
+def test_a_rank_that_finds_no_mpi_says_so_itself():
+    shell = '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && export MPI4PY_LIBMPI=/none; exec "$0" "$@"'
+    row = launchers.table()["openmpi"]
+    arguments = ["-c", shell, sys.executable, "-c", HELLO]
+    result = launchers.run(row, 2, arguments, timeout=40, python="sh").expect(3)
+    (message,) = messages(result)
+    assert message.startswith("mpiddp: rank 1 of 2 on ") and "no MPI library" in message
+
+
+@pytest.mark.mpi
+def test_a_bad_option_does_not_wait_for_a_rank_that_never_comes():
+    program = """
+import os, time
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure.failure import WayOut
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    time.sleep(100)
+with WayOut() as way_out:
+    way_out.seconds = 2
+    raise ConfigurationError("a bad option")
+"""
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", program], timeout=30).expect(2)
+    (message,) = messages(result)
+    assert message.endswith("a bad option")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit(0)",
+        pytest.param("os._exit(0)", marks=pytest.mark.long),
+        "raise ValueError('child')",
+    ],
+)
+def test_a_forked_child_does_not_end_the_job(ending, tmp_path):
+    script = tmp_path / "forks.py"
+    script.write_text(
+        f"import os, sys\nchild = os.fork()\nif child == 0:\n    {ending}\n"
+        "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\nprint(f'child {status}')\n"
+    )
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(0)
+    assert result.stdout.count(f"child {1 if 'raise' in ending else 0}") == 2
+
+
+def test_a_second_interrupt_does_not_stop_the_first_ones_report(tmp_path):
+    program = """
+import os, signal, sys, time
+from mpiddp.launch.failure.failure import WayOut
+class Slow:
+    def write(self, text):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        sys.__stderr__.write(text)
+    def flush(self):
+        sys.__stderr__.flush()
+with WayOut():
+    sys.stderr = Slow()
+    raise KeyboardInterrupt
+"""
+    result = launchers.run(launchers.table()["alone"], 1, ["-c", program], timeout=20).expect(130)
+    assert result.stderr == "mpiddp: interrupted\n"
+
+
+@pytest.mark.mpi
+def test_a_report_comes_out_before_files_that_do_not_answer(tmp_path):
+    program = """
+import os, time
+from pathlib import Path
+from mpiddp.launch.failure import failure
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+failure.write_outcome = lambda *_: time.sleep(3)
+with failure.WayOut() as way_out, start(Options(timeout=30), way_out):
+    way_out.run_directory = Path.cwd()
+    raise ValueError("on all ranks")
+"""
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", program], timeout=40, cwd=tmp_path).expect(1)
+    assert result.stderr.count("ValueError: on all ranks") == 1
+
+
+# What may keep a process that has failed
+
+HEADING = "mpiddp: rank 3 of 8 on node2 at step 17: "
+TRACE = f"{HEADING}failed\nTraceback (most recent call last):\n"
+UNREADABLE = "its message cannot be read ({} in __str__)"
+SLOW = "UnreadableError: its message could not be read within 0.5 s"
+HOOK = "mpiddp: the script's sys.excepthook"
+FILES = r"mpiddp: \S.* did not take this report within 0\.5 s"
+KEEPERS = {
+    # Exit code; what the console got; the reason in outcome.json.
+    "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
+    "text is none": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
+    "text exits": (3, HEADING + UNREADABLE.format("SystemExit"), UNREADABLE.format("SystemExit")),
+    "text blocks": (3, HEADING + SLOW, SLOW),
+    "text is no text": (3, HEADING + r"a\udcff", "UnreadableError: a\udcff"),
+    "stderr closed": (1, None, "ValueError: on purpose"),
+    "stderr full": (1, None, "ValueError: on purpose"),
+    "stderr clogged": (1, None, "ValueError: on purpose"),
+    "stderr replaced": (1, TRACE, "ValueError: on purpose"),
+    "log blocks": (1, TRACE, "ValueError: on purpose"),
+    "outcome blocks": (1, TRACE, None),
+    "hook raises": (1, f"{HOOK} raised TypeError: loudly", "ValueError: on purpose"),
+    "hook blocks": (1, f"{HOOK} did not return within 0.5 s", "ValueError: on purpose"),
+    "deadline breaks": (4, "did not get past 'MPI'", "could not be asked: loudly"),
+    "claim breaks": (1, TRACE, "ValueError: on purpose"),
+    "speaker silent": (1, TRACE, "ValueError: on purpose"),
+    "alone": (1, None, "ValueError: on purpose"),
+    "done": (1, TRACE, "done"),
+}
+
+
+@cache
+def keep():
+    """The folder in which ranks failed, and their exit codes by what might have kept them."""
+    folder = Path(tempfile.mkdtemp(prefix="mpiddp-kept-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program = launchers.PROGRAMS / "keepers.py"
+    result = launchers.run(launchers.table()["alone"], 1, [program, folder], timeout=60).expect(0)
+    return folder, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("case", KEEPERS)
+def test_nothing_keeps_a_rank_that_has_failed(case):
+    folder, codes = keep()
+    code, said, reason = KEEPERS[case]
+    assert codes[case] == code
+    console = (folder / case / "stderr").read_text()
+    assert (said or "") in console and bool(said) == bool(console), console
+    assert bool(re.search(FILES, console)) == (case in ("log blocks", "outcome blocks")), console
+    outcome = read_outcome(folder / case)
+    if reason is None:
+        assert outcome is None
+    else:
+        assert outcome is not None and outcome["reason"].strip(")").endswith(reason.strip(")"))
+        assert outcome["code"] == (0 if case == "done" else code)
+    log = folder / case / "logs" / "rank-3.log"
+    if not case.startswith(("deadline", "alone", "log", "outcome")):
+        assert log.read_text(), "the log has what the console may lack"
+
+
+STRANGER = """
+import os, sys, time
+from pathlib import Path
+from mpiddp.errors import LaunchError
+from mpiddp.launch.failure import failure
+
+# A rank that leaves the speaking to a stranger would stay for so long.
+failure.PATIENCE_SECONDS = float(sys.argv[1])
+
+class Unreadable(LaunchError):
+    def __str__(self):
+        return None
+
+with failure.WayOut() as way_out:
+    import mpiddp
+    from mpiddp.launch.session import Options
+    from mpiddp.launch.startup import start
+    with start(Options(timeout=60), way_out) as session:
+        way_out.run_directory = Path.cwd()
+        if session.world.rank == 0:
+            Path("address").write_text(f"{session.meeting.address} {session.meeting.port}")
+        while not Path("done").exists():
+            time.sleep(0.02)
+        raise Unreadable
+"""
+
+
+def meet_stranger(launcher, ranks, patience, folder, choose):
+    """Run a job that fails on all ranks when a stranger has taken keys in its store."""
+    from torch.distributed import TCPStore
+
+    arguments = ["-c", STRANGER, str(patience)]
+    with launchers.start(launcher, ranks, arguments, timeout=60, cwd=folder) as job:
+        job.until(lambda: (folder / "address").exists(), "the address of the store")
+        address, port = (folder / "address").read_text().split()
+        store = TCPStore(address, int(port), is_master=False)
+        for key in choose(store):
+            store.add(key, 1)
+        (folder / "done").touch()
+        began = time.time()
+        return job.wait().expect(3), time.time() - began
+
+
+def check_stranger(result, folder):
+    heads = lines_of(result, "mpiddp: rank ")
+    assert len(heads) == 1 and "its message cannot be read (TypeError in __str__)" in heads[0]
+    outcome = read_outcome(folder)
+    assert outcome is not None and outcome["code"] == 3
+
+
+@pytest.mark.by_default("openmpi")
+def test_a_stranger_who_knows_the_code_silences_nobody(either_launcher, tmp_path):
+    keys = ["mpiddp/failure", "failure"]
+    result, took = meet_stranger(either_launcher, 2, 100, tmp_path, lambda _: keys)
+    check_stranger(result, tmp_path)
+    assert took < HUNG
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_a_stranger_who_reads_all_keys_delays_a_report(name, ranks, tmp_path):
+    def choose(store):
+        job = {"/".join(key.split("/")[:2]) for key in store.list_keys() if "mpiddp/" in key}
+        assert job
+        return [f"{prefix}/failure" for prefix in job]
+
+    result, _ = meet_stranger(launchers.table()[name], ranks, 3, tmp_path, choose)
+    check_stranger(result, tmp_path)
+
+
+# At the end
+
+CLOSES = """
+import os, signal, sys, time
+import mpiddp
+from mpiddp.launch import startup
+from mpiddp.launch.mpi import mpi
+
+who, how = int(sys.argv[1]), sys.argv[2]
+heartbeat, seconds = startup.Heartbeat, 1.0
+startup.Heartbeat = lambda store, rank, size, _: heartbeat(store, rank, size, seconds)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+with mpiddp.init(timeout=60) as session:
+    is_odd = session.world.rank == who
+    if is_odd and how in ("works", "late"):
+        time.sleep(2 * seconds)
+        print("worked", flush=True)
+    if is_odd and how == "late":
+        stop()
+    if how in ("finalize", "free"):
+        session._watch.seconds = 3
+    if is_odd and how == "finalize":
+        mpi.finalize = lambda _: stop()
+    if is_odd and how == "free":
+        session._heartbeat.stop = stop
+"""
+
+
+def close(name, ranks, who, how):
+    script = ["-c", CLOSES, str(who), how]
+    return launchers.run(launchers.table()[name], ranks, script, timeout=60)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "ranks", "who"),
+    [
+        ("openmpi", 3, 1),
+        *(pytest.param("mpich", 3, who, marks=pytest.mark.long) for who in (0, 2)),
+        pytest.param("openmpi", 2, 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_is_lost_while_the_others_close_is_named(name, ranks, who):
+    result = close(name, ranks, who, "late")
+    assert result.returncode in ((6, signal.SIGKILL) if name == "mpich" else (6,)), str(result)
+    assert result.stdout.count("worked") == 1, "a living rank is waited for"
+    (line,) = (line for line in messages(result) if "has not been heard of" in line)
+    assert re.search(rf"of {ranks} on \S+: rank {who} on \S+ has not been heard of for", line), line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) for n in ("openmpi", "mpich")]
+)
+def test_a_rank_that_works_longer_than_the_timeout_is_waited_for(name):
+    result = close(name, 3, 2, "works").expect(0)
+    assert result.stdout.count("worked") == 1
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("finalize", "MPI_Finalize did not return within"),
+        ("free", r"waited for rank 1 on \S+ \(no answer\)"),
+    ],
+)
+def test_a_rank_that_stops_in_the_last_moment_ends_the_job(name, how, said):
+    result = close(name, 2, 1, how)
+    assert result.returncode in ((6, signal.SIGKILL) if name == "mpich" else (6,)), str(result)
+    (line,) = (line for line in messages(result) if "within" in line)
+    assert re.search(said, line), line
+
+
+@pytest.mark.mpi
+def test_a_collective_of_the_session_has_a_deadline():
+    program = """
+import time, mpiddp
+with mpiddp.init(timeout=60) as session:
+    session._timeout = 1.0
+    if session.world.rank == 1:
+        time.sleep(100)
+    session.any(True)
+"""
+    result = launchers.run(launchers.table()["openmpi"], 2, ["-c", program], timeout=40).expect(6)
+    (message,) = [line for line in messages(result) if "started" not in line]
+    assert "rank 0 of 2" in message and "session.any() waited 1 s" in message
+
+
+@pytest.mark.mpi
+def test_a_script_s_rank_that_leaves_early_does_not_look_alive(tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "if dist.get_rank() == 1:\n    sys.exit(0)\ndist.all_reduce(torch.ones(2))\n"
+    )
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(1)
+    assert "mpiddp: rank 0 of 2" in result.stderr
+    assert re.search("Connection (closed|reset) by peer", result.stderr), str(result)

@@ -1,0 +1,137 @@
+"""Slurm's short form of a list of hosts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.launch.launcher.hostnames import expand_hostnames, fold_hostnames, fold_numbers, is_host
+
+
+def unfold(text: str) -> list[str]:
+    """Slurm's short form written out, as its documentation describes it."""
+    names = []
+    for item in re.findall(r"[^,\[]*(?:\[[^\]]*\])?[^,\[]*", text):
+        inside = re.fullmatch(r"(.*)\[(.*)\](.*)", item)
+        if inside is None:
+            names += [item] if item else []
+            continue
+        for part in inside[2].split(","):
+            low, _, high = part.partition("-")
+            for number in range(int(low), int(high or low) + 1):
+                names.append(f"{inside[1]}{number:0{len(low)}d}{inside[3]}")
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "hostname", "expected"),
+    [
+        ("node1", "node1", True),
+        ("node1", "node1.cluster.local", True),
+        ("Node1", "node1.Cluster.local", True),
+        ("node1.cluster.local", "node1.cluster.local", True),
+        ("node1.cluster.local", "node1.elsewhere", False),
+        ("node1.cluster", "node1.cluster.local", False),
+        ("node1", "node10", False),
+        ("node1", "node10.cluster.local", False),
+    ],
+)
+def test_whose_name_it_is(name, hostname, expected):
+    assert is_host(name, hostname) is is_host(hostname, name) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hostname", "expected"),
+    [
+        ("node*", "node1", True),
+        ("node*", "node1.cluster", True),
+        ("node[12]", "node2.cluster", True),
+        ("*.cluster", "node1.cluster", True),
+        ("*.cluster", "node1", True),
+        ("node*.cluster", "node1.elsewhere", False),
+        ("node?", "node10", False),
+    ],
+)
+def test_patterns_of_names(pattern, hostname, expected):
+    assert is_host(pattern, hostname) is expected
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ([], ""),
+        (["login"], "login"),
+        (["node7"], "node7"),
+        (["node001", "node002", "node003", "login"], "login,node[001-003]"),
+        (["n1", "n3", "n2", "n7"], "n[1-3,7]"),
+        # The width is part of the name: node1 and node01 are two hosts.
+        (["node1", "node01"], "node01,node1"),
+        (["n9", "n10"], "n10,n9"),
+        (["n099", "n100"], "n[099-100]"),
+        (["gpu1-ib", "gpu2-ib", "gpu1"], "gpu1,gpu[1-2]-ib"),
+        (["r1n4", "r1n5", "r2n4"], "r1n[4-5],r2n4"),
+        (["a", "a", "b"], "a,b"),
+        # Numbers of a domain are not what tells its hosts apart.
+        (["n1.dc2.local", "n2.dc2.local", "n2.dc3.local"], "n2.dc3.local,n[1-2].dc2.local"),
+        (["login.dc2", "login.dc3"], "login.dc2,login.dc3"),
+    ],
+)
+def test_fold_hostnames(names, folded):
+    assert fold_hostnames(names) == folded
+
+
+HOSTNAMES = st.from_regex(
+    r"[a-c]{0,2}[0-9]{0,3}[a-c]{1,2}-?[0-9]{0,3}(?:\.c[12]?)?", fullmatch=True
+)
+
+
+@settings(deadline=None)
+@given(st.lists(HOSTNAMES, max_size=12))
+def test_a_folded_list_unfolds_to_the_same_hosts(names):
+    written_out = unfold(fold_hostnames(names))
+    assert set(written_out) == set(names)
+    assert len(written_out) == len(set(names))
+    if names:
+        assert list(expand_hostnames(fold_hostnames(names))) == written_out
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_a_thousand_hosts_stay_short(low, count):
+    text = fold_hostnames([f"node{number:04d}" for number in range(low, low + count)])
+    assert len(text) <= len("node[0001-0500]")
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4))
+def test_folded_numbers_say_the_same(numbers, most):
+    whole = fold_numbers(numbers)
+    unfolded = set()
+    for item in whole.split(","):
+        low, _, high = item.partition("-")
+        unfolded |= set(range(int(low), int(high or low) + 1))
+    assert unfolded == set(numbers)
+    ranges = whole.split(",")
+    short = ranges if len(ranges) <= most else [*ranges[:most], "…"]
+    assert fold_numbers(numbers, most=most) == ",".join(short)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", ("node1",)),
+        ("login,node[001-003]", ("login", "node001", "node002", "node003")),
+        ("n[9-11,20]", ("n9", "n10", "n11", "n20")),
+        ("r[1-2]n[4-5]-ib", ("r1n4-ib", "r1n5-ib", "r2n4-ib", "r2n5-ib")),
+    ],
+)
+def test_expand_hostnames(text, names):
+    assert expand_hostnames(text) == names
+
+
+@pytest.mark.parametrize("text", ["", ",", "n[x]", "n[1-x]"])
+def test_what_is_no_list_is_refused(text):
+    with pytest.raises(ValueError, match=r"no host|invalid literal"):
+        expand_hostnames(text)

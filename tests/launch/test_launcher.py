@@ -1,0 +1,335 @@
+"""Which launcher started this process: recorded environments, contradictions, and any mixture."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp import environment
+from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher.launcher import (
+    find_launcher,
+    has_manager_hint,
+    is_first,
+    tasks_of_allocation,
+)
+
+# What each launcher sets, shortened to what decides. The first four were recorded, the others
+# follow Slurm's, PALS's, Flux's, JSM's and torchrun's documentation.
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-node1-10346@1",
+    "PMIX_RANK": "2",
+    "PMIX_SERVER_URI41": "prterun-node1-10346@0.0;tcp4://127.0.0.1:58249",
+    "PRTE_LAUNCHED": "1",
+}
+OPEN_MPI_4 = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_ess_base_vpid": "2",
+    "PMIX_NAMESPACE": "1149829121",
+    "PMIX_RANK": "2",
+}
+HYDRA = {
+    "HYDI_CONTROL_FD": "7",
+    "MPI_LOCALNRANKS": "2",
+    "MPI_LOCALRANKID": "0",
+    "PMI_FD": "9",
+    "PMI_RANK": "2",
+    "PMI_SIZE": "4",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+}
+OURS = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "mpiddp-00ff"}
+ALLOCATION = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_NTASKS": "8",
+    "SLURM_JOB_NUM_NODES": "2",
+}
+STEP = {
+    **ALLOCATION,
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+}
+SRUN_PMIX = {**STEP, "PMIX_NAMESPACE": "slurm.pmix.17.0", "PMIX_RANK": "2"}
+SRUN_PMI2 = {**STEP, "PMI_FD": "11", "PMI_RANK": "2", "PMI_SIZE": "4", "PMI_JOBID": "17.0"}
+INSIDE_ALLOCATION = {**STEP, **OPEN_MPI_5, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+HYDRA_INSIDE = {**STEP, **HYDRA, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+RECORDED = {
+    # environment: (key, sizes, process managers); the rank is 2 throughout
+    "mpirun 5": (OPEN_MPI_5, "openmpi", (4,), {"pmix"}),
+    "mpirun 4": (OPEN_MPI_4, "openmpi", (4,), {"pmix"}),
+    "hydra": (HYDRA, "hydra", (4,), {"pmi"}),
+    "torchrun": (TORCHRUN, "torchrun", (4,), set()),
+    "torchrun in a step": ({**SRUN_PMIX, **TORCHRUN}, "torchrun", (4,), {"pmix"}),
+    "srun pmix": (SRUN_PMIX, "slurm", (4,), {"pmix"}),
+    "srun pmi2": (SRUN_PMI2, "slurm", (4,), {"pmi"}),
+    "srun none": (STEP, "slurm", (4,), set()),
+    "mpirun in an allocation": (INSIDE_ALLOCATION, "openmpi", (4,), {"pmix"}),
+    "mpiexec in an allocation": (HYDRA_INSIDE, "hydra", (4,), {"pmi"}),
+    "ours under srun": ({**SRUN_PMIX, **OURS}, "slurm", (4,), {"pmix"}),
+    "intel": (
+        {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_RANK": "2", "PMI_SIZE": "4"},
+        "hydra",
+        (4,),
+        {"pmi"},
+    ),
+    "prte": ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, "prrte", (), {"pmix"}),
+    "pals": (
+        {"PALS_RANKID": "2", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "2"},
+        "pals",
+        (),
+        {"pmi"},
+    ),
+    "flux": (
+        {
+            "FLUX_TASK_RANK": "2",
+            "FLUX_JOB_SIZE": "4",
+            "FLUX_TASK_LOCAL_ID": "1",
+            "PMI_FD": "8",
+        },
+        "flux",
+        (4,),
+        {"pmi"},
+    ),
+    "jsm": (
+        {
+            "JSM_NAMESPACE_RANK": "2",
+            "JSM_NAMESPACE_SIZE": "4",
+            "JSM_NAMESPACE_LOCAL_RANK": "1",
+            "JSM_NAMESPACE_LOCAL_SIZE": "2",
+        },
+        "jsm",
+        (4,),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({**OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        ({**OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+        ({**HYDRA, "MPI_LOCALNRANKS": "4"}, True),
+        ({**HYDRA, "MPI_LOCALNRANKS": "2"}, False),
+        ({**STEP, "SLURM_STEP_NODELIST": "n1"}, True),
+        ({**STEP, "SLURM_STEP_NODELIST": "n[1-2]"}, False),
+        # A part of a heterogeneous job: a step may span all of it.
+        (
+            {
+                **STEP,
+                "SLURM_STEP_NODELIST": "n1",
+                "SLURM_HET_SIZE": "2",
+                "SLURM_NTASKS_HET_GROUP_0": "4",
+                "SLURM_NTASKS_HET_GROUP_1": "4",
+            },
+            False,
+        ),
+        # The allocation's hosts say nothing of where mpirun started what.
+        ({**INSIDE_ALLOCATION, "SLURM_STEP_NODELIST": "n1"}, False),
+        ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, False),
+        ({"PALS_RANKID": "2"}, False),
+    ],
+)
+def test_whether_all_are_on_this_host(variables, expected):
+    launcher = find_launcher(variables)
+    assert launcher is not None and launcher.is_on_one_host is expected
+
+
+@pytest.mark.parametrize("step", [0xFFFFFFFA, 0xFFFFFFFB])
+def test_a_batch_script_and_salloc_s_shell_are_no_launch(step):
+    variables = {**STEP, "SLURM_STEP_ID": str(step), "SLURM_STEPID": str(step)}
+    assert find_launcher({**variables, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_environments(name):
+    variables, key, sizes, managers = RECORDED[name]
+    launcher = find_launcher(variables)
+    assert launcher is not None
+    assert (launcher.key, launcher.rank, launcher.sizes) == (key, 2, sizes)
+    assert launcher.process_managers == managers
+    assert launcher.size == (4 if sizes else None)
+    assert not is_first(variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_STEP_ID": ""},
+        # A batch script and a salloc shell carry the job's variables, and are not tasks.
+        ALLOCATION,
+        {**ALLOCATION, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        OURS,
+        # Exported by hand, as many scripts do.
+        {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"},
+    ],
+)
+def test_started_by_hand(variables):
+    assert find_launcher(variables) is None
+    assert is_first(variables)
+
+
+def test_the_process_environment_is_the_default(monkeypatch):
+    for name, value in OPEN_MPI_5.items():
+        monkeypatch.setenv(name, value)
+    launcher = find_launcher()
+    assert launcher is not None and (launcher.key, launcher.rank) == ("openmpi", 2)
+    assert not is_first()
+
+
+def heterogeneous(rank: int, own_tasks: int) -> dict[str, str]:
+    """A step over both components of a job with 4 and 2 tasks."""
+    return {
+        **SRUN_PMIX,
+        "SLURM_HET_SIZE": "2",
+        "SLURM_NTASKS_HET_GROUP_0": "4",
+        "SLURM_NTASKS_HET_GROUP_1": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(own_tasks),
+    }
+
+
+def test_components_of_a_heterogeneous_job_are_summed():
+    first = find_launcher(heterogeneous(3, 4))
+    assert first is not None
+    # The step may span one component or all of them, and MPI's size settles which.
+    assert set(first.sizes) == {4, 6} and first.size == 6
+    unfinished = heterogeneous(3, 4)
+    del unfinished["SLURM_NTASKS_HET_GROUP_1"]
+    launcher = find_launcher(unfinished)
+    assert launcher is not None and launcher.sizes == (4,)
+
+
+def test_a_rank_in_the_second_component_counts_the_first_too():
+    launcher = find_launcher(heterogeneous(5, 2))
+    assert launcher is not None
+    assert launcher.rank == 5 and launcher.size == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "4"}, ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "4"]),
+        ({"OMPI_COMM_WORLD_RANK": "-1"}, ["OMPI_COMM_WORLD_RANK", "-1"]),
+        ({"OMPI_COMM_WORLD_SIZE": "0"}, ["OMPI_COMM_WORLD_SIZE"]),
+        ({"OMPI_COMM_WORLD_RANK": ""}, ["OMPI_COMM_WORLD_RANK is not set"]),
+        ({"OMPI_COMM_WORLD_RANK": "two"}, ["OMPI_COMM_WORLD_RANK", "'two'"]),
+        ({"OMPI_COMM_WORLD_SIZE": "1.5"}, ["OMPI_COMM_WORLD_SIZE", "'1.5'"]),
+    ],
+)
+def test_contradictions_name_the_launcher_and_the_variable(changes, named):
+    with pytest.raises(LaunchError) as caught:
+        find_launcher({**OPEN_MPI_5, **changes})
+    for words in ["Open MPI's mpirun", *named]:
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+TABLE = sorted(
+    {
+        name
+        for row in environment.LAUNCHERS
+        for name in (*row.signs, row.rank, row.size)
+        if name is not None
+    }
+    | set(environment.MANAGER_HINTS)
+    | {
+        environment.SLURM_JOB_TASKS,
+        environment.SLURM_HETEROGENEOUS_SIZE,
+        environment.SLURM_HETEROGENEOUS_TASKS + "0",
+        environment.SLURM_HETEROGENEOUS_TASKS + "1",
+    }
+)
+VALUES = st.one_of(
+    st.integers(-2, 6).map(str),
+    st.sampled_from(["", " 1 ", "1_0", "²", "٣", "x", "1e3", "99999"]),
+    st.text("012-+_. ²٣½x", max_size=4),
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(TABLE), VALUES))
+def test_any_mixture_is_a_launcher_or_a_launch_error(variables):
+    try:
+        launcher = find_launcher(variables)
+    except LaunchError:
+        return
+    has_manager_hint(variables)
+    assert tasks_of_allocation(variables) >= 0
+    if launcher is None:
+        assert is_first(variables)
+        return
+    assert launcher.rank >= 0
+    assert launcher.size is None or launcher.rank < launcher.size
+    assert is_first(variables) == (launcher.rank == 0)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(RECORDED)), st.dictionaries(st.sampled_from(TABLE), VALUES))
+def test_leftovers_of_a_later_row_do_not_change_who_started_it(name, leftovers):
+    variables, key, *_ = RECORDED[name]
+    keys = [row.key for row in environment.LAUNCHERS]
+    earlier = {sign for row in environment.LAUNCHERS[: keys.index(key)] for sign in row.signs}
+    kept = {name: value for name, value in leftovers.items() if name not in earlier}
+    launcher = find_launcher({**kept, **variables})
+    assert launcher is not None and (launcher.key, launcher.rank) == (key, 2)
+
+
+def test_a_manager_that_the_table_does_not_know_leaves_a_hint():
+    assert has_manager_hint({"PMI_FD": "3"}) and has_manager_hint({"PMIX_RANK": "0"})
+    assert not has_manager_hint({"PMI_FD": ""}) and not has_manager_hint(ALLOCATION)
+
+
+@pytest.mark.parametrize(("text", "tasks"), [("8", 8), ("", 1), ("many", 1), ("²", 1), ("-3", 1)])
+def test_tasks_of_allocation(text, tasks):
+    assert tasks_of_allocation({"SLURM_NTASKS": text}) == tasks
+    assert tasks_of_allocation({}) == 1
+
+
+JOB = {"SLURM_JOB_ID": "18", "SLURM_JOB_NAME": "resnet"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_NAME": "resnet"}, None),
+        (JOB, "resnet-18"),
+        ({"SLURM_JOB_ID": "18"}, "job-18"),
+        # Every task of an array has a job id of its own, but finds its run by array and task.
+        ({**JOB, "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}, "resnet-17_3"),
+        ({**JOB, "SLURM_ARRAY_JOB_ID": "17"}, "resnet-18"),
+        ({**JOB, "SLURM_JOB_NAME": "../../etc/x"}, "-..-etc-x-18"),
+        ({**JOB, "SLURM_JOB_NAME": ".."}, "-18"),
+        ({**JOB, "SLURM_RESTART_COUNT": "2"}, "resnet-18"),
+    ],
+)
+def test_job_name(variables, name):
+    assert environment.job_name(variables) == name
+
+
+@settings(deadline=None)
+@given(st.text("a1./\\ -_~é\n"))
+def test_a_job_name_is_one_component_of_a_path(name):
+    found = environment.job_name({**JOB, "SLURM_JOB_NAME": name})
+    assert found is not None
+    assert "/" not in found and not found.startswith(".") and found.endswith("-18")

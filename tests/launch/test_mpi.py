@@ -1,0 +1,241 @@
+"""Waiting for MPI, and life without it."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import pickle
+import textwrap
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launchers
+from facts import messages
+from mpiddp import environment
+from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.mpi import mpi
+
+
+def test_waiting_sleeps_in_between(monkeypatch):
+    class Request:
+        left = 20
+
+        def Test(self):  # noqa: N802
+            self.left -= 1
+            return self.left < 0
+
+    pauses: list[float] = []
+    monkeypatch.setattr(mpi.time, "sleep", pauses.append)
+    mpi.wait(Request())
+    assert len(pauses) == 20
+    assert all(0 < pause <= mpi.LONGEST_PAUSE for pause in pauses)
+    assert pauses == sorted(pauses)
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@given(st.floats(min_value=0, max_value=60))
+def test_what_is_ready_is_seen_soon(ready):
+    clock = Clock()
+    request = SimpleNamespace(Test=lambda: clock.now >= ready)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpi, "time", clock)
+        assert mpi.wait(request)
+    # An eighth of the time waited, but 20 microseconds at least, and never over 2 milliseconds.
+    assert clock.now - ready <= min(max(2e-5, ready / 8), 2e-3) + 1e-9
+
+
+@given(st.floats(min_value=0, max_value=1))
+def test_waiting_ends(seconds):
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpi, "time", clock)
+        assert not mpi.wait(SimpleNamespace(Test=lambda: False), seconds)
+    assert seconds < clock.now <= seconds + max(2e-5, min(seconds / 8, 2e-3)) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "pauses"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI root@host", 2, 1),
+        ("Open MPI v10.0.0", 2, 1),
+        ("Open MPI v5.0.11", 1, 0),
+        ("Open MPI v4.1.4, package: Debian OpenMPI", 16, 0),
+        ("MPICH Version:      5.0.2", 16, 0),
+    ],
+)
+def test_where_open_mpi_5_may_crash_the_first_message_waits(monkeypatch, version, size, pauses):
+    slept: list[float] = []
+    monkeypatch.setattr(mpi.time, "sleep", slept.append)
+    mpi._let_others_leave(version, size)
+    assert slept == [mpi.LEAVING_SECONDS] * pauses
+
+
+@pytest.mark.parametrize(("key", "kept"), [("hydra", False), ("slurm", True)])
+def test_hydra_forgets_the_step_around_it(monkeypatch, key, kept):
+    for name in environment.PMIX_SIGNS:
+        monkeypatch.setenv(name, "0")
+    mpi._hide_enclosing_step(Launcher(key, key, 0, (2,), frozenset()))
+    assert environment.is_set(environment.PMIX_SIGNS) is kept
+
+
+# Whole jobs
+
+
+def make_calls(session):
+    """Calls of a SleepingCommunicator, by every rank of a pool."""
+    from mpi4py import MPI
+
+    rank, size = session.world.rank, session.world.size
+    group = mpi.SleepingCommunicator(session.comm)
+    envelope = mpi.ENVELOPE_BYTES
+    for length in (0, 1, *range(envelope - 64, envelope + 64), 10**6):
+        value = (bytes([rank]) * length, rank)
+        assert group.bcast(value) == (bytes(length), 0), length
+    for scale in (0, 1, 5000):
+        values = [["x" * scale * each, each] for each in range(size)]
+        assert group.allgather(values[rank]) == values
+        assert group.gather(values[rank]) == (values if rank == 0 else None)
+    lowest = array.array("q", [0])
+    group.Allreduce([array.array("q", [rank + 3]), MPI.INT64_T], [lowest, MPI.INT64_T], MPI.MIN)
+    assert lowest[0] == 3
+    if rank == size - 1:
+        time.sleep(1)
+    begin = time.thread_time()
+    group.bcast(None)
+    group.allgather(rank)
+    group.gather(rank)
+    assert time.thread_time() - begin < 0.5, "waiting took a core"
+
+    for longest in (1, 7, 64, mpi.LONGEST_MESSAGE):
+        for scale in (0, 1, 100):
+            check_parts(
+                session.comm, ["x" * scale * (each % 2 + 1) for each in range(size)], longest
+            )
+
+
+def check_parts(comm, values, longest):
+    """Calls whose messages have at most ``longest`` bytes: as many of them as are needed."""
+    rank, messages = comm.Get_rank(), []
+
+    def count(request):
+        messages.append(request)
+        mpi.wait(request)
+
+    group = mpi.SleepingCommunicator(comm, count, longest)
+    assert group.allgather(values[rank]) == values
+    total = sum(len(pickle.dumps(value)) for value in values)
+    # What tells the lengths is one more.
+    assert len(messages) == 1 + -(-total // longest)
+    messages.clear()
+    assert group.gather(values[rank]) == (values if rank == 0 else None)
+    assert len(messages) == 1 + -(-total // longest)
+    messages.clear()
+    long = bytes(range(256)) * 17
+    assert group.bcast(long if rank == 0 else None) == long
+    rest = len(pickle.dumps(long)) + mpi.LENGTH_BYTES - mpi.ENVELOPE_BYTES
+    assert len(messages) == 1 + -(-rest // longest)
+
+
+@pytest.mark.parametrize(
+    "ranks", [3, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 2, 5))]
+)
+def test_collectives_that_sleep_give_what_mpi4pys_give(recent_launcher, ranks, pool):
+    pool(recent_launcher, ranks).call(make_calls)
+
+
+HUGE = (1 << 31) + 12345
+"""Bytes; more than MPI counts in 32 bits."""
+
+
+def share_huge_values(session):
+    """Session objects of which one alone is too long for a message, on two ranks."""
+    rank = session.world.rank
+    # Bytes that differ from place to place, and do not repeat where messages are cut.
+    pattern = bytes(range(251)) * 4001
+    value = (pattern * -(-HUGE // len(pattern)))[:HUGE] if rank == 0 else b"short"
+    found = session.gather(value)
+    assert found[1] == b"short"
+    digest = hashlib.sha256(found.pop(0)).digest()
+    del found
+    received = session.broadcast(value)
+    return len(received), digest, hashlib.sha256(received).digest()
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_objects_longer_than_mpi_counts_travel_in_parts(name, pool):
+    found = pool(name, 2).call(share_huge_values, timeout=500).values
+    assert found[0] == found[1]
+    assert found[0][0] == HUGE and found[0][1] == found[0][2]
+
+
+HELLO = textwrap.dedent("""
+    import mpiddp
+    with mpiddp.init(timeout=30) as session:
+        print("size", session.world.size, session.comm, session.agree((1, 2)), session.any(True))
+""")
+
+
+def one_message(result: launchers.Result, *words: str) -> str:
+    """The only message of a job that was refused, which holds ``words``."""
+    lines = messages(result)
+    assert len(lines) == 1, str(result)
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in lines[0]
+    return lines[0]
+
+
+@pytest.fixture
+def without_mpi4py(tmp_path):
+    """An environment in which mpi4py isn't installed."""
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('No module named mpi4py')\n")
+    return {"PYTHONPATH": f"{tmp_path}:{launchers.ROOT}", "MPI4PY_LIBMPI": None}
+
+
+def test_one_process_works_without_mpi(without_mpi4py):
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", HELLO], timeout=60, env=without_mpi4py).expect(0)
+    assert "size 1 None (1, 2) True" in result.stdout
+    assert "MPI             none (one process; " in result.stderr
+
+
+@pytest.mark.mpi
+def test_one_rank_under_mpirun_works_without_mpi(without_mpi4py):
+    row = launchers.table()["mpich"]
+    result = launchers.run(row, 1, ["-c", HELLO], timeout=60, env=without_mpi4py).expect(0)
+    assert "size 1 None (1, 2) True" in result.stdout
+
+
+@pytest.mark.by_default("openmpi")
+def test_two_ranks_need_mpi4py(either_launcher, without_mpi4py):
+    result = launchers.run(
+        either_launcher, 2, ["-c", HELLO], timeout=60, env=without_mpi4py
+    ).expect(3)
+    one_message(result, "mpi4py is not installed", "pip install mpi4py")
+
+
+@pytest.mark.mpi
+def test_two_ranks_need_a_library(tmp_path):
+    row = launchers.table()["openmpi"]
+    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
+    result = launchers.run(row, 2, ["-c", HELLO], timeout=60, env=env).expect(3)
+    one_message(result, "no MPI library that it can load", "MPI4PY_LIBMPI")

@@ -1,0 +1,242 @@
+"""What MPI is told about interfaces while it starts. That it helps, test_slurm.py shows."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiddp import environment
+from mpiddp.launch.launcher.launcher import find_launcher
+from mpiddp.launch.network import interfaces, mpi_interfaces
+from mpiddp.launch.network.interfaces import Interface
+from mpiddp.launch.network.mpi_interfaces import (
+    choose_interfaces,
+    choose_peers,
+    find_source,
+    find_variables,
+    is_configured,
+    share_memory,
+    stay_on_host,
+    told_interfaces,
+)
+
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
+MPICH = "MPICH Version: 5.0.2"
+LOCAL = find_launcher(
+    {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+)
+INTERFACES = (
+    Interface("lo", ("127.0.0.1",)),
+    Interface("aa0", ("10.66.0.1",)),
+    Interface("ens1", ("10.77.0.1",)),
+    Interface("ens2", ("10.78.0.1",)),
+)
+WAYS = {"n2": "10.77.0.1", "n3": "10.78.0.1", "self": "127.0.0.1", "unknown": None}
+
+
+@pytest.fixture(autouse=True)
+def several_interfaces(monkeypatch):
+    for name in (
+        environment.OPEN_MPI_TRANSPORTS,
+        *environment.OPEN_MPI_INTERFACE_SETTINGS,
+        environment.UCX_INTERFACES,
+        *environment.OFI_INTERFACES,
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "aa0"), (3, "ens1")])
+    monkeypatch.setattr(interfaces, "list_interfaces", lambda: INTERFACES)
+    monkeypatch.setattr(mpi_interfaces, "find_source", WAYS.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "chosen"),
+    [
+        (("n1", "n2"), ("ens1",)),
+        # Two ways lead to the job's hosts: both are kept.
+        (("n2", "n1", "n3"), ("ens1", "ens2")),
+        (("n1", "unknown"), ()),
+        # A wrong /etc/hosts must not leave nothing but loopback.
+        (("n1", "self"), ()),
+        (("n1",), ()),
+        ((), ()),
+    ],
+)
+def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
+    assert choose_interfaces(hostnames, "n1") == chosen
+
+
+def test_one_interface_leaves_nothing_to_choose(monkeypatch):
+    monkeypatch.setattr(interfaces, "list_interfaces", lambda: INTERFACES[::2])
+    assert choose_interfaces(("n1", "n2"), "n1") == ()
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens1")])
+    monkeypatch.setattr(interfaces, "list_interfaces", lambda: pytest.fail("looked in vain"))
+    assert choose_interfaces(("n1", "n2"), "n1") == ()
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1), st.data())
+def test_peers_are_others_and_never_more_than_two(hostnames, data):
+    own = data.draw(st.sampled_from([*hostnames, "elsewhere"]))
+    peers = choose_peers(hostnames, own)
+    assert own not in peers and len(peers) <= 2 and set(peers) <= set(hostnames)
+    assert peers or hostnames in ([own], [])
+
+
+@pytest.mark.parametrize("hostname", ["n1", "n1.cluster.local"])
+def test_a_node_is_no_peer_of_its_own(hostname):
+    assert choose_peers(("n1", "n2", "n3"), hostname) == ["n2"]
+    assert choose_peers(("n1.cluster.local", "n2.cluster.local"), hostname) == ["n2.cluster.local"]
+    assert choose_interfaces(("n1", "n2"), hostname) == ("ens1",)
+
+
+def test_it_is_told_only_while_mpi_starts(monkeypatch):
+    monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    # An empty value is no setting, but it is the user's.
+    monkeypatch.setenv(environment.UCX_INTERFACES, "")
+    with told_interfaces(OPEN_MPI, None, None) as interfaces:
+        assert os.environ[environment.OPEN_MPI_INTERFACES] == "ens1"
+        assert os.environ[environment.UCX_INTERFACES] == "ens1"
+        assert interfaces == ("ens1",)
+    assert environment.OPEN_MPI_INTERFACES not in os.environ
+    assert os.environ[environment.UCX_INTERFACES] == ""
+    with pytest.raises(ValueError, match="inside"), told_interfaces(OPEN_MPI, None, None):
+        raise ValueError("inside")
+    assert environment.OPEN_MPI_INTERFACES not in os.environ
+
+
+def test_ucx_is_told_below_any_library(tmp_path):
+    assert find_variables(MPICH, None, tmp_path) == [environment.UCX_INTERFACES]
+    both = [environment.OPEN_MPI_INTERFACES, environment.UCX_INTERFACES]
+    assert find_variables(OPEN_MPI, None, tmp_path) == both
+    # Its devices have other names than interfaces.
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    assert find_variables(MPICH, None, tmp_path) == []
+
+
+def test_a_setting_for_ucx_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv(environment.UCX_INTERFACES, "ib0")
+    assert find_variables(MPICH, None, tmp_path) == []
+
+
+def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
+    library = tmp_path / "lib" / "libmpi.so.40"
+    assert not is_configured({}, library)
+    for name in environment.OPEN_MPI_INTERFACE_SETTINGS:
+        assert is_configured({name: "eth0"}, library)
+    site = tmp_path / "etc" / "openmpi-mca-params.conf"
+    site.parent.mkdir()
+    site.write_text("# btl_tcp_if_include = eth0\n")
+    assert not is_configured({}, library)
+    site.write_text("pml = ob1\n btl_tcp_if_exclude = docker0\n")
+    assert is_configured({}, library)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = tmp_path / ".openmpi" / "mca-params.conf"
+    own.parent.mkdir()
+    own.write_text("btl_tcp_if_include=10.0.0.0/8\n")
+    assert is_configured({}, None)
+    monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    with told_interfaces(OPEN_MPI, None, None):
+        assert environment.OPEN_MPI_INTERFACES not in os.environ
+
+
+def test_on_one_host_there_is_no_tcp(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpi_interfaces, "share_memory", lambda ranks: ranks == 2)
+    before = dict(os.environ)
+    monkeypatch.setattr(mpi_interfaces, "read_settings", lambda library: {})
+    with told_interfaces(OPEN_MPI, None, LOCAL) as interfaces:
+        assert interfaces == ()
+        assert os.environ[environment.OPEN_MPI_TRANSPORTS] == "^tcp,ofi"
+        assert os.environ["FI_TCP_IFACE"] == os.environ["FI_SOCKETS_IFACE"] == "lo"
+    assert dict(os.environ) == before
+    others = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+    assert stay_on_host(MPICH, None, 2, tmp_path) == others
+    # Without shared memory there is nothing else.
+    assert stay_on_host(OPEN_MPI, None, 3, tmp_path) == others
+    monkeypatch.setenv("FI_TCP_IFACE", "ib0")
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    assert stay_on_host(MPICH, None, 2, tmp_path) == {"FI_SOCKETS_IFACE": "lo"}
+
+
+def test_transports_that_somebody_chose_are_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpi_interfaces, "share_memory", lambda ranks: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    library = tmp_path / "lib" / "libmpi.so.40"
+    site, own = tmp_path / "etc/openmpi-mca-params.conf", tmp_path / ".openmpi/mca-params.conf"
+    site.parent.mkdir()
+    own.parent.mkdir()
+
+    def choose():
+        return stay_on_host(OPEN_MPI, library, 2).get(environment.OPEN_MPI_TRANSPORTS)
+
+    # What is not to be used may be more.
+    site.write_text("btl_base_verbose = 1\nbtl=^uct,openib\n# btl = self,tcp\n")
+    assert choose() == "^uct,openib,tcp,ofi"
+    own.write_text("btl = ^smcuda\n")
+    assert choose() == "^smcuda,tcp,ofi"
+    for line in ("btl = self,tcp", "btl_tcp_if_include = eth0", "btl_tcp_if_exclude=lo"):
+        own.write_text(f"{line}\n")
+        assert choose() is None
+    own.unlink()
+    for name in (environment.OPEN_MPI_TRANSPORTS, *environment.OPEN_MPI_INTERFACE_SETTINGS):
+        monkeypatch.setenv(name, "^openib")
+        assert choose() is None
+        monkeypatch.delenv(name)
+    assert choose() is not None
+
+
+LOOKS = "from mpiddp.launch.network.mpi_interfaces import share_memory; print(share_memory(2))"
+HAS_ITS_OWN = "mount -t tmpfs none /dev/shm"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        ("true", "True"),
+        (HAS_ITS_OWN, "False"),
+        # Whoever started it has the same one, but it is too small.
+        (f"{HAS_ITS_OWN} -o size=8m; sh -c", "False"),
+        (f"{HAS_ITS_OWN} -o size=64m; sh -c", "True"),
+    ],
+)
+def test_ranks_that_share_memory(mounts, expected):
+    if os.geteuid() != 0:
+        pytest.skip("mounts are made by root")
+    look = shlex.join([sys.executable, "-c", LOOKS])
+    command = ["unshare", "--mount", "sh", "-c"]
+    if mounts.endswith("sh -c"):
+        command.append(f"{mounts} {shlex.quote(f'{look}; true')}")
+    else:
+        command.append(f"{mounts}; exec {look}")
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert answer.stdout == f"{expected}\n", answer.stderr
+
+
+def test_slurm_starts_ranks_that_share_memory(tmp_path):
+    # Its daemon is root's, and does not show its own.
+    (tmp_path / "comm").write_text("slurmstepd\n")
+    assert share_memory(2, tmp_path)
+    (tmp_path / "comm").write_text("sh\n")
+    assert not share_memory(2, tmp_path)
+    assert not share_memory(1 << 40, Path("/proc/self"))
+
+
+def test_the_routing_table_is_asked(monkeypatch):
+    monkeypatch.undo()
+    assert find_source("127.0.0.1") == "127.0.0.1"
+    assert find_source("no-such-host.invalid") is None

@@ -1,0 +1,169 @@
+"""Jobs over several nodes: a network namespace for each (`namespaces`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from facts import PROGRAM, messages
+from namespaces import Cluster, lead_nowhere, lose_large_packets, make_cluster, run
+
+ADDRESS_SECONDS = 5.0
+"""What the address phase may take, however many interfaces lead nowhere."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with make_cluster() as made:
+        yield made
+
+
+def collect(nodes, folder, interface="auto", **env):
+    """The facts of every rank, by rank, and the finished job."""
+    program = f"import os; os.chdir({str(folder)!r})\n{PROGRAM}"
+    result = run(nodes, "-c", program, interface, **env).expect(0)
+    paths = [folder / f"{rank}.json" for rank in range(len(nodes))]
+    return [json.loads(path.read_text()) for path in paths], result
+
+
+def row_of(result, head):
+    """What the start-up block says behind ``head``."""
+    (text,) = re.findall(rf"^  {head}  +(.*)$", result.stderr, re.MULTILINE)
+    return text
+
+
+def variable(found, name):
+    return [row["set"].get(name) for row in found]
+
+
+def test_every_node_has_another_interface(cluster, tmp_path):
+    names = ("ens1f1", "ens1f0np0", "ib0")
+    for number, (node, name) in enumerate(zip(cluster.nodes, names, strict=True), 1):
+        cluster.join(node, name, f"10.77.0.{number}")
+    found, result = collect(cluster.nodes, tmp_path)
+    assert [row["sum"] for row in found] == [[6.0, 6.0, 6.0]] * 3
+    assert [row["world"]["hostname"] for row in found] == ["node1", "node2", "node3"]
+    assert {row["world"]["master_hostname"] for row in found} == {"node1"}
+    assert {row["master"][0] for row in found} == {"10.77.0.1"}
+    assert variable(found, "GLOO_SOCKET_IFNAME") == list(names)
+    # NCCL has nothing else to choose from.
+    assert variable(found, "NCCL_SOCKET_IFNAME") == [None] * 3
+    assert row_of(result, "ranks") == "3 ranks on 3 nodes: node[1-3]"
+    assert row_of(result, "master").startswith("node1 at 10.77.0.1:")
+    assert row_of(result, "interface") == "ens1f1 on node1; ens1f0np0 on node2; ib0 on node3"
+    assert "stands for several" not in result.stderr
+
+
+def test_interfaces_that_lead_nowhere(cluster, tmp_path):
+    names = ("ens1f1", "ens1f0np0")
+    for number, (node, name) in enumerate(zip(cluster.nodes[:2], names, strict=True), 1):
+        # Made first and first by name: what takes the first interface takes a wrong one.
+        lead_nowhere(node, "docker0", "172.17.0.1")
+        lead_nowhere(node, "aa0", f"10.66.0.{number}")
+        cluster.join(node, name, f"10.77.0.{number}")
+    found, result = collect(cluster.nodes[:2], tmp_path)
+    assert {row["master"][0] for row in found} == {"10.77.0.1"}
+    assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens1f1", "=ens1f0np0"]
+    assert variable(found, "GLOO_SOCKET_IFNAME") == list(names)
+    assert row_of(result, "interface") == "ens1f1 on node1; ens1f0np0 on node2"
+    (seconds,) = re.findall(r"address ([0-9.]+) ", row_of(result, "seconds"))
+    assert float(seconds) < ADDRESS_SECONDS
+
+
+def test_the_option_names_an_interface_per_node(cluster, tmp_path):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        # Both networks work; by itself rank 0 prefers the first.
+        cluster.join(node, "ens1", f"10.77.0.{number}")
+    second = [("ens2", "10.78.0.1"), ("eth9", "10.78.0.2")]
+    for node, (name, address) in zip(cluster.nodes[:2], second, strict=True):
+        cluster.join(node, name, address)
+    found, _ = collect(cluster.nodes[:2], tmp_path, "node1=ens2,node2=eth9")
+    assert {row["master"][0] for row in found} == {"10.78.0.1"}
+    assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens2", "=eth9"]
+    assert variable(found, "GLOO_SOCKET_IFNAME") == ["ens2", "eth9"]
+
+
+INIT = ("-c", "import mpiddp; mpiddp.init(timeout=30)")
+
+
+def expect_table(result, head, *rows):
+    """The one message of a job that found no common address, with its table."""
+    result.expect(4)
+    (line,) = messages(result)
+    assert "no address of rank 0 on node1 was reached by every node" in line
+    assert "--interface" in line and "Traceback" not in result.stderr
+    table = result.stderr[result.stderr.index(line) + len(line) :].splitlines()[1:]
+    cells = [re.split(r" {2,}", text.strip()) for text in table[: len(rows) + 1]]
+    assert cells == [["node", *head], *map(list, rows)], str(result)
+
+
+def test_a_node_without_a_common_network(cluster):
+    one, two, three = cluster.nodes
+    cluster.join(one, "ens1f1", "10.77.0.1")
+    cluster.join(two, "ens1f1", "10.77.0.2")
+    lead_nowhere(one, "docker0", "172.17.0.1")
+    lead_nowhere(three, "docker0", "172.17.0.1")
+    expect_table(
+        run(cluster.nodes, *INIT),
+        ["10.77.0.1 (ens1f1)", "172.17.0.1 (docker0)"],
+        ["node1", "reached", "reached"],
+        ["node2", "reached", "Network is unreachable"],
+        # Its own bridge has that address, and nobody listens there.
+        ["node3", "Network is unreachable", "Connection refused"],
+    )
+
+
+def test_a_switch_that_drops_large_packets(cluster):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        cluster.join(node, "ens1f1", f"10.77.0.{number}")
+        lose_large_packets(node, "ens1f1")
+    program = (
+        "import mpiddp\nfrom mpiddp.launch.rendezvous import address_agreement\n"
+        "address_agreement.REACH_SECONDS = 3\n"
+    )
+    result = run(cluster.nodes[:2], "-c", f"{program}mpiddp.init(timeout=25)")
+    expect_table(
+        result,
+        ["10.77.0.1 (ens1f1)"],
+        ["node1", "reached"],
+        ["node2", "packets of 9000 bytes do not pass by ens1f1"],
+    )
+    assert "one MTU on all of it" in result.stderr
+
+
+@pytest.mark.long
+def test_another_network_is_taken_where_one_drops_large_packets(cluster, tmp_path):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        # By itself rank 0 prefers the first.
+        cluster.join(node, "ens1", f"10.77.0.{number}")
+        cluster.join(node, "ens2", f"10.78.0.{number}")
+        lose_large_packets(node, "ens1")
+    found, _ = collect(cluster.nodes[:2], tmp_path)
+    assert {row["master"][0] for row in found} == {"10.78.0.1"}
+    assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens2"] * 2
+
+
+@pytest.mark.long
+def test_a_variable_that_fits_no_interface_of_one_node(cluster):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        cluster.join(node, f"ens{number}", f"10.77.0.{number}")
+    result = run(cluster.nodes[:2], *INIT, GLOO_SOCKET_IFNAME="ens1").expect(2)
+    (line,) = messages(result)
+    assert "rank 1 of 2 on node2: " in line
+    assert "GLOO_SOCKET_IFNAME is 'ens1', but the interfaces of node2 that have an" in line
+    assert "are lo, ens2: " in line
+
+
+def test_a_switch_that_passes_nothing(cluster):
+    for number, node in enumerate(cluster.nodes[:2], 1):
+        cluster.join(node, "ens1f1", f"10.77.0.{number}")
+    cluster.switch.ip("link set bridge down")
+    expect_table(
+        run(cluster.nodes[:2], *INIT),
+        ["10.77.0.1 (ens1f1)"],
+        ["node1", "reached"],
+        ["node2", "No route to host"],
+    )

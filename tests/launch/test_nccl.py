@@ -1,0 +1,252 @@
+"""Which NCCL is loaded, what it takes, and what becomes of a failure that it finds."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+import launchers
+from facts import messages
+from mpiddp.errors import PeerLostError
+from mpiddp.launch import nccl
+from mpiddp.launch.rendezvous.store import find_group_timeout
+
+
+@pytest.mark.parametrize(
+    ("code", "version"),
+    # NCCL_VERSION in nccl.h: until 2.8 with one digit for each.
+    [(2708, (2, 7, 8)), (20_905, (2, 9, 5)), (22_703, (2, 27, 3)), (23_007, (2, 30, 7))],
+)
+def test_split_version(code, version):
+    assert nccl.split_version(code) == version
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Pretend that torch was built with NCCL 2.28.9, and that this library is loaded."""
+
+    def pretend(name, code):
+        def get(found):
+            found._obj.value = code
+            return 0
+
+        def find(wanted, mode):
+            assert mode & nccl.os.RTLD_NOLOAD
+            if wanted != name:
+                raise OSError(wanted)
+            return SimpleNamespace(ncclGetVersion=get)
+
+        monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 28, 9))
+        monkeypatch.setattr(ctypes, "CDLL", find)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("libnccl.so.2", (2, 30, 7)),
+        ("librccl.so.1", (2, 30, 7)),
+        # Linked into torch.
+        ("another", (2, 28, 9)),
+    ],
+)
+def test_the_library_that_is_loaded_is_asked(load, name, version):
+    load(name, 23_007)
+    assert nccl.find_version() == version
+
+
+def test_a_torch_without_nccl_has_no_version(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    assert nccl.find_version() == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code", "takes"),
+    [("1", 23_003, True), ("1", 22_907, False), ("0", 23_003, False), (None, 23_003, False)],
+)
+def test_who_may_share_a_gpu(load, monkeypatch, wanted, code, takes):
+    load("libnccl.so.2", code)
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", wanted)
+    assert nccl.takes_shared_gpus() is takes
+
+
+def test_nccl_waits_longer_than_the_session():
+    assert find_group_timeout("gloo", 300) == timedelta(seconds=300)
+    assert find_group_timeout("nccl", 300) >= timedelta(seconds=300 + 5)
+
+
+class Backend:
+    """One of torch's, by what its releases know; ``error`` is what it has found."""
+
+    def __init__(self, hooks=True, errors=True):
+        self.error = "SUCCESS"
+        self._errors = errors
+        self.hooks = {}
+        if not hooks:
+            # As pybind says it of a class that lacks the method.
+            self.register_abort_hook = self._lack
+
+    def _lack(self, *_):
+        raise AttributeError("register_abort_hook")
+
+    def register_abort_hook(self, number, hook):
+        assert number not in self.hooks
+        self.hooks[number] = hook
+
+    def get_error(self):
+        if not self._errors:
+            raise AttributeError("get_error")
+        return SimpleNamespace(name=self.error)
+
+
+class Group:
+    """A process group of torch's, with the backend for GPUs that it has."""
+
+    def __init__(self, name, backend):
+        self.group_name = name
+        self._backend = backend
+
+    def _get_backend(self, device):
+        if self._backend is None:
+            raise RuntimeError(f"No backend type associated with device type {device}")
+        return self._backend
+
+
+@pytest.fixture
+def watch_groups(monkeypatch):
+    """Watch these groups: the list, which may grow, and what has been reported."""
+    monkeypatch.setattr(nccl, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(nccl, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    watches = []
+
+    def start(*groups):
+        held = list(groups)
+        world = SimpleNamespace(pg_map=held)
+        monkeypatch.setattr("torch.distributed.distributed_c10d._world", world)
+        told, came = [], threading.Event()
+
+        def fail(error):
+            told.append(error)
+            came.set()
+
+        watches.append(nccl.GroupWatch(fail))
+        return held, told, came
+
+    start.watches = watches
+    yield start
+    for watch in watches:
+        watch.close()
+
+
+@pytest.mark.parametrize("error", ["TIMEOUT", "COMM_ERROR", "REMOTE_ERROR"])
+def test_a_group_without_hooks_is_asked(watch_groups, error):
+    backend = Backend(hooks=False)
+    _, told, came = watch_groups(Group("0", None), Group("1", backend))
+    assert not came.wait(0.1)
+    backend.error = error
+    assert came.wait(10)
+    assert isinstance(told[0], PeerLostError)
+    assert "NCCL gave up on a collective" in str(told[0])
+
+
+def test_what_fails_while_groups_are_closed_is_no_failure(watch_groups, monkeypatch):
+    monkeypatch.setattr(nccl, "GRACE_SECONDS", 60.0)
+    backend = Backend(hooks=False)
+    _, told, _ = watch_groups(Group("0", backend))
+    backend.error = "COMM_ERROR"
+    time.sleep(0.1)
+    watch_groups.watches[-1].close()
+    assert not told
+
+
+def test_a_group_that_is_made_again_is_watched_again(watch_groups):
+    held, _, came = watch_groups(Group("0", Backend()))
+    held.clear()
+    again = Backend()
+    held.append(Group("0", again))
+    end = time.monotonic() + 10
+    while not again.hooks and time.monotonic() < end:
+        time.sleep(0.01)
+    assert again.hooks and not came.is_set()
+
+
+def test_a_hook_is_set_at_once_and_leads_out(watch_groups):
+    backend = Backend()
+    _, told, _ = watch_groups(Group("0", backend))
+    (hook,) = backend.hooks.values()
+    hook()
+    assert isinstance(told[0], PeerLostError)
+
+
+def test_groups_that_a_program_makes_are_watched(watch_groups):
+    held, _, came = watch_groups(Group("0", Backend()))
+    late = Backend()
+    held.append(Group("1", late))
+    late.error = "TIMEOUT"
+    assert came.wait(10)
+    assert late.hooks
+
+
+def test_gloo_is_left_alone(watch_groups):
+    gloo = Backend(hooks=False, errors=False)
+    gloo.error = "TIMEOUT"
+    _, told, came = watch_groups(Group("0", gloo))
+    assert not came.wait(0.1) and not told
+
+
+# A group over Gloo whose "NCCL" finds after a second that a collective is late, and ends the
+# process as torch does: before 2.14 after a pause, in which the group can be asked, and from 2.14
+# on at once, but after the hooks.
+STAND_IN = """
+import os, sys, threading, time
+from pathlib import Path
+import torch, mpiddp
+from mpiddp.launch import device
+from mpiddp.launch.rendezvous import store
+from test_nccl import Backend
+device.choose_backend = lambda *_: "nccl"
+real = store.make_group
+def make_group(store, world, backend, taken, timeout):
+    real(store, world, "gloo", torch.device("cpu"), timeout)
+    backend = Backend(hooks=sys.argv[1] == "2.15")
+    torch.distributed.ProcessGroup._get_backend = lambda group, device: backend
+    threading.Thread(target=find_timeout, args=(backend,), daemon=True).start()
+def find_timeout(backend):
+    time.sleep(1)
+    if sys.argv[1] != "2.15":
+        backend.error = "TIMEOUT"
+        time.sleep(5)
+    for hook in backend.hooks.values():
+        hook()
+    os.abort()
+store.make_group = make_group
+store.first_all_reduce = lambda *_: None
+with mpiddp.init(timeout=30) as session:
+    session._way_out.run_directory = Path(sys.argv[2])
+    session._way_out.step = 7
+    time.sleep(30)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("release", ["2.13", "2.15"])
+def test_a_late_collective_ends_the_job_with_a_report(release, tmp_path):
+    row = launchers.table()["mpich"]
+    paths = {"PYTHONPATH": f"{launchers.ROOT}:{launchers.PROGRAMS}"}
+    arguments = ["-c", STAND_IN, release, tmp_path]
+    result = launchers.run(row, 2, arguments, timeout=60, env=paths).expect(6)
+    line = messages(result)[-1]
+    assert "at step 7: NCCL gave up on a collective" in line
+    assert json.loads((tmp_path / "outcome.json").read_text())["code"] == 6
+    assert result.stderr.count("NCCL gave up") == 1

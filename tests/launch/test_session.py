@@ -1,0 +1,498 @@
+"""What a session gives, agrees, sets, prints, and leaves as it was."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from fractions import Fraction
+
+import pytest
+
+import facts
+import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Options
+
+SIZES = [1, 3, pytest.param(4, marks=pytest.mark.long)]
+
+TORCHRUN = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_what_every_rank_is_given(recent_launcher, ranks):
+    found, _ = facts.collect(recent_launcher.name, ranks)
+    jobs = {row["job"] for row in found}
+    assert len(jobs) == 1 and len(jobs.pop()) == 32
+    for row in found:
+        assert row["early imports"] == []
+        assert (row["backend"], row["device"]) == ("gloo", "cpu")
+        assert row["any"] == [False, True, True]
+        assert row["agree"] is True
+        assert row["broadcast"] == 0
+        # 1 + 2 + … + n
+        assert row["sum"] == [ranks * (ranks + 1) / 2] * 3
+        assert row["stored"] == [str(rank) for rank in range(ranks)]
+        assert row["master"] == found[0]["master"]
+        assert row["is_torchelastic_launched"] is True
+
+
+@pytest.mark.by_default("openmpi")
+def test_rank_0_knows_how_long_each_phase_took(either_launcher):
+    program = (
+        "import mpiddp\n"
+        "with mpiddp.init(timeout=60) as session:\n"
+        "    print(session.world.rank, sorted(session.seconds.items()))\n"
+    )
+    result = launchers.run(either_launcher, 2, ["-c", program], timeout=90).expect(0)
+    rows = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    assert rows["1"] == "[]"
+    seconds = dict(ast.literal_eval(rows["0"]))
+    assert set(seconds) == (
+        {"MPI", "import torch", "address", "store", "group", "first all-reduce"}
+    )
+    # What the start-up block shows, digit for digit.
+    line = next(line for line in result.stderr.splitlines() if line.startswith("  seconds"))
+    for phase, value in seconds.items():
+        assert f"{phase} {value:.3f} (rank " in line
+
+
+def check_environment(found: list[dict]) -> None:
+    for rank, row in enumerate(found):
+        address, port = row["master"]
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(len(found)),
+            "LOCAL_WORLD_SIZE": str(len(found)),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": str(rank),
+            "ROLE_NAME": "default",
+            "ROLE_WORLD_SIZE": str(len(found)),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        assert {name: row["set"].get(name) for name in expected} == expected
+        others = row["set"].keys() - expected.keys()
+        assert others - {"MPI4PY_RC_INITIALIZE"} == {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+        assert row["removed"] == []
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_environment_is_torchruns_and_is_given_back(recent_launcher, ranks):
+    found, _ = facts.collect(recent_launcher.name, ranks)
+    check_environment(found)
+    for row in found:
+        # A process that is spawned later must not initialise MPI either.
+        assert row["changed afterwards"] == {"MPI4PY_RC_INITIALIZE": "0"}
+        assert row["open afterwards"] is False
+        assert row["finalized"] is True
+
+
+def test_without_mpi_the_environment_is_the_same():
+    found, _ = facts.collect("alone", 1)
+    check_environment(found)
+    assert found[0]["changed afterwards"] == {}
+    assert "finalized" not in found[0]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_cores_are_shared(recent_launcher, ranks):
+    found, _ = facts.collect(recent_launcher.name, ranks)
+    masks = [set(row["cores"]) for row in found]
+    for row, mask in zip(found, masks, strict=True):
+        share = sum(Fraction(1, sum(core in other for other in masks)) for core in mask)
+        threads = max(1, int(share))
+        assert (row["threads"], row["torch threads"]) == (threads, threads)
+        assert row["set"]["OMP_NUM_THREADS"] == str(threads)
+
+
+def test_threads_that_the_user_chose_are_kept():
+    variables = (("OMP_NUM_THREADS", "1"),)
+    ((row,), result) = facts.collect("alone", 1, "auto", variables)
+    assert "OMP_NUM_THREADS" not in row["set"]
+    assert row["torch threads"] == 1
+    assert block(result)["devices"].startswith("CPU, 1 thread per rank")
+
+
+def test_interfaces_that_the_user_chose_are_kept():
+    variables = (("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "=lo"), ("RANK", "17"))
+    ((row,), _) = facts.collect("alone", 1, "auto", variables)
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & row["set"].keys()
+    # What a job script exported is overwritten while the session lasts, and comes back.
+    assert row["set"]["RANK"] == "0"
+    assert row["changed afterwards"] == {}
+
+
+def check_listening(found: list[dict], address: str) -> None:
+    for rank, row in enumerate(found):
+        assert {host for host, _ in row["listening"]} <= {address}
+        # Rank 0 holds the store; every rank of a Gloo group listens for its peers, and so does
+        # UCX.
+        assert (row["master"] in row["listening"]) == (rank == 0)
+        assert len(row["listening"]) <= 3 + (rank == 0)
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.long)])
+def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
+    found, _ = facts.collect(recent_launcher.name, ranks)
+    check_listening(found, "127.0.0.1")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mount", ["size=1g", "size=8m"])
+@pytest.mark.mpi
+def test_ranks_that_share_no_memory_talk_over_tcp(mount):
+    launcher = launchers.table()["openmpi"]
+    own = f"mount -t tmpfs -o {mount} none /dev/shm"
+    program = (
+        "import mpiddp, torch\n"
+        "with mpiddp.init(timeout=60) as session:\n"
+        "    print(mpiddp.all_reduce(torch.ones(1)).item(), flush=True)\n"
+    )
+    rank = ["--mount", "sh", "-c", f'{own} && exec "$@"', "sh", sys.executable, "-c", program]
+    result = launchers.run(launcher, 2, rank, timeout=90, python="unshare").expect(0)
+    assert result.stdout == "2.0\n2.0\n"
+
+
+def test_without_mpi_nothing_listens_outside_the_interface():
+    found, _ = facts.collect("alone", 1)
+    check_listening(found, "127.0.0.1")
+
+
+# Interfaces that are not there
+
+INIT = "import sys, mpiddp; mpiddp.init(timeout=30, interface=sys.argv[1])"
+
+
+def expect_one_line(launcher, words, option, **env):
+    result = launchers.run(launcher, 2, ["-c", INIT, option], timeout=60, env=env).expect(2)
+    (line,) = facts.messages(result)
+    assert words in line and "rank 0 of 2 on " in line, str(result)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.by_default("mpich")
+def test_an_interface_variable_that_fits_nothing(either_launcher):
+    words = "GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of "
+    expect_one_line(either_launcher, words, "auto", GLOO_SOCKET_IFNAME="nosuch")
+
+
+@pytest.mark.by_default("openmpi")
+def test_an_interface_for_no_host_of_the_job(either_launcher):
+    words = "--interface 'nosuch.local=lo' names none of the job's hosts, which are "
+    expect_one_line(either_launcher, words, "nosuch.local=lo")
+
+
+# The block
+
+
+def block(result: launchers.Result) -> dict[str, str]:
+    """The lines of the start-up block by their heads."""
+    lines = result.stderr.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.endswith("mpiddp: started"))
+    rows = [re.fullmatch(r"  (\S.*?)  +(\S.*)", line) for line in lines[begin + 1 :]]
+    return {row[1]: row[2] for row in rows if row is not None}
+
+
+NAMES = {"openmpi": r"Open MPI 5\.\S+", "openmpi4": r"Open MPI 4\.\S+", "mpich": r"MPICH \d\.\S+"}
+PHASES = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
+
+
+def test_the_block(recent_launcher):
+    found, result = facts.collect(recent_launcher.name, 3)
+    host = found[0]["gethostname"]
+    rows = block(result)
+    assert list(rows) == [
+        "ranks",
+        "ranks per node",
+        "master",
+        "interface",
+        "backend",
+        "devices",
+        "MPI",
+        "seconds",
+    ]
+    assert rows["ranks"] == f"3 ranks on 1 node: {host}"
+    assert rows["ranks per node"] == "3"
+    assert rows["master"] == "{} at {}:{}".format(host, *found[0]["master"])
+    assert rows["interface"] == "lo"
+    assert rows["backend"] == "gloo"
+    assert re.match(r"CPU, \d+ threads? per rank", rows["devices"])
+    assert re.fullmatch(NAMES[recent_launcher.name], rows["MPI"])
+    phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([012])\)(?:, |$)", rows["seconds"])
+    assert [phase for phase, *_ in phases] == PHASES
+    assert sum(float(seconds) for _, seconds, _ in phases) < 60
+    # One block in all, and no rank says anything else.
+    assert result.stderr.count("mpiddp: ") == 1
+    assert result.stdout == ""
+
+
+def test_the_block_of_one_process():
+    _, result = facts.collect("alone", 1)
+    rows = block(result)
+    assert rows["ranks"].startswith("1 rank on 1 node: ")
+    assert rows["MPI"] == "none (one process; for more: mpirun -n RANKS python …)"
+    assert [item.rsplit(" ", 1)[0] for item in rows["seconds"].split(", ")] == PHASES
+
+
+@pytest.mark.long
+def test_a_launch_starts_without_a_standard_error():
+    program = (
+        "import sys, mpiddp\nwith mpiddp.init(timeout=60):\n    print(sys.stderr, 'started')\n"
+    )
+    arguments = ["-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", program]
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, arguments, timeout=60, python="sh").expect(0)
+    assert result.stdout == "None started\n"
+
+
+# Agreement
+
+DIFFER = """
+import mpiddp
+with mpiddp.init(timeout=30) as session:
+    rank = session.world.rank
+    session.agree(7, "seven")
+    session.agree({"bytes": b"x" * 1000} if rank != 2 else "other", "the configuration")
+    raise SystemExit("not reached")
+"""
+
+
+@pytest.mark.by_default("openmpi")
+def test_ranks_that_differ_are_named(either_launcher):
+    result = launchers.run(either_launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
+    wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
+    assert result.stderr.count(wanted) == 1
+    (line,) = [line for line in result.stderr.splitlines() if wanted in line]
+    assert "on rank 2: " in line and "rank 2 has 'other'" in line
+    assert "Traceback" not in result.output and "not reached" not in result.output
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_time_limit_is_positive(seconds):
+    with pytest.raises(ConfigurationError, match="timeout: expected seconds above 0"):
+        Options(timeout=seconds)
+
+
+# Life cycle
+
+TWICE = """
+import os, sys, mpiddp, torch.distributed as distributed
+for time in (1, 2):
+    with mpiddp.init(timeout=30) as session:
+        session.any(True)
+    session.close()
+    assert not distributed.is_initialized() and "MASTER_PORT" not in os.environ
+    sys.stdout.write(f"closed {time}" + os.linesep)
+    sys.stdout.flush()
+"""
+
+
+def test_without_mpi_a_second_session_works():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", TWICE], timeout=60).expect(0)
+    assert result.stdout == "closed 1\nclosed 2\n"
+
+
+@pytest.mark.by_default("mpich")
+def test_with_mpi_a_second_session_is_refused(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
+    assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
+    assert result.stderr.count("MPI was shut down earlier in this process") == 1
+    assert "Traceback" not in result.output
+
+
+BARE = """
+import sys, mpiddp
+session = mpiddp.init(timeout=30)
+print("rank", session.world.rank, flush=True)
+if "close" in sys.argv:
+    session.close()
+    # torch.distributed has one of its own.
+    assert sys.excepthook.__module__.startswith("torch.")
+if "raise" in sys.argv and session.world.rank == 1:
+    raise ValueError("bare")
+session.any("raise" in sys.argv)
+"""
+
+
+@pytest.mark.by_default("mpich")
+def test_a_session_without_with_is_closed_at_exit(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", BARE], timeout=60).expect(0)
+    assert "Traceback" not in result.output and result.stdout.count("rank ") == 2
+
+
+@pytest.mark.by_default("mpich")
+def test_a_session_without_with_ends_the_job_when_a_rank_raises(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
+    assert result.stderr.count("ValueError: bare") == 1
+    assert result.stderr.count("Traceback") == 1
+    assert "mpiddp: rank 1 of 2 on " in result.stderr
+
+
+def test_closing_gives_the_hook_back():
+    alone = launchers.table()["alone"]
+    program = BARE.replace("session.any(", "bool(")
+    launchers.run(alone, 1, ["-c", program, "close"], timeout=60).expect(0)
+    result = launchers.run(
+        alone, 1, ["-c", program.replace("== 1", "== 0"), "raise"], timeout=60
+    ).expect(1)
+    assert result.stderr.count("Traceback") == 1 and "ValueError: bare" in result.stderr
+
+
+LEAVES_EARLY = """
+import mpiddp, torch
+with mpiddp.init(timeout=30) as session:
+    if session.world.rank == 1:
+        mpiddp.all_reduce(torch.ones(4))
+        raise SystemExit("not reached")
+"""
+
+
+@pytest.mark.by_default("mpich")
+@pytest.mark.mpi
+def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(either_launcher):
+    result = launchers.run(either_launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
+    lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]
+    assert len(lines) == 1, str(result)
+    said = (
+        r"mpiddp: rank [01] of 2 on [^\s:]+: .+ was matched with a different call on another rank: "
+        r"all ranks must make the same calls, and leave the session together"
+    )
+    assert re.fullmatch(said, lines[0]), lines[0]
+    assert result.stderr.count("was matched with a different call on another rank") == 1
+    assert "Traceback" not in result.output and "not reached" not in result.output
+
+
+MPI_IS_UP = """
+from mpi4py import MPI
+import mpiddp
+with mpiddp.init(timeout=30) as session:
+    assert session.world.size == MPI.COMM_WORLD.size == 2
+    assert session.comm is not MPI.COMM_WORLD
+assert MPI.COMM_WORLD.allreduce(1) == 2
+"""
+
+
+@pytest.mark.by_default("mpich")
+def test_an_mpi_that_was_up_before_stays_up(either_launcher):
+    launchers.run(either_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
+
+
+GROUP_IS_UP = """
+import torch.distributed as distributed
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+import mpiddp
+mpiddp.init(timeout=30)
+"""
+
+
+def test_a_default_group_that_is_up_before_is_a_mistake():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", GROUP_IS_UP], timeout=60).expect(2)
+    assert "default group exists already" in result.stderr
+    assert "Traceback" not in result.output
+
+
+# Notebooks
+
+NOTEBOOK = """
+import sys, types
+ipython = types.ModuleType("IPython")
+ipython.get_ipython = lambda: object()
+sys.modules["IPython"] = ipython
+import mpiddp
+try:
+    mpiddp.init(backend="nccl", timeout=30)
+except mpiddp.ConfigurationError as error:
+    print("raised:", error)
+try:
+    mpiddp.init(timeout=-1)
+except mpiddp.ConfigurationError as error:
+    print("raised:", error)
+session = mpiddp.init(timeout=30)
+assert sys.excepthook.__module__.startswith("torch.")
+try:
+    with session:
+        raise KeyError("cell")
+except KeyError:
+    print("the cell failed, the kernel lives")
+with mpiddp.init(timeout=30) as session:
+    print("again", session.world.size)
+"""
+
+
+def test_in_a_notebook_errors_raise_and_the_kernel_lives():
+    alone = launchers.table()["alone"]
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    result = launchers.run(alone, 1, ["-c", NOTEBOOK], timeout=60, env=env).expect(0)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("raised: backend nccl needs a GPU")
+    assert lines[1].startswith("raised: timeout: expected seconds above 0")
+    assert lines[2:] == ["the cell failed, the kernel lives", "again 1"]
+    assert "Traceback" not in result.stderr
+
+
+HALF_STARTED = """
+import gc, os, sys, types
+ipython = types.ModuleType("IPython")
+ipython.get_ipython = lambda: object()
+sys.modules["IPython"] = ipython
+import mpiddp
+from mpiddp.launch.rendezvous import store
+before, all_reduce = dict(os.environ), store.first_all_reduce
+def fail(*_):
+    raise RuntimeError("on purpose")
+store.first_all_reduce = fail
+try:
+    mpiddp.init(timeout=30)
+except RuntimeError as error:
+    print("raised:", error)
+assert gc.isenabled()
+assert dict(os.environ) == before
+store.first_all_reduce = all_reduce
+with mpiddp.init(timeout=30) as session:
+    print("again", session.world.size)
+"""
+
+
+def test_a_start_up_that_failed_in_a_notebook_can_be_tried_again():
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", HALF_STARTED], timeout=60).expect(0)
+    assert result.stdout == "raised: on purpose\nagain 1\n"
+
+
+@pytest.mark.mpi
+def test_a_notebook_of_several_ranks_does_not_hang():
+    program = HALF_STARTED.replace(
+        "store.first_all_reduce = fail\n",
+        """
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    store.first_all_reduce = fail
+""",
+    )
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", program], timeout=60).expect(1)
+    assert result.stderr.count("RuntimeError: on purpose") == 1

@@ -1,0 +1,111 @@
+"""Requests to end: they end the job, and are written down with the step."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launchers
+from facts import messages
+from mpiddp.launch.failure.outcome import read_outcome
+
+LONG = ("--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run")
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+def check(result: launchers.Result, folder: Path, number: signal.Signals, size: int) -> None:
+    """One line on the console, and the same in outcome.json."""
+    (line,) = (line for line in messages(result) if "stopped by" in line)
+    outcome = read_outcome(folder / "runs" / "run")
+    assert outcome is not None
+    assert outcome["code"] == 128 + number
+    assert outcome["reason"].endswith(f"stopped by {number.name}")
+    assert outcome["step"] > 0 and outcome["rank"] in range(size)
+    place = f"rank {outcome['rank']} of {size} on {outcome['host']} at " if size > 1 else ""
+    assert re.fullmatch(rf"mpiddp: {place}step {outcome['step']}: stopped by {number.name}", line)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "ranks", "number", "whom"),
+    [
+        # The other one does not answer, so that this one waits inside a library.
+        ("openmpi", 2, TERM, "the first, inside a collective"),
+        *(
+            pytest.param(name, ranks, number, whom, marks=pytest.mark.long)
+            for name, ranks, number, whom in [
+                ("mpich", 2, INT, "the first, inside a collective"),
+                ("openmpi", 3, TERM, "all"),
+                ("mpich", 3, TERM, "all"),
+                ("openmpi", 3, INT, "all"),
+                ("mpich", 3, INT, "the last"),
+                ("alone", 1, TERM, "all"),
+                ("alone", 1, INT, "all"),
+            ]
+        ),
+    ],
+)
+def test_a_run_that_is_stopped_says_so(name, ranks, number, whom, tmp_path):
+    row = launchers.table()[name]
+    arguments = ["-W", "error", "-m", "mpiddp.train", *LONG]
+    with launchers.start(row, ranks, arguments, timeout=90, cwd=tmp_path) as job:
+        job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
+        found = job.ranks() if ranks > 1 else {0: job.process.pid}
+        stopped = [found[0]] if "first" in whom else [found[ranks - 1]] if "last" in whom else []
+        if "inside" in whom:
+            os.kill(found[1], signal.SIGSTOP)
+            sleeps = f"/proc/{found[0]}/task/{found[0]}/wchan"
+            job.until(lambda: "futex" in Path(sleeps).read_text(), "the first rank to wait")
+        for process in stopped or found.values():
+            os.kill(process, number)
+        result = job.wait()
+    assert result.returncode in (128 + number, *((signal.SIGKILL, TERM) if ranks > 1 else ())), (
+        result
+    )
+    check(result, tmp_path, number, ranks)
+
+
+CHILD = """
+import os, signal, subprocess, sys, time
+from mpiddp.launch.failure.signals import heed_signals
+
+def stop(error):
+    print(error, error.exit_code, flush=True)
+    os._exit(error.exit_code)
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+heed_signals(stop)
+child = os.fork()
+if child == 0:
+    time.sleep(100)
+    os._exit(0)
+program = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
+time.sleep(0.2)
+for process in (child, program.pid):
+    os.kill(process, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(0.2)
+print("ignored", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(100)
+"""
+
+
+def test_children_are_ended_for_themselves_and_what_was_ignored_stays_so():
+    answer = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env=launchers.clean_environment(),
+    )
+    assert answer.stdout.splitlines() == ["-15", "-15", "ignored", "stopped by SIGTERM 143"]
+    assert (answer.stderr, answer.returncode) == ("", 143)

@@ -1,0 +1,467 @@
+"""Launches on a real Slurm cluster of several nodes, and how they end when something breaks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+import facts
+import launchers
+import ranks
+import slurm
+from mpiddp.launch.failure.outcome import read_outcome
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+
+DEADLINE = 90.0
+INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")
+INIT = """
+import os, sys, mpiddp
+with mpiddp.init(timeout=60) as session:
+    world = session.world
+    words = ["seen", world.rank, world.size, world.hostname]
+    words += [os.environ.get(name) for name in sys.argv[1:]]
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+"""
+
+
+@pytest.fixture(autouse=True)
+def idle(slurm_cluster):
+    """What an earlier test left in the queue would hold nodes."""
+    yield
+    if slurm_cluster.ask("squeue", "-h"):
+        slurm_cluster.ask("scancel", "--full", "--state=RUNNING")
+        slurm_cluster.ask("scancel", "--state=PENDING")
+
+
+def collect(launcher, ranks, folder, **env):
+    """The facts of every rank, by rank, and the finished job."""
+    program = f"import os; os.chdir({str(folder)!r})\n{facts.PROGRAM}"
+    result = launchers.run(launcher, ranks, ["-c", program, "auto"], timeout=DEADLINE, env=env)
+    result.expect(0)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)], result
+
+
+def seen(result) -> list[list[str]]:
+    """What INIT printed, by rank: rank, size, host, then the variables asked for."""
+    rows = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("seen ")]
+    return sorted(rows, key=lambda row: int(row[0]))
+
+
+def worlds(found) -> list[tuple[str, int, int, int, int]]:
+    """Host, local rank, local size, node rank, node count of each rank."""
+    names = ("hostname", "local_rank", "local_size", "node_rank", "node_count")
+    return [tuple(row["world"][name] for name in names) for row in found]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "each"),
+    [(1, 3), *(pytest.param(*many, marks=pytest.mark.long) for many in [(2, 1), (4, 2), (4, 3)])],
+)
+def test_nodes_and_ranks(nodes, each, slurm_cluster, tmp_path):
+    ranks = nodes * each
+    flags = (f"--nodelist=node[1-{nodes}]", f"--nodes={nodes}", f"--ntasks-per-node={each}")
+    found, result = collect(slurm_cluster.srun(*flags), ranks, tmp_path)
+    assert worlds(found) == [
+        (f"node{node + 1}", local, each, node, nodes)
+        for node in range(nodes)
+        for local in range(each)
+    ]
+    total = float(sum(range(1, ranks + 1)))
+    assert [row["sum"] for row in found] == [[total] * 3] * ranks
+    assert {row["world"]["master_hostname"] for row in found} == {"node1"}
+    if nodes > 1:
+        wanted = [INTERFACES[rank // each] for rank in range(ranks)]
+        assert [row["set"]["GLOO_SOCKET_IFNAME"] for row in found] == wanted
+        assert re.search(
+            rf"ranks +{ranks} ranks on {nodes} nodes: node\[1-{nodes}\]", result.stderr
+        )
+
+
+def test_uneven_nodes_in_cyclic_order(slurm_cluster, tmp_path):
+    flags = ("--nodelist=node[1-3]", "--nodes=3", "--distribution=cyclic")
+    found, result = collect(slurm_cluster.srun(*flags, "--exclusive"), 5, tmp_path)
+    assert worlds(found) == [
+        ("node1", 0, 2, 0, 3),
+        ("node2", 0, 2, 1, 3),
+        ("node3", 0, 1, 2, 3),
+        ("node1", 1, 2, 0, 3),
+        ("node2", 1, 2, 1, 3),
+    ]
+    assert "2 on 2, 1 on 1" in result.stderr
+
+
+def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
+    launcher = slurm_cluster.srun("--nodes=1")
+    command = [sys.executable, "-c", INIT]
+    second = [":", "-n2", "--nodes=2", *command]
+    for attempt in range(3):
+        try:
+            result = launchers.run(launcher, 1, ["-c", INIT, *second], timeout=DEADLINE / 3)
+            break
+        except launchers.JobError:
+            # Slurm 22.05's srun now and then stays for ever when all tasks of such a step have
+            # ended: then slurmd's log says that they are done, and Slurm knows no step any more.
+            if attempt == 2:
+                raise
+    rows = seen(result.expect(0))
+    assert [row[:2] for row in rows] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
+    assert len({row[2] for row in rows}) == 3
+
+
+def run_inside(launcher, allocation, command) -> launchers.Result:
+    """Run INIT with ``command`` inside an allocation that salloc makes."""
+    line = [*allocation, *command, sys.executable, "-c", INIT]
+    salloc, alone = slurm.find_program("salloc"), replace(launcher, mpirun=None)
+    return launchers.run(alone, 1, line, timeout=DEADLINE, python=salloc, env={"HYDRA_IFACE": None})
+
+
+def test_a_heterogeneous_job(slurm_cluster):
+    # Where both components end together, two threads of Slurm 22.05's srun may wait for the end of
+    # one and the same third (pmixp_abort_agent_stop in its plugins/mpi/pmix/pmixp_agent.c): one of
+    # them for ever, in one of sixteen runs, long after the ranks have gone.
+    srun = ["timeout", "--signal=KILL", "25", slurm.find_program("srun")]
+    inside = [*srun, "--mpi=pmix", "--het-group=0,1"]
+    for _ in range(3):
+        result = run_inside(slurm_cluster.srun(), ["-n1", ":", "-n2", "--nodes=2"], inside)
+        if result.returncode != 128 + signal.SIGKILL:
+            break
+    result.expect(0)
+    assert [row[:2] for row in seen(result)] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(row.name, marks=[pytest.mark.long] * (row.name in launchers.OPTIONAL))
+        for row in launchers.available()
+    ],
+)
+def test_mpirun_inside_an_allocation(name, slurm_cluster):
+    mpirun = launchers.table()[name].mpirun
+    root = () if name == "mpich" else ("--allow-run-as-root",)
+    launcher = slurm_cluster.srun(library=name)
+    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=2"], [mpirun, *root]).expect(0)
+    rows = seen(result)
+    assert [row[:2] for row in rows] == [[str(rank), "4"] for rank in range(4)], str(result)
+    assert len({row[2] for row in rows}) == 2
+
+
+TRAPS = {
+    "node1": {"aa0": "10.66.0.1", "docker0": "172.17.0.1"},
+    # NCCL takes a name for a prefix: ens1f0, which leads to the others, would mean this one too.
+    "node3": {"ens1f0np0": "10.66.0.3", "docker0": "172.17.0.1"},
+}
+"""Interfaces that lead nowhere; one address is the same on both nodes."""
+
+
+def set_traps(cluster, node) -> None:
+    """The dead ends of a node, and a hosts file in which its own name means loopback."""
+
+    def run(line):
+        cluster.must("exec", node, *line.split())
+
+    for name, address in TRAPS[node].items():
+        run(f"ip link add {name} type veth peer name dead-{name[:8]}")
+        run(f"ip address add {address}/24 dev {name}")
+        run(f"ip link set {name} up")
+        run(f"ip link set dead-{name[:8]} up")
+    text = cluster.must("exec", node, "cat", "/etc/hosts")
+    write_hosts(cluster, node, f"127.0.1.1 {node}\n{text}")
+    assert cluster.must("exec", node, "getent", "ahostsv4", node).startswith("127.0.1.1")
+
+
+def write_hosts(cluster, node, text) -> None:
+    cluster.must("exec", node, "sh", "-c", f"printf %s {shlex.quote(text)} > /etc/hosts")
+
+
+def remove_traps(cluster, node) -> None:
+    for name in TRAPS[node]:
+        cluster.control("exec", node, "ip", "link", "delete", name)
+    text = cluster.must("exec", node, "cat", "/etc/hosts")
+    write_hosts(cluster, node, text.replace(f"127.0.1.1 {node}\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("library", "mpi"),
+    [("openmpi", "pmix"), pytest.param("mpich", "pmi2", marks=pytest.mark.long)],
+)
+def test_traps_of_real_nodes_do_no_harm(library, mpi, slurm_cluster, tmp_path):
+    flags = ("--nodelist=node[1,3]", "--nodes=2", "--ntasks-per-node=1")
+    try:
+        for node in TRAPS:
+            set_traps(slurm_cluster, node)
+        launcher = slurm_cluster.srun(*flags, mpi=mpi, library=library)
+        found, _ = collect(launcher, 2, tmp_path)
+    finally:
+        for node in TRAPS:
+            remove_traps(slurm_cluster, node)
+    assert [row["sum"] for row in found] == [[3.0] * 3] * 2
+    assert [row["set"]["GLOO_SOCKET_IFNAME"] for row in found] == ["ens1f1", "ens1f0"]
+    assert [row["set"]["NCCL_SOCKET_IFNAME"] for row in found] == ["=ens1f1", "=ens1f0"]
+    assert {row["master"][0].rsplit(".", 1)[1] for row in found} == {"1"}
+
+
+def test_mpich_starts_whatever_lies_behind_its_address(slurm_cluster):
+    """Without mpiddp.launch.mpi.slurm_pmi, MPI_Init aborts in a part of the ranks here."""
+    launcher = slurm_cluster.srun("--nodes=2", mpi="pmi2", library="mpich")
+    reports = ranks.collect(launcher, 3, "dense_memory.py", timeout=DEADLINE)
+    assert len(set(reports[0])) == 2 and reports == [reports[0]] * 3
+
+
+TOGETHER = """
+import pathlib, sys, time, torch, torch.distributed as distributed, mpiddp
+folder, own, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+with mpiddp.init(timeout=60) as session:
+    (folder / f"{own}-{session.world.rank}").write_text(str(session.meeting.port))
+    while len(list(folder.glob(f"{other}-*"))) < 2:
+        time.sleep(0.02)
+    total = torch.ones(1)
+    distributed.all_reduce(total)
+    assert total.item() == 2
+"""
+
+
+@pytest.mark.long
+def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster, tmp_path):
+    """Each waits inside its group until the other has one."""
+    flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=1")
+    launcher = slurm_cluster.srun(*flags)
+    program = ["-c", TOGETHER, str(tmp_path)]
+    with (
+        launchers.start(launcher, 2, [*program, "a", "b"], timeout=DEADLINE) as one,
+        launchers.start(launcher, 2, [*program, "b", "a"], timeout=DEADLINE) as two,
+    ):
+        for job in (one, two):
+            job.wait().expect(0)
+    ports = {job: {(tmp_path / f"{job}-{rank}").read_text() for rank in (0, 1)} for job in "ab"}
+    assert len(ports["a"]) == len(ports["b"]) == 1 and ports["a"] != ports["b"]
+
+
+@pytest.mark.parametrize(
+    ("library", "mpi"),
+    [
+        ("openmpi", "pmi2"),
+        ("mpich", "none"),
+        # The doctor's tests have the next two.
+        pytest.param("openmpi", "none", marks=pytest.mark.long),
+        pytest.param("mpich", "pmix", marks=pytest.mark.long),
+        *[
+            pytest.param(name, "pmi2", marks=pytest.mark.long)
+            for name in launchers.OPTIONAL
+            if not launchers.table()[name].missing()
+        ],
+    ],
+)
+def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_cluster, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(INIT)
+    launcher = slurm_cluster.srun("--nodes=2", mpi=mpi, library=library)
+    result = launchers.run(launcher, 2, [str(script)], timeout=DEADLINE).expect(3)
+    (line,) = facts.messages(result)
+    assert "every process would be rank 0 of 1" in line
+    command = shlex.split(line.partition("Start it with: ")[2])
+    assert command[0] == "srun" and command[-2:] == ["python", str(script)]
+    working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
+    rows = seen(launchers.run(working, 2, [str(script)], timeout=DEADLINE).expect(0))
+    assert [row[:2] for row in rows] == [["0", "2"], ["1", "2"]]
+
+
+def test_gpus_by_node_and_by_task(slurm_cluster):
+    ask = ["-c", INIT, "CUDA_VISIBLE_DEVICES"]
+    by_node = slurm_cluster.srun("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2")
+    rows = seen(launchers.run(by_node, 2, ask, timeout=DEADLINE).expect(0))
+    assert [row[3] for row in rows] == ["0,1"] * 2
+    by_task = slurm_cluster.srun("--nodes=1", "--ntasks-per-node=2", "--gpus-per-task=1")
+    rows = seen(launchers.run(by_task, 2, ask, timeout=DEADLINE).expect(0))
+    assert [row[3] for row in rows] == ["0", "1"]
+
+
+# How jobs end, under a bare srun: no --kill-on-bad-exit
+
+BARE = ("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
+SOON = 8.0
+"""Seconds; the others would wait for ever. README's two seconds hold on a machine that is idle."""
+RAISE = """
+import time, mpiddp
+with mpiddp.init(timeout=60) as session:
+    if session.world.rank == 2:
+        print(time.time(), flush=True)
+        raise ValueError("broken on purpose")
+    session.comm.Barrier()
+"""
+
+
+def test_a_rank_that_raises_ends_the_job(slurm_cluster):
+    result = launchers.run(slurm_cluster.srun(*BARE), 3, ["-c", RAISE], timeout=DEADLINE)
+    ended = time.time()
+    result.expect(1)
+    assert ended - float(result.stdout.split()[-1]) < SOON
+    (head,) = (line for line in facts.messages(result) if "failed" in line)
+    assert "rank 2 of 3 on node2" in head
+    assert result.stderr.count("ValueError: broken on purpose") == 1
+
+
+KILLED_AT_THE_END = """
+import os, signal, sys, time, mpiddp
+from mpiddp.launch import startup
+heartbeat = startup.Heartbeat
+startup.Heartbeat = lambda store, rank, size, _: heartbeat(store, rank, size, 5)
+with mpiddp.init(timeout=60) as session:
+    if session.world.rank == int(sys.argv[1]):
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_killed_while_the_others_close_ends_the_job(rank, slurm_cluster):
+    # Open MPI hears of it from PMIx, and aborts with a code of its own.
+    row = slurm_cluster.srun(*BARE, mpi="pmi2", library="mpich")
+    result = launchers.run(row, 3, ["-c", KILLED_AT_THE_END, str(rank)], timeout=DEADLINE)
+    assert result.returncode in (6, 128 + signal.SIGKILL), str(result)
+    # Both, where rank 0's store is gone and srun takes its time.
+    said, *_ = (line for line in facts.messages(result) if "has not been heard of" in line)
+    assert f"rank {rank} on node{1 + rank // 2} has not been heard of for" in said
+
+
+@pytest.mark.long
+def test_a_cancelled_run_says_so(slurm_cluster, tmp_path):
+    options = ["--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run"]
+    arguments = ["-m", "mpiddp.train", *options]
+    row = slurm_cluster.srun(*BARE, "--job-name=cancelled")
+    with launchers.start(row, 3, arguments, timeout=DEADLINE, cwd=tmp_path) as job:
+        job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
+        slurm_cluster.ask("scancel", "--name=cancelled")
+        job.wait()
+    outcome = read_outcome(tmp_path / "runs" / "run")
+    assert outcome is not None and outcome["code"] == 128 + signal.SIGTERM
+    assert outcome["step"] > 0
+
+
+def test_an_import_that_fails_on_one_node_ends_the_job(slurm_cluster, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import socket\nif socket.gethostname() == 'node2':\n    import nothing_there\n"
+        "import torch.distributed as distributed\ndistributed.init_process_group()\n"
+        "distributed.barrier()\n"
+    )
+    arguments = ["-m", "mpiddp", str(script)]
+    result = launchers.run(slurm_cluster.srun(*BARE), 3, arguments, timeout=DEADLINE)
+    result.expect(1)
+    assert result.stderr.count("No module named 'nothing_there'") == 1
+    assert re.search("rank 2 of 3 on node2", result.stderr)
+
+
+def test_bad_options_are_said_once(slurm_cluster):
+    arguments = ["-m", "mpiddp.train", "--epochs", "none"]
+    result = launchers.run(slurm_cluster.srun(*BARE), 3, arguments, timeout=DEADLINE)
+    result.expect(2)
+    assert len(facts.messages(result)) == 1 and "Traceback" not in result.stderr
+
+
+# A node that is cut off. The ranks on both sides of the cut must end by mpiddp's deadline; srun
+# itself waits for a node that Slurm cannot reach, whatever it is told, and ends when it is back.
+
+TIMEOUT = 5
+MARGIN = 20.0
+"""Seconds: looking for silent hosts, the roll call, MPI_Abort on a node that is cut off."""
+PAIR = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
+WAITING = """
+import pathlib, socket, sys, time
+# On a busy machine the import alone may take longer than the deadline.
+import torch
+import mpiddp
+from mpiddp.launch import {module}
+original = {module}.{function}
+folder = pathlib.Path({folder!r})
+
+def wait(*arguments, **options):
+    (folder / f"at-{{socket.gethostname()}}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.02)
+    return original(*arguments, **options)
+
+{module}.{function} = wait
+mpiddp.init(timeout={seconds})
+"""
+TRAIN = """
+import pathlib, sys, time, torch, torch.distributed as distributed, mpiddp
+with mpiddp.init(timeout=int(sys.argv[2])) as session:
+    (pathlib.Path(sys.argv[1]) / f"at-{session.world.hostname}").touch()
+    while True:
+        distributed.all_reduce(torch.ones(1000))
+        time.sleep(0.05)
+"""
+
+
+def cut_during(cluster, folder, program):
+    """Start a job, cut node2 when both nodes are there, and wait for the report.
+
+    Returns the finished job's result, after the link is back, and the seconds from the cut
+    until no rank was left on either side.
+    """
+    with launchers.start(cluster.srun(*PAIR), 4, program, timeout=DEADLINE) as job:
+        job.until(lambda: len(list(folder.glob("at-*"))) == 2, "both nodes")
+        try:
+            cluster.must("cut", "node2")
+            (folder / "go").touch()
+            began = time.monotonic()
+            for node in ("node1", "node2"):
+                job.until(lambda n=node: not on_node(job, n), f"the ranks on {node} to end")
+            seconds = time.monotonic() - began
+        finally:
+            cluster.must("heal", "node2")
+        return job.wait(), seconds
+
+
+def on_node(job, name) -> list[int]:
+    """The job's processes that were started by a node's slurmd."""
+    return [
+        pid for pid in job.processes() if launchers.environ_of(pid).get("SLURMD_NODENAME") == name
+    ]
+
+
+SILENT_INIT = r"MPI_Init did not return within 5 s.*Not reached from here: node2 \("
+ROLL_CALL = (
+    r"did not get past 'address' within 5 s; "
+    r"waited for rank 2 on node2 \(no answer\), rank 3 on node2 \(no answer\)"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "says"),
+    [
+        pytest.param("mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
+        # Who does not answer is named without Slurm, too (test_failure.py).
+        pytest.param(
+            "network", "list_interfaces", ROLL_CALL, marks=pytest.mark.long, id="after it"
+        ),
+    ],
+)
+def test_a_node_cut_during_start_up_is_named(module, function, says, slurm_cluster, tmp_path):
+    program = WAITING.format(
+        module=module, function=function, folder=str(tmp_path), seconds=TIMEOUT
+    )
+    result, seconds = cut_during(slurm_cluster, tmp_path, ["-c", program])
+    told = [line for line in facts.messages(result) if re.search(r"of 4 on node1: ", line)]
+    assert len(told) == 1 and re.search(says, told[0]), str(result)
+    assert result.returncode != 0
+    assert seconds < TIMEOUT + MARGIN
+
+
+def test_a_node_cut_in_training_ends_the_job(slurm_cluster, tmp_path):
+    program = ["-c", TRAIN, str(tmp_path), str(TIMEOUT)]
+    result, seconds = cut_during(slurm_cluster, tmp_path, program)
+    told = [line for line in facts.messages(result) if " on node1: a peer is gone" in line]
+    assert len(told) == 1, str(result)
+    assert result.returncode != 0
+    assert seconds < TIMEOUT + MARGIN

@@ -1,0 +1,242 @@
+"""A stranger at each listener: who connects without the job's token keeps nobody out.
+
+Another user where the tests are root's, else another process of the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from benchmarks.launching import json_lines, worker_loop
+from benchmarks.launching.processes import MARK
+from mpiddp.doctor import links
+from mpiddp.launch.network.interfaces import Candidate
+from mpiddp.launch.rendezvous.address_agreement import Attempt, Reception, try_offers
+
+HOST = "127.0.0.2"
+SOON = 2.0
+"""Seconds for what takes milliseconds: the machine may be busy."""
+
+STRANGER = """
+import contextlib, os, resource, socket, sys, time
+what, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+connections = []
+
+def say(data):
+    # After the change of user nothing more can be imported, as getaddrinfo would.
+    connection = socket.socket()
+    connection.settimeout(5)
+    connections.append(connection)
+    connection.connect((host, port))
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+if what == "idle":
+    for _ in range(1000):
+        with contextlib.suppress(OSError):
+            say(b"")
+elif what == "slow":
+    for _ in range(8):
+        say(b"x")
+else:
+    say({
+        "wrong": b"0" * 32 + b"\\n",
+        "garbage": bytes(range(256)) * 64 + b"\\n",
+        "not ASCII": '{"token": "\\xe9\\u20ac"}\\n'.encode(),
+        "surrogate": b'{"token": "\\\\ud800"}\\n',
+        "nested": b"[" * 200_000 + b"\\n",
+        "endless": b"a" * 20_000_000,
+    }[what])
+print("here", flush=True)
+while what == "slow":
+    time.sleep(0.05)
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.sendall(b"x")
+sys.stdin.read()
+"""
+WAYS = (
+    "wrong", "garbage", "not ASCII", "surrogate", "nested", "endless", "slow", "idle",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def stranger(what: str, port: int) -> Iterator[None]:
+    """Somebody who has connected to ``port`` in a way of his own, and stays."""
+    command = [sys.executable, "-I", "-S", "-c", STRANGER, what, HOST, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"here\n"
+            yield
+        finally:
+            process.kill()
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What strangers connect to, and what those who belong there do."""
+
+    port: int
+    use: Callable[[], object]
+    """Returns once those who belong there have been served."""
+
+
+@contextlib.contextmanager
+def reception() -> Iterator[Listener]:
+    """The address agreement's."""
+    host = Reception([Candidate(HOST, "lo")])
+
+    def use() -> None:
+        found = try_offers(host.offers, host.token, seconds=SOON, grace=0.1)
+        assert found == (Attempt("127.0.0.1"),)
+
+    try:
+        yield Listener(host.offers[0].port, use)
+    finally:
+        host.hand_over(None)
+
+
+@contextlib.contextmanager
+def benchmark() -> Iterator[Listener]:
+    """Rank 0's of a benchmark, and the command's own: both wait in `lines.accept`."""
+    token = "ab" * 16
+    with json_lines.listen(HOST) as server, ThreadPoolExecutor(1) as pool:
+        port = json_lines.get_port(server)
+        waiting = pool.submit(json_lines.accept, server, token, 2, 15)
+
+        def use() -> None:
+            theirs = [json_lines.connect([f"{HOST}:{port}"], token, each, SOON) for each in (1, 2)]
+            found = waiting.result(SOON)
+            assert sorted(greeting for _, greeting in found) == [1, 2]
+            for each in (*theirs, *(line for line, _ in found)):
+                each.close()
+
+        yield Listener(port, use)
+
+
+@contextlib.contextmanager
+def doctor() -> Iterator[Listener]:
+    """The doctor's, for messages between nodes."""
+    token = bytes(links.TOKEN_BYTES)
+    counter = links.Counter(HOST, token)
+    try:
+        yield Listener(counter.port, lambda: links.ping(HOST, counter.port, token))
+    finally:
+        counter.close()
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def list_cases():
+    """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
+    for listener in (reception, benchmark, doctor):
+        for what in WAYS:
+            is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
+            marks = [pytest.mark.long] * is_alike
+            yield pytest.param(listener, what, marks=marks, id=f"{listener.__name__}-{what}")
+
+
+@pytest.mark.parametrize(("listener", "what"), [*list_cases()])
+def test_a_stranger_keeps_nobody_out(listener, what):
+    with listener() as listening:
+        before = count_descriptors()
+        with stranger(what, listening.port):
+            # Far below the limit of 1,024 that most users have.
+            assert count_descriptors() - before < 300
+            began = time.monotonic()
+            listening.use()
+            assert time.monotonic() - began < SOON
+
+
+def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
+    monkeypatch.setattr(json_lines, "GREETING_SECONDS", 0.2)
+    with json_lines.listen(HOST) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(json_lines.accept, server, "secret", 1, 0.6)
+        with socket.create_connection((HOST, json_lines.get_port(server)), SOON) as silent:
+            silent.sendall(b"s")
+            assert silent.recv(1) == b""
+        with pytest.raises(TimeoutError, match="0 of 1 connected"):
+            waiting.result()
+
+
+def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
+    ours, theirs = map(json_lines.Line, socket.socketpair())
+    with ThreadPoolExecutor(1) as pool:
+
+        def drip() -> None:
+            for _ in range(10):
+                time.sleep(0.05)
+                theirs._connection.sendall(b"1")
+
+        dripping = pool.submit(drip)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            ours.receive(0.2)
+        assert time.monotonic() - began < 0.4
+        dripping.result()
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", 100)
+    theirs._connection.sendall(b"1" * 200)
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        ours.receive(SOON)
+    for line in (ours, theirs):
+        line.close()
+
+
+class Member:
+    """Rank 0 of two."""
+
+    rank, size = 0, 2
+    port = 0
+
+    def broadcast(self, value: int) -> int:
+        self.port = value
+        return value
+
+    def greet(self) -> dict[str, int]:
+        return {}
+
+
+def can_connect(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), SOON).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("master", "everywhere"), [("127.0.0.1", False), ("localhost", False), ("some-name", True)]
+)
+def test_ranks_of_one_machine_listen_on_loopback_only(monkeypatch, master, everywhere):
+    # A name that is no address may mean loopback on its own host, where nobody else could come.
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.0.1")
+    monkeypatch.setenv("MASTER_ADDR", master)
+    monkeypatch.setenv(MARK, "secret")
+    monkeypatch.setattr(worker_loop, "CONNECT_SECONDS", 0.3)
+    member = Member()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(worker_loop.join_lines(member, []).__enter__)
+        while not member.port:
+            time.sleep(0.01)
+        assert can_connect("127.0.0.1", member.port)
+        assert can_connect("127.0.0.2", member.port) is everywhere
+        with pytest.raises(TimeoutError):
+            joining.result()

@@ -1,0 +1,266 @@
+"""Who is where, under every launcher; and the trap in which every rank is 0 of 1."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+import facts
+import launchers
+from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.world import (
+    Roster,
+    World,
+    check_size,
+    find_oddities,
+    solitary_world,
+)
+
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
+FOUR = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
+
+
+def test_sizes_that_agree_pass():
+    check_size(4, OPEN_MPI, FOUR)
+    check_size(7, OPEN_MPI, None)
+    # A heterogeneous step spans one component or all of them.
+    for size in (4, 6):
+        check_size(size, OPEN_MPI, dataclasses.replace(FOUR, sizes=(4, 6)))
+    check_size(1, OPEN_MPI, dataclasses.replace(FOUR, sizes=()))
+
+
+def test_a_process_that_is_alone_is_refused():
+    with pytest.raises(LaunchError, match=r"every process would be rank 0 of 1.*tart it with: "):
+        check_size(1, OPEN_MPI, FOUR)
+
+
+def test_sizes_that_differ_are_refused():
+    with pytest.raises(LaunchError, match=r"srun started 4 processes.*Open MPI 5.0.11 sees 2"):
+        check_size(2, OPEN_MPI, FOUR)
+
+
+def roster(*hostnames):
+    return Roster(hostnames, (1,) * len(hostnames), tuple(range(len(hostnames))))
+
+
+def test_the_roster_describes_a_rank():
+    uneven = Roster(("a1", "a2"), (2, 1), (0, 0, 1))
+    assert [uneven.describe(rank) for rank in range(3)] == [
+        "rank 0 on a1",
+        "rank 1 on a1",
+        "rank 2 on a2",
+    ]
+
+
+def test_one_process_alone_in_an_allocation_is_pointed_out(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    (oddity,) = find_oddities(solitary_world(), None, None)
+    assert "one process alone in an allocation of 8 tasks" in oddity and "srun" in oddity
+    # One that srun started alone was meant so.
+    assert find_oddities(solitary_world(), dataclasses.replace(FOUR, sizes=(1,)), None) == []
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert find_oddities(solitary_world(), None, None) == []
+
+
+def test_one_host_that_stands_for_several_nodes_is_pointed_out():
+    world = World(0, 3, 0, 1, 0, 3, "n1", "n1")
+    assert find_oddities(world, FOUR, roster("n1", "n2", "n3")) == []
+    (oddity,) = find_oddities(world, FOUR, roster("n1", "n2", "n1"))
+    assert "3 nodes" in oddity and "n1 stands for several" in oddity
+
+
+# Real jobs
+
+
+@pytest.mark.parametrize(
+    "ranks", [3, *(pytest.param(many, marks=pytest.mark.long) for many in (1, 4))]
+)
+def test_the_world_of_every_rank(recent_launcher, ranks):
+    found, _ = facts.collect(recent_launcher.name, ranks)
+    for rank, row in enumerate(found):
+        host = row["gethostname"]
+        assert row["world"] == {
+            "rank": rank,
+            "size": ranks,
+            "local_rank": rank,
+            "local_size": ranks,
+            "node_rank": 0,
+            "node_count": 1,
+            "hostname": host,
+            "master_hostname": host,
+        }
+        assert row["group"] == [rank, ranks, "gloo"]
+        assert row["comm"] == [rank, ranks]
+
+
+def test_a_process_started_by_hand_is_alone():
+    ((row,), _) = facts.collect("alone", 1)
+    world = row["world"]
+    assert (world["rank"], world["size"], world["local_rank"], world["local_size"]) == (0, 1, 0, 1)
+    assert (world["node_rank"], world["node_count"]) == (0, 1)
+    assert row["comm"] is None and row["group"] == [0, 1, "gloo"]
+
+
+def places(found):
+    keys = ("node_rank", "node_count", "local_rank", "local_size")
+    return [tuple(row["world"][key] for key in keys) for row in found]
+
+
+@pytest.mark.mpi
+def test_several_nodes():
+    variables = (("MPIR_CVAR_NOLOCAL", "1"),)
+    found, result = facts.collect("mpich", 2, "lo", variables)
+    assert places(found) == [(0, 2, 0, 1), (1, 2, 0, 1)]
+    host = found[0]["gethostname"]
+    assert f"2 ranks on 2 nodes: {host}" in result.stderr
+    assert "ranks per node  1\n" in result.stderr
+    assert f"{host} stands for several of them" in result.stderr
+
+
+@pytest.mark.mpi
+def test_uneven_nodes():
+    # Even ranks on one node, odd ones on the other: 0 and 2, and 1 by itself.
+    variables = (("MPIR_CVAR_ODD_EVEN_CLIQUES", "1"),)
+    found, result = facts.collect("mpich", 3, "lo", variables)
+    assert places(found) == [(0, 2, 0, 2), (1, 2, 0, 1), (0, 2, 1, 2)]
+    assert [row["set"]["LOCAL_WORLD_SIZE"] for row in found] == ["2", "1", "2"]
+    assert [row["set"]["GROUP_RANK"] for row in found] == ["0", "1", "0"]
+    assert "ranks per node  2 on 1, 1 on 1" in result.stderr
+
+
+# Every rank is 0 of 1
+
+INIT = "import mpiddp; mpiddp.init(timeout=30)"
+
+
+def expect_refusal(result: launchers.Result, *words: str) -> None:
+    """One message in all the output, on one line, which holds ``words``."""
+    lines = facts.messages(result)
+    assert len(lines) == 1, str(result)
+    # torchrun has a traceback of its own, in which nothing of ours stands.
+    assert f'File "{launchers.ROOT / "mpiddp"}/' not in result.output
+    for word in ("every process would be rank 0 of 1", *words):
+        assert word in lines[0]
+
+
+@pytest.mark.mpi
+def test_mpich_under_open_mpis_mpirun():
+    table = launchers.table()
+    mixed = dataclasses.replace(table["openmpi"], libmpi=table["mpich"].libmpi)
+    result = launchers.run(mixed, 3, ["-c", INIT], timeout=60).expect(3)
+    command = f"Start it with: {table['mpich'].mpirun} -n 3 python -c"
+    expect_refusal(result, "Open MPI's mpirun started 3 processes", "MPICH 5.", command)
+
+
+@pytest.mark.mpi
+def test_open_mpi_under_mpichs_mpiexec():
+    table = launchers.table()
+    mixed = dataclasses.replace(table["mpich"], libmpi=table["openmpi"].libmpi)
+    result = launchers.run(mixed, 2, ["-c", INIT], timeout=60).expect(3)
+    expect_refusal(
+        result,
+        "MPICH's mpiexec (Hydra) started 2 processes",
+        "Open MPI 5.",
+        f"Start it with: {table['openmpi'].mpirun}",
+        " -n 2 python -c",
+    )
+
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+PMIX_2 = {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("library", "manager", "words"),
+    [
+        ("openmpi", {}, ["Open MPI 5.", "expected pmix, found no process manager"]),
+        ("openmpi", PMIX_2, ["Open MPI 5.", "expected pmix, found pmi"]),
+        ("mpich", {}, ["MPICH 5.", "expected pmi, found no process manager"]),
+        ("mpich", {"PMIX_RANK": "0"}, ["MPICH 5.", "expected pmi, found pmix"]),
+    ],
+)
+@pytest.mark.mpi
+def test_srun_with_another_process_manager(library, manager, words):
+    table = launchers.table()
+    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
+    env = {**STEP, **manager}
+    result = launchers.run(by_hand, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    expect_refusal(result, "srun started 2 processes", "tart it with: ", *words)
+
+
+@pytest.mark.mpi
+def test_only_the_first_rank_speaks_where_mpi_cannot_say_who_that_is():
+    table = launchers.table()
+    by_hand = dataclasses.replace(table["alone"], libmpi=table["mpich"].libmpi)
+    env = {**STEP, "SLURM_PROCID": "1"}
+    result = launchers.run(by_hand, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    assert result.output == ""
+
+
+def run_refused(row, ranks, arguments, folder, **env) -> launchers.Result:
+    """Run a launch that is refused, and see that MPI leaves nothing of its own behind."""
+    memory = folder / "memory"
+    memory.mkdir()
+    places = {"OMPI_MCA_btl_sm_backing_directory": str(memory)}
+    with launchers.start(row, ranks, arguments, timeout=90, env={**places, **env}) as job:
+        result = job.wait()
+        left = [path for path in (*job._scratch.rglob("*"), *memory.iterdir()) if path.is_file()]
+    # Ours, and torchrun's.
+    assert not [p for p in left if p.name not in ("stdout", "stderr") and "torche" not in str(p)]
+    return result
+
+
+@pytest.mark.parametrize("library", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.mpi
+def test_torchrun(library, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(INIT)
+    table = launchers.table()
+    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
+    arguments = ["-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    result = run_refused(by_hand, 1, arguments, tmp_path).expect(1)
+    name = {"openmpi": "Open MPI 5.", "mpich": "MPICH 5."}[library]
+    expect_refusal(result, "torchrun started 2 processes", name, "Start it with: ", "-n 2 python")
+    # torchrun's own report of what its workers ended with.
+    assert re.search(r"exitcode\s*: 3", result.stderr)
+
+
+@pytest.mark.parametrize("library", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.mpi
+def test_what_is_only_known_once_mpi_is_up_leaves_nothing_either(library, tmp_path):
+    # JSM brings a library of its own, which is believed: this one is not it.
+    table = launchers.table()
+    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
+    env = {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}
+    result = run_refused(by_hand, 1, ["-c", INIT], tmp_path, **env).expect(3)
+    expect_refusal(result, "IBM JSM (jsrun) started 2 processes")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.mpi
+def test_two_launches_mixed_leave_nothing(name, tmp_path):
+    variable = {"openmpi": "OMPI_COMM_WORLD_SIZE", "mpich": "PMI_SIZE"}[name]
+    program = f"import os; os.environ['{variable}'] = '5'\n{INIT}"
+    if name == "mpich":
+        # Its library reads the same variable.
+        program = "from mpi4py import MPI\n" + program
+    result = run_refused(launchers.table()[name], 2, ["-c", program], tmp_path)
+    assert result.returncode in (3, 9), result
+    assert "sees 2: the environment mixes two launches" in result.stderr
+
+
+def test_contradicting_variables_are_one_message():
+    env = {**STEP, "SLURM_PROCID": "5"}
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    assert result.stderr.count("SLURM_PROCID") == 1 and "Traceback" not in result.output

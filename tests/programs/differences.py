@@ -1,0 +1,101 @@
+"""A program for the ranks of a job: rank 1 makes another call than the others. What comes of it?
+
+    mpirun -n 3 python tests/programs/differences.py TRANSPORT
+
+Without MPIDDP_DEBUG each case has a communicator of its own, since what went wrong in one leaves
+messages behind; for the same reason the job is ended with exit code 7 and not closed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mpiddp
+from mpiddp.errors import MpiddpError
+from reports import write_report
+
+ODD = 1
+DEADLINE = 1.5
+"""Seconds."""
+DONE = 7
+
+Report = list[Any]
+
+
+def make_cases(transport: str) -> dict[str, Callable[[bool], torch.Tensor]]:
+    """Calls by what differs in them; they are told whether they are the odd rank's."""
+
+    def reduce(count: int, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
+        tensor = torch.ones(count, dtype=dtype)
+        BUFFERS.append(tensor)
+        return mpiddp.all_reduce(tensor, transport=transport, **options)
+
+    def in_order(odd: bool) -> torch.Tensor:
+        counts = (1000, 60) if odd else (60, 1000)
+        first, second = (reduce(count) for count in counts)
+        return torch.cat((first, second))
+
+    def call(kind: str, root: int) -> torch.Tensor:
+        tensor = torch.ones(1000)
+        BUFFERS.append(tensor)
+        result: torch.Tensor = getattr(mpiddp, kind)(tensor, root, transport=transport)
+        return result
+
+    return {
+        "small count": lambda odd: reduce(1001 if odd else 1000),
+        "great count": lambda odd: reduce(200001 if odd else 200000),
+        "type": lambda odd: reduce(1000, torch.int32 if odd else torch.float32),
+        "algorithm": lambda odd: reduce(1000, algorithm="ring" if odd else "recursive-doubling"),
+        "operator": lambda odd: reduce(1000, op="max" if odd else "sum"),
+        "order": in_order,
+        "root": lambda odd: call("reduce", 1 if odd else 0),
+        "call": lambda odd: call("broadcast", 0) if odd else reduce(1000),
+    }
+
+
+BUFFERS: list[torch.Tensor] = []
+"""Of calls that went wrong: neighbours may still work in them."""
+
+
+def judge(call: Callable[[bool], torch.Tensor], odd: bool) -> Report:
+    """What a rank gets: an error, or some result."""
+    try:
+        result = call(odd)
+    except MpiddpError as error:
+        return ["error", type(error).__name__, str(error)]
+    return ["result", result.unique().tolist()]
+
+
+def compare(session: mpiddp.Session, transport: str) -> dict[str, Any]:
+    """The cases under MPIDDP_DEBUG: nothing is begun, so that nothing is left."""
+    odd = session.world.rank == ODD
+    report: dict[str, Any] = {
+        name: judge(call, odd) for name, call in make_cases(transport).items()
+    }
+    report["good"] = mpiddp.all_reduce(torch.ones(5), transport=transport).tolist()
+    return report
+
+
+def main() -> None:
+    """Run and report."""
+    report = {}
+    with mpiddp.init(timeout=60) as session:
+        odd = session.world.rank == ODD
+        # Start-up on a busy machine may take longer.
+        session._timeout = DEADLINE
+        for name, call in make_cases(sys.argv[1]).items():
+            session.comm.Barrier()
+            session.collectives = None
+            report[name] = judge(call, odd)
+        write_report(Path(), session, report)
+        session.comm.Barrier()
+        raise SystemExit(DONE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""DDP on the ranks of a pool, its gradients averaged in several ways.
+
+Every way must lead to what plain DDP leads to, on the same samples, from the same parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mpiddp
+from mpiddp.sync.ddp_hook import Synchronization, attach
+
+STEPS = 6
+BUCKET_MEGABYTES = 0.05
+"""Small ones, so that there are several."""
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(40, 130), nn.Tanh(), nn.Linear(130, 130), nn.Linear(130, 7))
+
+
+def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Tensor, dict]:
+    """The trained parameters, flat; and what is to be said of the buckets."""
+    model = DistributedDataParallel(
+        make_model(),
+        bucket_cap_mb=BUCKET_MEGABYTES,
+        gradient_as_bucket_view=synchronization is not None,
+    )
+    hook = attach(synchronization, model) if synchronization is not None else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    samples = torch.Generator().manual_seed(rank)
+    overlaps = set()
+    for step in range(STEPS):
+        if hook is not None and step == STEPS // 2:
+            hook.overlap = not hook.overlap
+        features = torch.randn(9, 40, generator=samples)
+        labels = torch.randint(0, 7, (9,), generator=samples)
+        loss = nn.functional.cross_entropy(model(features), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        overlaps.add(None if hook is None else hook.overlap)
+        optimizer.step()
+    shared = {parameter.grad.is_shared() for parameter in model.parameters()}
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return flat, {"shared": sorted(shared), "overlaps": len(overlaps)}
+
+
+def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Train in each of ``ways``, arguments of a Synchronization; compare with plain DDP."""
+    torch.set_num_threads(1)
+    plain, _ = train(session.world.rank, None)
+    reports = []
+    for way in ways:
+        name = way.get("wire_dtype")
+        found, said = train(
+            session.world.rank,
+            Synchronization(**{**way, "wire_dtype": name and getattr(torch, name)}),
+        )
+        digest = session.gather(found.numpy().tobytes())
+        difference = float((found - plain).abs().max() / plain.abs().max())
+        reports.append({"same": len(set(digest)) == 1, "difference": difference, **said})
+    return reports

@@ -1,0 +1,200 @@
+"""What may keep a rank that has failed from its end: each by itself, in a child of this program.
+
+    python tests/programs/keepers.py FOLDER
+
+The children fail all at once, without MPI; each writes its standard error into FOLDER/NAME. This
+program prints their exit codes by name; None where one was still there after DEADLINE seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mpiddp.errors import LaunchError
+from mpiddp.launch.failure import failure
+from mpiddp.launch.failure.deadline import Watch
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.outcome import Outcome, write_outcome
+from mpiddp.launch.world import World
+
+BOUND = 0.5
+"""Seconds, instead of the real bounds."""
+DEADLINE = 30.0
+
+
+def block(*_: object) -> None:
+    """Not to be waited for."""
+    time.sleep(1000)
+
+
+def shout(*_: object) -> None:
+    """Not to be relied on."""
+    raise TypeError("loudly")
+
+
+class UnreadableError(LaunchError):
+    """What it does instead of telling what it is about stands in its argument."""
+
+    def __str__(self) -> str:
+        act: Callable[[], str] = self.args[0]
+        return act()
+
+
+def raise_unreadable(act: Callable[[], object]) -> Callable[[WayOut], None]:
+    """A case in which nothing but the error itself is bad."""
+
+    def fail(_: WayOut) -> None:
+        raise UnreadableError(act)
+
+    return fail
+
+
+def close_stderr(_: WayOut) -> None:
+    """As a program that wants to be a daemon."""
+    sys.stderr.close()
+
+
+def fill_stderr(_: WayOut) -> None:
+    """Its file system is full."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+
+def clog_stderr(_: WayOut) -> None:
+    """Nobody reads."""
+    _, sender = os.pipe()
+    os.set_blocking(sender, False)
+    try:
+        while True:
+            os.write(sender, bytes(4096))
+    except BlockingIOError:
+        os.set_blocking(sender, True)
+    os.dup2(sender, 2)
+
+
+def replace_stderr(_: WayOut) -> None:
+    """By something that is no stream."""
+    sys.stderr = None  # type: ignore[assignment]
+
+
+def block_log(way_out: WayOut) -> None:
+    """A file system that does not answer."""
+    assert way_out.run_directory is not None
+    (way_out.run_directory / "logs").mkdir()
+    os.mkfifo(way_out.run_directory / "logs" / "rank-3.log")
+
+
+def block_outcome(_: WayOut) -> None:
+    """A file system that does not answer."""
+    failure.write_outcome = block  # type: ignore[assignment]
+
+
+def set_hook(hook: Callable[..., None]) -> Callable[[WayOut], None]:
+    """A script's own sys.excepthook."""
+
+    def prepare(way_out: WayOut) -> None:
+        way_out.runs_script = True
+        sys.excepthook = hook
+
+    return prepare
+
+
+def break_deadline(way_out: WayOut) -> None:
+    """An error while the one who is missing is looked for."""
+    way_out.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
+    failure.hosts_of_step = shout  # type: ignore[assignment]
+    with Watch(0.1, way_out.expire).phase("MPI"):
+        block()
+
+
+def break_claim(way_out: WayOut) -> None:
+    """An error while the ranks agree who speaks."""
+    way_out.store, way_out.starting, way_out.communicator = object(), False, object()  # type: ignore[assignment]
+    failure.claim_report = shout  # type: ignore[assignment]
+    failure._abort = os._exit
+
+
+def leave_to_nobody(way_out: WayOut) -> None:
+    """Another one has claimed the report, and is never heard of."""
+    way_out.store, way_out.starting, way_out.communicator = object(), False, object()  # type: ignore[assignment]
+    failure.claim_report = lambda _: False
+    failure.PATIENCE_SECONDS = BOUND
+    failure._abort = os._exit
+
+
+def fail_alone(way_out: WayOut) -> None:
+    """One process, whose interpreter would end with 120 after it could not write."""
+    way_out.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    fill_stderr(way_out)
+
+
+def fail_after_the_end(way_out: WayOut) -> None:
+    """The run is done; what happens afterwards does not undo that."""
+    assert way_out.run_directory is not None
+    write_outcome(way_out.run_directory, Outcome(0, "done", 0, "node1", 17, 0))
+
+
+CASES: dict[str, Callable[[WayOut], None]] = {
+    "text raises": raise_unreadable(shout),
+    "text is none": raise_unreadable(lambda: None),
+    "text exits": raise_unreadable(sys.exit),
+    "text blocks": raise_unreadable(block),
+    "text is no text": raise_unreadable(lambda: "a\udcff"),
+    "stderr closed": close_stderr,
+    "stderr full": fill_stderr,
+    "stderr clogged": clog_stderr,
+    "stderr replaced": replace_stderr,
+    "log blocks": block_log,
+    "outcome blocks": block_outcome,
+    "hook raises": set_hook(shout),
+    "hook blocks": set_hook(block),
+    "deadline breaks": break_deadline,
+    "claim breaks": break_claim,
+    "speaker silent": leave_to_nobody,
+    "alone": fail_alone,
+    "done": fail_after_the_end,
+}
+
+
+def fail(case: str, folder: Path) -> None:
+    """Fail as rank 3 of 8 at step 17."""
+    os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+    failure.READ_SECONDS = failure.HOOK_SECONDS = failure.CONSOLE_SECONDS = BOUND
+    failure.FILES_SECONDS = BOUND
+    with WayOut() as way_out:
+        way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+        way_out.step, way_out.run_directory = 17, folder
+        CASES[case](way_out)
+        raise ValueError("on purpose")
+
+
+def main() -> None:
+    """Let them fail."""
+    children = {}
+    for case in CASES:
+        folder = Path(sys.argv[1]) / case
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            fail(case, folder)
+        children[child] = case
+    codes: dict[str, int | None] = dict.fromkeys(CASES)
+    end = time.monotonic() + DEADLINE
+    while children and time.monotonic() < end:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            codes[children.pop(child)] = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.02)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    print(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""What the collective calls of a pool's ranks mean beside their sums.
+
+Asserts what each rank can see for itself, and reports what only all of them together show.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import zlib
+from typing import Any
+
+import torch
+
+import mpiddp
+from mpiddp.schedules import registry
+
+TRANSPORTS = ("shared-memory", "shared-memory+mpi", "mpi", "torch")
+LATE = 0.3
+
+
+def meet(rank: int, size: int) -> list[tuple[float, float]]:
+    """When this rank came to each of some barriers, and when it left; one rank comes late."""
+    times = []
+    for late in range(size):
+        if rank == late:
+            time.sleep(LATE)
+        came = time.monotonic()
+        mpiddp.barrier()
+        times.append((came, time.monotonic()))
+    return times
+
+
+def start_many(rank: int, size: int, transport: str, comm: Any) -> list[int]:
+    """Begin calls before the others are done; the order in which they were done."""
+    done: list[int] = []
+    buffers = [torch.full((17**3 * (n % 3) + n,), float(rank + n)) for n in range(12)]
+    futures = []
+    for number, buffer in enumerate(buffers):
+        future = mpiddp.all_reduce_async(buffer, transport=transport)
+        future.then(lambda _, number=number: done.append(number))
+        futures.append(future)
+    # The same buffer once more, and a call that is not asynchronous: both come after the rest.
+    again = mpiddp.all_reduce_async(buffers[5], transport=transport)
+    last = mpiddp.all_reduce(buffers[7], transport=transport)
+    assert comm.allreduce(1) == size
+    total = sum(range(size))
+    for number, (future, buffer) in enumerate(zip(futures, buffers, strict=True)):
+        assert future.wait() is buffer
+        twice = size if number in (5, 7) else 1
+        assert torch.equal(buffer, torch.full_like(buffer, (total + number * size) * twice))
+    assert again.wait() is buffers[5] and last is buffers[7]
+    return done
+
+
+def part_and_gather(rank: int, size: int, transport: str) -> None:
+    """A reduce-scatter and an all-gather are an all-reduce; parts follow the stated rule."""
+    for count in (0, 1, size - 1, 1001):
+        buffer = torch.arange(float(count)) * (rank + 1)
+        part = mpiddp.reduce_scatter(buffer, transport=transport)
+        start, stop = count * rank // size, count * (rank + 1) // size
+        assert part.shape == (stop - start,)
+        if len(part):
+            assert part.data_ptr() == buffer[start:].data_ptr()
+        part += 1
+        whole = mpiddp.all_gather(buffer, transport=transport)
+        assert whole is buffer
+        assert torch.equal(buffer, torch.arange(float(count)) * sum(range(size + 1)) + 1)
+
+
+def prepare_well(rank: int, size: int, transport: str) -> None:
+    """Calls that are prepared once, made often, between others and with new contents."""
+    buffers = [torch.empty(count) for count in (7, 5000, 100001)]
+    prepared = [mpiddp.prepare_all_reduce(buffer, transport=transport) for buffer in buffers]
+    for turn in range(4):
+        futures = []
+        for buffer, call in zip(buffers, prepared, strict=True):
+            other = torch.ones(30011)
+            if turn % 2:
+                futures.append(mpiddp.all_reduce_async(other, transport=transport))
+            buffer.fill_(rank + turn)
+            assert call() is buffer
+            assert bool((buffer == sum(range(size)) + size * turn).all()), (transport, turn)
+            # What is not asynchronous comes after what was begun before.
+            assert not turn % 2 or bool((other == size).all()), (transport, turn)
+        torch.futures.wait_all(futures)
+
+
+def keep_shapes(rank: int, size: int) -> None:
+    """Tensors of any shape, and views that are contiguous."""
+    for shape in ((), (1,), (2, 3, 5), (0, 4)):
+        tensor = torch.full(shape, rank + 1.0)
+        assert mpiddp.all_reduce(tensor) is tensor
+        assert tensor.shape == shape
+        assert torch.equal(tensor, torch.full(shape, float(sum(range(size + 1)))))
+        shared = mpiddp.shared_empty(shape, torch.int32)
+        assert shared.shape == shape and shared.dtype == torch.int32
+        assert bool((shared == 0).all())
+    rows = torch.zeros(3, 4)
+    rows[1] = rank + 1
+    mpiddp.all_reduce(rows[1])
+    assert rows.sum(1).tolist() == [0, 4 * sum(range(size + 1)), 0]
+    shared = mpiddp.shared_empty(10)
+    shared += rank
+    mpiddp.broadcast(shared[2:5], root=size - 1)
+    assert shared.tolist() == [rank] * 2 + [size - 1] * 3 + [rank] * 5
+
+
+def add_widely(rank: int, size: int, transport: str) -> None:
+    """Narrow types are added in float32, whatever the algorithm; others as they are told."""
+    halves = {torch.float16: 2048.0, torch.bfloat16: 256.0}
+    for algorithm in ("auto", *registry.names()):
+        if algorithm == "central":
+            continue
+        for dtype, great in halves.items():
+            # great + 1 is no number of this type, and rounds to great.
+            tensor = torch.full((99,), great if rank == 0 else 1.0, dtype=dtype)
+            mpiddp.all_reduce(tensor, algorithm, transport)
+            wanted = torch.tensor(great + size - 1).to(dtype)
+            assert torch.equal(tensor, wanted.expand(99)), (algorithm, dtype)
+        tensor = torch.full((99,), 2.0**24 if rank == 0 else 1.0)
+        mpiddp.all_reduce(tensor, algorithm, transport, reduction_dtype=torch.float64)
+        assert torch.equal(tensor, torch.full((99,), 2.0**24 + size - 1)), algorithm
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """Of its bits."""
+    return zlib.crc32(bytes(tensor.contiguous().view(torch.uint8).tolist()))
+
+
+def round_alike(rank: int) -> list[tuple[str, int]]:
+    """Of results that are rounded: which call it was, and its bits."""
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    for transport in TRANSPORTS:
+        for algorithm in registry.names():
+            if algorithm == "central":
+                continue
+            for dtype in (torch.float32, torch.bfloat16):
+                tensor = torch.randn(997, generator=generator).to(dtype)
+                mpiddp.all_reduce(tensor, algorithm, transport)
+                found.append((f"{algorithm} over {transport} of {dtype}", digest(tensor)))
+    return found
+
+
+def add_nans(session: mpiddp.Session) -> list[tuple[str, list[str]]]:
+    """For each call the bits of numbers; of NaNs the payload: r + 1 if it is rank r's."""
+    rank, found = session.world.rank, []
+    types = {torch.float32: (torch.int32, 22), torch.float64: (torch.int64, 51)}
+    for transport, algorithm in itertools.product(
+        ("auto", "mpi"), ("recursive-doubling", "one-shot", "ring", "direct")
+    ):
+        for (dtype, (bits, quiet)), count in itertools.product(types.items(), (1, 33)):
+            tensor = torch.rand(count, dtype=dtype)
+            # Infinity's bits, that of a quiet NaN, and a payload.
+            infinity = torch.tensor(torch.inf, dtype=dtype).view(bits)
+            tensor[::2] = (infinity + (1 << quiet) + rank + 1).view(dtype)
+            mpiddp.all_reduce(tensor, algorithm, transport)
+            numbers = zip(tensor.tolist(), tensor.view(bits).tolist(), strict=True)
+            texts = [f"{n & 0xFF:x}" if math.isnan(v) else f"number {n:x}" for v, n in numbers]
+            found.append((f"{count} {dtype}, {algorithm} over {transport}", texts))
+    return found
+
+
+def fix_order(rank: int, transport: str) -> None:
+    """With a fixed order, where an element stands does not matter."""
+    generator = torch.Generator().manual_seed(rank)
+    for count in (1001, 50001):
+        values = torch.randn(count, generator=generator) * 10 ** torch.randint(-6, 6, (count,))
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+        straight, mixed = values.clone(), values[order].clone()
+        mpiddp.all_reduce(straight, transport=transport, fixed_order=True)
+        mpiddp.all_reduce(mixed, transport=transport, fixed_order=True)
+        assert torch.equal(straight[order], mixed), (transport, count)
+
+
+def operate_anew(size: int) -> None:
+    """The same buffer, with an operator and then with another one."""
+    buffer = torch.empty(5)
+    for op, expected in (("sum", size), ("max", 1), ("sum", size)):
+        mpiddp.all_reduce(buffer.fill_(1), op=op)
+        assert torch.equal(buffer, torch.full((5,), float(expected))), op
+
+
+def spread_nan(rank: int, transport: str) -> None:
+    """What is no number stays none."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for op in ("sum", "average", "product", "min", "max"):
+            tensor = torch.ones(33, dtype=dtype)
+            if rank == 1:
+                tensor[20] = torch.nan
+            mpiddp.all_reduce(tensor, "auto", transport, op)
+            assert tensor.isnan().nonzero().tolist() == [[20]], (dtype, op)
+
+
+def run(session: mpiddp.Session) -> dict[str, Any]:
+    """Everything; what only all ranks together can judge."""
+    rank, size = session.world.rank, session.world.size
+    report: dict[str, Any] = {"times": meet(rank, size), "done": {}}
+    for transport in TRANSPORTS:
+        report["done"][transport] = start_many(rank, size, transport, session.comm)
+        part_and_gather(rank, size, transport)
+        add_widely(rank, size, transport)
+        prepare_well(rank, size, transport)
+        fix_order(rank, transport)
+        spread_nan(rank, transport)
+    operate_anew(size)
+    keep_shapes(rank, size)
+    report["rounded"] = round_alike(rank)
+    return report

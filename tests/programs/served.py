@@ -1,0 +1,197 @@
+"""Parameter servers on the ranks of a pool, or of a job that loses one, train a small model.
+
+Every rank reports how far its weights are from those of one process alone that takes all workers'
+samples in each step, and from those of DDP where all ranks are workers; every server reports how
+stale gradients were. As a program its argument is JSON, a list of ways to train, each a `Way`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+import mpiddp
+from mpiddp.launch.session import Session
+from mpiddp.sync.parameter_server.roles import Serving, assign_roles
+
+RATE = 0.05
+SOON = 0.2
+SOON_STEPS = 20
+"""Seconds, a good number of steps; and steps."""
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 130), nn.Tanh(), nn.Linear(130, 7))
+
+
+def make_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9, nesterov=True, fused=True)
+
+
+def draw(samples: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(9, 40, generator=samples), torch.randint(0, 7, (9,), generator=samples)
+
+
+def find_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train_alone(workers: int, steps: int) -> torch.Tensor:
+    """What synchronous servers must come to."""
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
+    sources = [torch.Generator().manual_seed(place) for place in range(workers)]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for samples in sources:
+            find_loss(model, draw(samples)).backward()
+        for parameter in model.parameters():
+            parameter.grad /= workers
+        optimizer.step()
+    return flatten(model)
+
+
+def train_framework(rank: int, steps: int) -> torch.Tensor:
+    """What DDP comes to, without any hook."""
+    model = nn.parallel.DistributedDataParallel(make_model())
+    optimizer = make_optimizer(model.parameters())
+    samples = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        find_loss(model, draw(samples)).backward()
+        optimizer.step()
+    return flatten(model)
+
+
+def flatten(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def measure_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest one of any parameter, by the largest parameter."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to train, and who is lost meanwhile."""
+
+    steps: int
+    servers: int
+    placement: str
+    bound: int | None
+    delay: float = 0.0
+    """Seconds by which a worker's step may be longer."""
+    sleeper: int | None = None
+    """A rank whose steps are longer, after its first five."""
+    sleep: float = 0.0
+    sleeps: int = 1
+    """How many steps, and by how many seconds each."""
+    dtype: str = "float32"
+    longest: int | None = None
+    """Bytes of an MPI message."""
+    victim: int | None = None
+    how: str = ""
+    """What happens to that rank."""
+    late: bool = False
+    """At the end of the epoch, when nobody has gradients any more; else soon."""
+    deadline: float = 20.0
+    """Seconds after which the others give it up."""
+
+    def lose(self) -> None:
+        """This rank is killed, or stops."""
+        Path("failed").write_text(str(time.time()))
+        kinds = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
+        os.kill(os.getpid(), kinds[self.how])
+
+
+def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) -> None:
+    """A worker's steps."""
+    samples = torch.Generator().manual_seed(place)
+    dice = random.Random(rank)
+    for step in range(way.steps):
+        if rank == way.victim and step == SOON_STEPS and not way.late:
+            way.lose()
+        if rank == way.sleeper and 5 <= step < 5 + way.sleeps:
+            time.sleep(way.sleep)
+        batch = draw(samples)
+        serving.begin_step()
+        find_loss(model, batch).backward()
+        # Most are small, and some are not.
+        time.sleep(way.delay * dice.random() ** 3)
+        serving.finish_step()
+
+
+def lose_late(way: Way, serving: Serving) -> None:
+    """A worker goes when it has said that it is done, a server when all workers have."""
+    if serving._worker is not None:
+        serving._worker.finish_epoch()
+    while not (serving._server is None or serving._server.epochs):
+        time.sleep(0.01)
+    way.lose()
+
+
+def train(way: Way, session: Session) -> dict[str, object]:
+    rank = session.world.rank
+    roles = assign_roles(session.world.size, way.servers, dedicated=way.placement == "dedicated")
+    torch.set_default_dtype(getattr(torch, way.dtype))
+    model = make_model()
+    session._timeout = way.deadline
+    _set_pg_timeout(timedelta(seconds=way.deadline))
+    os.environ.pop("MPIDDP_MESSAGE_BYTES", None)
+    if way.longest is not None:
+        os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
+    serving = Serving(
+        session, roles, model, make_optimizer, lambda step: RATE, way.bound, session._way_out.fail
+    )
+    session.comm.Barrier()
+    if rank in roles.workers:
+        work(way, rank, roles.workers.index(rank), model, serving)
+    elif rank == way.victim and not way.late:
+        time.sleep(SOON)
+        way.lose()
+    if rank == way.victim and way.late:
+        lose_late(way, serving)
+    serving.finish_epoch()
+    serving.settle()
+    found = flatten(model)
+    digests = session.gather(found.view(torch.uint8).numpy().tobytes())
+    report = {
+        "same": len(set(digests)) == 1,
+        "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),
+        "staleness": {str(late): times for late, times in serving.staleness.items()},
+        "workers": len(roles.workers),
+    }
+    if len(roles.workers) == session.world.size:
+        framework = train_framework(rank, way.steps)
+        report["from_framework"] = measure_difference(found, framework)
+    serving.close()
+    return report
+
+
+def run(session: Session, ways: list[dict[str, Any]]) -> list[dict[str, object]]:
+    """Train in each of ``ways``."""
+    torch.set_num_threads(1)
+    return [train(Way(**each), session) for each in ways]
+
+
+def main() -> None:
+    with mpiddp.init(timeout=60) as session:
+        run(session, json.loads(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

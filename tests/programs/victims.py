@@ -1,0 +1,49 @@
+"""A program for the ranks of a job: one of them goes, stops, or stays away from a collective call.
+
+mpirun -n 3 python tests/programs/victims.py TRANSPORT HOW WHO DEADLINE
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import mpiddp
+
+SOON = 0.2
+"""Seconds; a good number of calls."""
+
+
+def main() -> None:
+    """Make calls until something breaks."""
+    transport, how, who, deadline = sys.argv[1:]
+    with mpiddp.init(timeout=60) as session:
+        # Start-up on a busy machine may take longer.
+        session._timeout = float(deadline)
+        is_victim = session.world.rank == int(who)
+        buffers = [torch.zeros(count) for count in (10, 300000)]
+        stamp = Path("failed")
+        if is_victim and how == "stays away from the first":
+            stamp.write_text(str(time.time()))
+            time.sleep(1000)
+        for buffer in buffers:
+            mpiddp.all_reduce(buffer, "one-shot", transport)
+        if is_victim:
+            stamp.write_text(str(time.time()))
+            if how == "stays away":
+                time.sleep(1000)
+            number = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}[how]
+            threading.Timer(SOON, os.kill, (os.getpid(), number)).start()
+        while True:
+            for buffer in buffers:
+                mpiddp.all_reduce(buffer, "one-shot", transport)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Algorithms that do not do what they promise, registered for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from mpiddp.schedules import registry
+from mpiddp.schedules.algorithms import add, copy
+from mpiddp.schedules.schedule import Schedule, all_reduce
+
+
+def double(n: int) -> Schedule:
+    """Rank 1 is added twice."""
+    everybody = range(1, n)
+    steps = [[add(r, 0) for r in everybody], [add(1, 0)], [copy(0, r) for r in everybody]]
+    return all_reduce(n, 1, steps)
+
+
+def lopsided(n: int) -> Schedule:
+    """All to rank 0 one by one, and back at once: an all-reduce that cannot be halved."""
+    steps = [[add(rank, 0)] for rank in range(1, n)]
+    return all_reduce(n, 1, [*steps, [copy(0, rank) for rank in range(1, n)]], owners=[0])
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    """Both of them can be named."""
+    before = dict(registry._algorithms)
+    for make in (double, lopsided):
+        registry.register(make.__name__)(make)
+    try:
+        yield
+    finally:
+        registry._algorithms.clear()
+        registry._algorithms.update(before)

@@ -1,0 +1,167 @@
+"""The design's floors: what may import, end the process, set variables and call MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import architecture
+import launchers
+
+
+def test_the_source_keeps_the_rules():
+    violations = architecture.find_violations(launchers.ROOT)
+    assert not violations, "\n".join(map(str, violations))
+
+
+def test_every_module_was_read():
+    modules = architecture.read_modules(launchers.ROOT)
+    assert {
+        "mpiddp",
+        "mpiddp.train",
+        "mpiddp.errors",
+        "mpiddp.launch.failure.failure",
+    } <= modules.keys()
+    arrows = architecture.find_imports(modules["mpiddp.launch.failure.failure"], modules)
+    assert "mpiddp.errors" in {item.target for item in arrows}
+
+
+GOOD = {
+    "mpiddp/__init__.py": "def init():\n    from mpiddp.launch.session import Session\n",
+    "mpiddp/errors.py": "import sys\n",
+    "mpiddp/environment.py": "import os\nos.environ['RANK']\n",
+    "mpiddp/train.py": "from mpiddp.training import trainer\n",
+    "mpiddp/launch/__init__.py": "",
+    "mpiddp/launch/session.py": (
+        "import os\nfrom mpi4py import MPI\nfrom mpiddp import environment\n"
+        "from . import failure\nos.environ[environment.RANK] = '0'\n"
+    ),
+    "mpiddp/launch/failure/failure.py": (
+        "import os, sys\nfrom mpiddp.errors import MpiddpError\n"
+        "def end(comm):\n    comm.Abort(1)\n    os._exit(1)\n    sys.exit(1)\n"
+    ),
+    "mpiddp/collectives/__init__.py": "",
+    "mpiddp/schedules/schedule.py": "import dataclasses\n",
+    "mpiddp/collectives/transport/__init__.py": "",
+    "mpiddp/collectives/transport/mpi.py": (
+        "import mpi4py.MPI\nfrom mpiddp.schedules.schedule import Schedule\n"
+    ),
+    "mpiddp/sync/__init__.py": "",
+    "mpiddp/sync/ddp_hook.py": "from mpiddp.schedules import schedule\n",
+    "mpiddp/training/__init__.py": "",
+    "mpiddp/training/trainer.py": (
+        "import os\nfrom typing import TYPE_CHECKING\nfrom mpiddp.sync.ddp_hook import hook\n"
+        "from mpiddp.launch.session import Session\n"
+        "if TYPE_CHECKING:\n    from mpi4py import MPI\n"
+        "path = os.environ.get(name)\n"
+    ),
+    "benchmarks/__init__.py": "",
+    "benchmarks/startup/command.py": "import mpiddp, os\nfrom mpi4py import MPI\nos.environ['A']\n",
+    "benchmarks/baselines/script.py": "raise SystemExit(1)\n",
+}
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def test_a_tree_that_keeps_the_rules_passes(tmp_path):
+    write_tree(tmp_path, GOOD)
+    assert architecture.find_violations(tmp_path) == []
+
+
+VIOLATIONS = {
+    "up": ("mpiddp/launch/world.py", "from mpiddp.training import trainer\n", "must not import"),
+    "to a door": ("mpiddp/sync/server.py", "from mpiddp import init\n", "must not import mpiddp"),
+    "sideways": (
+        "mpiddp/collectives/executor.py",
+        "from mpiddp.launch.session import Session\n",
+        "must not import mpiddp.launch.session",
+    ),
+    "for types": (
+        "mpiddp/launch/world.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mpiddp.training.trainer\n",
+        "must not import mpiddp.training.trainer",
+    ),
+    "in a function": (
+        "mpiddp/errors.py",
+        "def look():\n    import mpiddp.environment\n    import mpiddp.launch.session\n",
+        "must not import mpiddp.launch.session",
+    ),
+    "by name": (
+        "mpiddp/environment.py",
+        "from importlib import import_module\nimport_module('mpiddp.sync.ddp_hook')\n",
+        "must not import mpiddp.sync.ddp_hook",
+    ),
+    "relative": ("mpiddp/launch/world.py", "from ..training import x\n", "must not import"),
+    "relative package": (
+        "mpiddp/launch/__init__.py",
+        "from ..sync import hooks\n",
+        "must not import mpiddp.sync.ddp_hook",
+    ),
+    "to benchmarks": (
+        "mpiddp/train.py",
+        "import benchmarks.startup.command\n",
+        "must not import bench",
+    ),
+    "no floor": ("mpiddp/utils.py", "", "no floor"),
+    "to no floor": ("mpiddp/train.py", "import mpiddp.utils\n", "must not import mpiddp.utils"),
+    "circle": (
+        "mpiddp/launch/failure/failure.py",
+        "def f():\n    import mpiddp.launch.session\n",
+        "a circle of imports",
+    ),
+    "circle of folders": (
+        "mpiddp/launch/failure/outcome.py",
+        "import mpiddp.launch.network.rule\n",
+        "mpiddp.launch.failure > mpiddp.launch.network > mpiddp.launch.failure",
+    ),
+    "circle with its package": (
+        "mpiddp/launch/__init__.py",
+        "from mpiddp.launch.world import World\n",
+        "a circle of imports",
+    ),
+    "sys.exit": ("mpiddp/train.py", "import sys\nsys.exit(0)\n", "calls sys.exit"),
+    "exit": ("mpiddp/train.py", "exit(0)\n", "calls exit"),
+    "renamed": ("mpiddp/train.py", "import sys as s\ns.exit(0)\n", "calls sys.exit"),
+    "from": ("mpiddp/train.py", "from os import _exit as e\ne(0)\n", "calls os._exit"),
+    "Abort": ("benchmarks/run.py", "world().Abort(3)\n", "calls Abort"),
+    "SystemExit": ("mpiddp/train.py", "raise SystemExit(2)\n", "raises SystemExit"),
+    "environ": (
+        "mpiddp/training/data.py",
+        "import os\nos.environ[name] = '1'\n",
+        "sets an environment variable",
+    ),
+    "environ, deleted": (
+        "mpiddp/train.py",
+        "from os import environ\ndel environ[name]\n",
+        "sets an environment variable",
+    ),
+    "environ, merged": ("mpiddp/train.py", "import os\nos.environ |= {}\n", "sets an"),
+    "environ, called": ("mpiddp/train.py", "import os\nos.environ.update(A=1)\n", "sets an"),
+    "putenv": ("benchmarks/run.py", "import os\nos.putenv('A', '1')\n", "sets an"),
+    "literal": ("mpiddp/launch/x.py", "import os\nos.environ.get('A')\n", "names the variable"),
+    "literal, subscript": ("mpiddp/train.py", "import os\nos.environ['A']\n", "names the var"),
+    "literal, getenv": ("mpiddp/train.py", "from os import getenv\ngetenv('A')\n", "names the"),
+    "mpi4py": ("mpiddp/training/data.py", "from mpi4py import MPI\n", "imports mpi4py"),
+    "mpi4py, late": (
+        "mpiddp/sync/ddp_hook.py",
+        "def f():\n    import mpi4py.MPI\n",
+        "imports mpi4py",
+    ),
+    "long": ("mpiddp/train.py", "def f():\n" + "    pass\n" * 60, "f has 61 lines"),
+}
+
+
+@pytest.mark.parametrize("case", VIOLATIONS)
+def test_a_broken_rule_is_found(case, tmp_path):
+    name, text, expected = VIOLATIONS[case]
+    extra = {"mpiddp/launch/world.py": "from mpiddp.launch import Session\n"}
+    write_tree(tmp_path, {**GOOD, **extra, name: text})
+    found = architecture.find_violations(tmp_path)
+    module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    assert any(module in str(item) and expected in str(item) for item in found), found

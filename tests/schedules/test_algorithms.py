@@ -1,0 +1,257 @@
+"""Every registered algorithm sums exactly, at every member, in every timing that was tried."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from mpiddp.errors import ScheduleError
+from mpiddp.schedules import algorithms, registry
+from mpiddp.schedules.cost import split
+from mpiddp.schedules.proof import prove
+from mpiddp.schedules.schedule import (
+    Collective,
+    Transfer,
+    all_reduce,
+    gather_back,
+    halve,
+    project,
+    scatter,
+    segment,
+)
+
+RANKS = (*range(1, 10), 12, 16, 17)
+SEGMENTS = (1, 2, 3)
+COUNTS = (0, 1, 3, 7, 64, 101)
+PARAMETERS = (
+    "direct:servers=1",
+    "direct:servers=3",
+    "central:servers=2",
+    "central:servers=3",
+    "central:servers=8",
+    "two-level:inner=ring,outer=recursive-doubling",
+    "two-level:inner=halving-doubling,outer=one-shot",
+    "two-level:inner=double-tree,outer=direct",
+    "two-level:inner=central,outer=ring",
+)
+WITH_HALVES = tuple(name for name in registry.names() if registry.parse(name).build(4).owners)
+OUTER = tuple(
+    name
+    for name in registry.names()
+    if name != "two-level" and len(registry.parse(name).build(5).members) == 5
+)
+
+
+def fewest_ranks(text):
+    """The ranks that an algorithm of PARAMETERS needs."""
+    name, _, value = text.partition(":servers=")
+    return int(value or 1) + (name == "central" and bool(value))
+
+
+# ---- the batteries ------------------------------------------------------------------------
+
+
+def check_sums(text, ranks, segments, nodes=None):
+    """The oracle's sums are exact for all COUNTS, each in another timing."""
+    schedule = segment(registry.parse(text).make(ranks, nodes), segments)
+    seed = zlib.crc32(f"{text} {ranks} {segments}".encode())
+    for number, count in enumerate((*COUNTS, ranks)):
+        oracle.check(schedule, count, seed + number)
+
+
+def check_halves(name, ranks):
+    """Both halves of an all-reduce keep their own promises, as do their images and rotations."""
+    for half in halve(registry.parse(name).make(ranks)):
+        for schedule in oracle.variants(half):
+            prove(schedule)
+            for seed, count in enumerate((1, ranks, 64, 101)):
+                oracle.check(schedule, count, seed)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", registry.names())
+def test_every_member_ends_with_the_exact_sum(name, ranks):
+    for segments in SEGMENTS:
+        check_sums(name, ranks, segments)
+
+
+@pytest.mark.parametrize("text", PARAMETERS)
+def test_every_member_ends_with_the_exact_sum_with_parameters(text):
+    for ranks, segments in itertools.product((1, 2, 3, 5, 8, 11), SEGMENTS):
+        if ranks >= fewest_ranks(text):
+            check_sums(text, ranks, segments)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_all_members_end_with_the_same_bits_in_every_timing(name):
+    for ranks, segments in itertools.product((2, 3, 5, 8, 9), (1, 2)):
+        schedule = registry.parse(f"{name}:segments={segments}").build(ranks)
+        oracle.check_bits(schedule, 101, range(3))
+
+
+@pytest.mark.parametrize("name", WITH_HALVES)
+def test_each_half_does_what_its_name_says(name):
+    for ranks in (1, 2, 3, 4, 6, 7, 9):
+        check_halves(name, ranks)
+
+
+def test_the_halves_are_the_collectives_that_the_documentation_names():
+    assert set(WITH_HALVES) == {
+        "ring",
+        "naive-ring",
+        "halving-doubling",
+        "binomial-tree",
+        "double-tree",
+        "direct",
+        "central",
+        "gather-broadcast",
+    }
+    to_one = {"naive-ring": 6, "binomial-tree": 0, "central": 6, "gather-broadcast": 0}
+    for name in WITH_HALVES:
+        first, second = halve(registry.parse(name).build(7))
+        if name in to_one:
+            assert (first.collective, second.collective) == (
+                Collective.REDUCE,
+                Collective.BROADCAST,
+            )
+            assert set(first.owners) == {to_one[name]}
+        else:
+            assert first.collective is Collective.REDUCE_SCATTER
+            assert second.collective is Collective.ALL_GATHER
+
+
+def test_the_ring_leaves_the_sum_of_chunk_r_with_rank_r():
+    assert registry.parse("ring").build(7).owners == tuple(range(7))
+
+
+def test_spare_ranks_of_halving_own_no_chunk():
+    assert set(registry.parse("halving-doubling").build(7).owners) == {1, 3, 5, 6}
+
+
+def test_servers_take_no_part_in_the_sum_unless_they_are_workers_too():
+    central = registry.parse("central:servers=3").build(8)
+    assert (central.members, central.owners) == ((0, 1, 2, 3, 4), (5, 6, 7))
+    direct = registry.parse("direct:servers=3").build(8)
+    assert (direct.members, direct.owners) == (tuple(range(8)), (0, 1, 2))
+
+
+@pytest.mark.parametrize("text", ["direct", "direct:servers=3", "central:servers=3"])
+def test_each_worker_begins_with_another_server(text):
+    schedule = registry.parse(text).build(6)
+    firsts = [program[0].sends[0].dst for program in project(schedule)[: len(schedule.members)]]
+    assert set(firsts) == set(schedule.owners)
+
+
+def test_one_rank_alone_has_nothing_to_do():
+    for name in registry.names():
+        schedule = registry.parse(name).build(1)
+        assert not any(schedule.steps) and schedule.members == (0,)
+
+
+# ---- nodes --------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    inner=st.sampled_from(WITH_HALVES),
+    outer=st.sampled_from(OUTER),
+    segments=st.integers(1, 3),
+    count=st.sampled_from(COUNTS),
+    seed=st.integers(0, 1000),
+)
+def test_two_levels_on_nodes_of_any_sizes_sum_right(nodes, inner, outer, segments, count, seed):
+    text = f"two-level:inner={inner},outer={outer},segments={segments}"
+    schedule = registry.parse(text).build(sum(nodes), nodes)
+    prove(schedule)
+    oracle.check(schedule, count, seed)
+    oracle.check_bits(schedule, 53, (seed, seed + 1))
+
+
+def test_between_nodes_only_ranks_that_own_the_same_chunk_talk():
+    nodes = (3, 3, 3)
+    for step in registry.parse("two-level").build(9, nodes).steps:
+        for src, dst, *_ in step:
+            assert src // 3 == dst // 3 or src % 3 == dst % 3
+
+
+def test_two_levels_without_nodes_take_two_halves():
+    build = registry.parse("two-level").build
+    assert build(7) == build(7, split(7, 2)) == build(7, (3, 4))
+
+
+# ---- whoever is registered joins ----------------------------------------------------------
+
+
+def star(n):
+    """All to rank 0, one after the other, and back."""
+    steps = [[Transfer(r, 0, 0, 1, True)] for r in range(1, n)]
+    return gather_back(scatter(n, steps, owners=[0]))
+
+
+def hasty_star(n):
+    """As star, but the last one is never heard."""
+    return gather_back(scatter(n, list(star(n).steps)[: max(0, n - 2)], owners=[0]))
+
+
+def lonely_star(n):
+    """As star, but nobody is told."""
+    return all_reduce(n, 1, list(star(n).steps)[: n - 1])
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers an algorithm for the time of a test."""
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+    return lambda name, make: registry.register(name, lambda nodes, each: None)(make)
+
+
+def test_a_newly_registered_algorithm_joins_the_batteries_and_passes(register):
+    before = registry.names()
+    register("star", star)
+    assert registry.names() == (*before, "star")
+    for ranks, segments in itertools.product(RANKS[:6], SEGMENTS):
+        check_sums("star", ranks, segments)
+        check_sums("two-level:inner=star,outer=star", ranks, segments)
+        prove(registry.parse("star").build(ranks))
+    for ranks in RANKS[:6]:
+        check_halves("star", ranks)
+
+
+@pytest.mark.parametrize("wrong", [hasty_star, lonely_star])
+def test_a_wrong_algorithm_joins_the_batteries_and_is_refused(register, wrong):
+    register("wrong", wrong)
+    for ranks in RANKS[1:6]:
+        with pytest.raises(AssertionError, match="rank"):
+            check_sums("wrong", ranks, 1)
+        with pytest.raises(ScheduleError):
+            prove(registry.parse("wrong").build(ranks))
+    with pytest.raises((AssertionError, ScheduleError, ValueError)):
+        check_halves("wrong", 4)
+
+
+def test_what_a_test_registers_is_gone_after_it():
+    assert not {"star", "wrong"} & set(registry.names())
+
+
+# ---- brevity ------------------------------------------------------------------------------
+
+
+def count_lines(function):
+    """The lines of a function's body, its docstring left out."""
+    (definition,) = ast.parse(inspect.getsource(function)).body
+    has_docstring = ast.get_docstring(definition) is not None
+    statements = definition.body[has_docstring:]
+    return sum(node.end_lineno - node.lineno + 1 for node in statements)
+
+
+def test_the_ring_fits_in_eight_lines():
+    assert 1 <= count_lines(algorithms.ring) <= 8
+    assert count_lines(star) == 2

@@ -1,0 +1,348 @@
+"""Closed forms: against the simulation, by hand, against the literature, and for many ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules import registry
+from mpiddp.schedules.closed_form import ClosedForm, Load, Phase
+from mpiddp.schedules.cost import Link, Machine, flat, simulate
+from mpiddp.schedules.schedule import halve
+from prices import FULL, ODD, WITH_HALVES, build, close, machines
+
+# ---- the closed forms ---------------------------------------------------------------------
+
+
+def check_form(text, nodes, machine, multiple=4, item=4):
+    """The closed form is the simulation on these nodes; answers False if there is no form."""
+    choice = registry.parse(text)
+    form = choice.closed_form(nodes)
+    if form is None:
+        return False
+    schedule = build(text, sum(nodes), nodes if choice.algorithm.knows_nodes else None)
+    count = multiple * schedule.chunks
+    run = simulate(schedule, count, machine, nodes, item=item)
+    assert close(form.seconds(count * item, machine), run.seconds), (text, nodes)
+    assert form.steps == len(run.steps), (text, nodes)
+    return True
+
+
+def divisors(ranks):
+    return [size for size in range(1, ranks + 1) if ranks % size == 0]
+
+
+NOT_ON_ALL_NODES = {"recursive-doubling", "halving-doubling", "binomial-tree", "double-tree"}
+"""They have no closed form on nodes whose numbers of ranks do not suit them."""
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_the_closed_form_is_the_simulation_on_all_nodes_of_up_to_64_ranks(name):
+    for ranks in range(1, 65):
+        for size in divisors(ranks):
+            has_form = check_form(name, (size,) * (ranks // size), ODD, multiple=1)
+            assert has_form or (name in NOT_ON_ALL_NODES and 1 < size < ranks), (ranks, size)
+
+
+@pytest.mark.parametrize("name", registry.names())
+@settings(max_examples=50, deadline=None)
+@given(
+    ranks=st.integers(2, 64), machine=machines(), kind=st.integers(0, 2), multiple=st.integers(1, 9)
+)
+def test_the_closed_form_is_the_simulation_on_any_machine(name, ranks, machine, kind, multiple):
+    size = {0: 1, 1: ranks}.get(kind) or divisors(ranks)[len(divisors(ranks)) // 2]
+    has_form = check_form(name, (size,) * (ranks // size), machine, multiple)
+    assert has_form or (name in NOT_ON_ALL_NODES and 1 < size < ranks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    hosts=st.integers(1, 8),
+    size=st.integers(1, 8),
+    servers=st.integers(1, 12),
+    name=st.sampled_from(["direct", "central"]),
+    machine=machines(),
+)
+def test_the_closed_form_knows_the_number_of_servers(hosts, size, servers, name, machine):
+    ranks = hosts * size
+    servers = min(servers, ranks if name == "direct" else max(ranks // 2, 1))
+    has_form = check_form(f"{name}:servers={servers}", (size,) * hosts, machine)
+    on_two_nodes = size < servers < ranks and hosts > 1 and size > 1
+    assert has_form or on_two_nodes
+
+
+def test_more_servers_than_workers_have_no_closed_form():
+    assert registry.parse("central:servers=3").closed_form((1,) * 5) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(machine=machines())
+@example(ODD)
+def test_two_levels_on_nodes_of_one_size_have_a_closed_form(machine):
+    for ranks in (4, 6, 12, 30, 64):
+        for size in divisors(ranks):
+            assert check_form("two-level", (size,) * (ranks // size), machine)
+
+
+@pytest.mark.parametrize("outer", FULL)
+@pytest.mark.parametrize("inner", WITH_HALVES)
+@settings(max_examples=8, deadline=None)
+@given(hosts=st.integers(1, 6), size=st.integers(1, 6), machine=machines())
+def test_any_two_levels_have_a_closed_form(inner, outer, hosts, size, machine):
+    text = f"two-level:inner={inner},outer={outer}"
+    assert check_form(text, (size,) * hosts, machine)
+
+
+def test_nodes_that_differ_have_no_closed_form():
+    assert registry.parse("two-level").closed_form((2, 3)) is None
+    assert registry.parse("ring").closed_form((2, 3)) is None
+
+
+def test_segments_have_no_closed_form():
+    assert registry.parse("ring:segments=2").closed_form((1, 1)) is None
+
+
+def test_a_wrong_closed_form_is_found(monkeypatch):
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+    ring = registry.find("ring")
+
+    def wrong(nodes, each):
+        first, *others = ring.phases(nodes, each)
+        return [replace(first, added=first.added / 2), *others]
+
+    registry.register("right", ring.phases)(ring.make)
+    registry.register("wrong", wrong)(ring.make)
+    for ranks in (2, 5):
+        assert check_form("right", (1,) * ranks, ODD)
+        with pytest.raises(AssertionError, match="wrong"):
+            check_form("wrong", (1,) * ranks, ODD)
+
+
+def test_a_closed_form_by_hand():
+    # Three steps of one message near and two far, on a link that four ranks share.
+    phase = Phase(3, Load(1, 0.5), Load(2, 0.25), link=4, added=0.125)
+    machine = Machine(Link(1, 2), Link(10, 20), 3, 5)
+    assert phase.seconds(16, machine) == 3 * (10 + 4 * 16 * 5 + 2 * 3)
+    assert phase.seconds(16, replace(machine, shared=1)) == 3 * (1 + 8 * 2 + 20 + 4 * 20 + 2 * 3)
+    form = ClosedForm((phase, Phase(1, near=Load(1, 1)), Phase(0, near=Load(9, 9), added=9)))
+    assert form.steps == 4
+    assert form.seconds(16, machine) == phase.seconds(16, machine) + 1 + 16 * 2
+    assert (form.near, form.far, form.added) == (Load(4, 2.5), Load(6, 0.75), 0.375)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_the_sums_of_a_closed_form_are_those_of_a_rank(name):
+    """On a flat machine: messages for α, volume for β, added bytes for γ."""
+    for ranks in (2, 3, 5, 8, 12):
+        schedule = build(name, ranks, (1,) * ranks if name == "two-level" else None)
+        form = registry.parse(name).closed_form((1,) * ranks)
+        wanted = (form.far.messages, form.far.volume, form.added)
+        count = 16 * schedule.chunks
+        for (a, b, c), value in zip(((1, 0, 0), (0, 1, 0), (0, 0, 1)), wanted, strict=True):
+            price = simulate(schedule, count, flat(a, b, c)).seconds
+            assert close(price, value * (1 if a else count))
+
+
+# ---- the literature -----------------------------------------------------------------------
+
+
+def lg(n):
+    return math.log2(n)
+
+
+LITERATURE = {
+    # Patarasuk and Yuan 2009; Thakur et al. 2005, "ring".
+    "ring": lambda n, a, b, c: 2 * (n - 1) * a + 2 * (n - 1) / n * b + (n - 1) / n * c,
+    # A chain there (n − 1 messages of S, each added) and round again (n − 1 messages of S).
+    "naive-ring": lambda n, a, b, c: (n - 1) * (a + b + c) + (n - 1) * (a + b),
+    # Thakur et al. 2005: a binomial reduce and a binomial broadcast.
+    "binomial-tree": lambda n, a, b, c: math.ceil(lg(n)) * (2 * a + 2 * b + c),
+    "one-shot": lambda n, a, b, c: (n - 1) * (a + b + c),
+    # Chan et al. 2007 for a reduce-scatter and a gathering that need one step each.
+    "direct": lambda n, a, b, c: 2 * (n - 1) * a + 2 * (n - 1) / n * b + (n - 1) / n * c,
+    # Li et al. 2014, one server for n − 1 workers.
+    "central": lambda n, a, b, c: 2 * (n - 1) * (a + b) + (n - 1) * c,
+    "gather-broadcast": lambda n, a, b, c: 2 * (n - 1) * (a + b) + (n - 1) * c,
+}
+POWERS_OF_TWO = {
+    # Thakur et al. 2005.
+    "recursive-doubling": lambda n, a, b, c: lg(n) * (a + b + c),
+    "halving-doubling": lambda n, a, b, c: 2 * lg(n) * a + (n - 1) / n * (2 * b + c),
+    # The root of 2^k ranks has one child, all other inner nodes have two.
+    "double-tree": lambda n, a, b, c: (2 * lg(n) - 1) * (2 * a + b + c / 2),
+}
+OTHER_NUMBERS = {
+    # With f = ⌊lg n⌋ and p = 2^f; a whole buffer in and out beside what p ranks do.
+    "recursive-doubling": lambda n, a, b, c: (
+        (math.floor(lg(n)) + 2) * (a + b) + (math.floor(lg(n)) + 1) * c
+    ),
+    "halving-doubling": lambda n, a, b, c: (
+        2 * (math.floor(lg(n)) + 1) * a + (2 - 2.0 ** -math.floor(lg(n))) * (2 * b + c)
+    ),
+    "double-tree": lambda n, a, b, c: 2 * math.floor(lg(n)) * (2 * a + b + c / 2),
+}
+
+
+def check_formula(name, formula, ranks):
+    schedule = build(name, ranks)
+    size = 64 * schedule.chunks
+    for alpha, beta, gamma in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (2e-6, 3e-10, 5e-11)):
+        found = simulate(schedule, size, flat(alpha, beta, gamma)).seconds
+        assert close(found, formula(ranks, alpha, size * beta, size * gamma)), (name, ranks)
+
+
+@pytest.mark.parametrize("name", LITERATURE)
+def test_the_price_is_that_of_the_literature(name):
+    for ranks in (2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 64):
+        check_formula(name, LITERATURE[name], ranks)
+
+
+@pytest.mark.parametrize("name", POWERS_OF_TWO)
+def test_the_price_on_powers_of_two_is_that_of_the_literature(name):
+    for bits in range(1, 7):
+        check_formula(name, POWERS_OF_TWO[name], 2**bits)
+    for ranks in (3, 5, 6, 7, 9, 12, 31, 33, 63):
+        check_formula(name, OTHER_NUMBERS[name], ranks)
+
+
+def test_every_algorithm_is_compared_to_a_formula():
+    assert {*LITERATURE, *POWERS_OF_TWO, "two-level"} == set(registry.names())
+
+
+@pytest.mark.parametrize(("hosts", "size"), [(2, 2), (2, 8), (3, 5), (8, 4), (16, 2)])
+def test_the_price_of_two_levels_is_the_one_that_is_documented(hosts, size):
+    # Direct inside and ring between, over links that ranks share without any gain.
+    schedule, nodes = build("two-level", hosts * size, (size,) * hosts), (size,) * hosts
+    bytes_ = 8 * schedule.chunks
+    machine = Machine(Link(3, 2), Link(7, 5), 0.25)
+    inside = 2 * (size - 1) * 3 + (size - 1) / size * bytes_ * (2 * 2 + 0.25)
+    between = 2 * (hosts - 1) * 7 + 2 * (hosts - 1) / hosts * bytes_ * 5
+    between += (hosts - 1) / (hosts * size) * bytes_ * 0.25
+    run = simulate(schedule, bytes_, machine, nodes)
+    assert close(run.seconds, inside + between) and len(run.steps) == 2 * hosts
+
+
+BUSIEST = {
+    "ring": lambda n: 2 * (n - 1) / n,
+    "naive-ring": lambda n: 2,
+    "binomial-tree": lambda n: math.ceil(lg(n)),
+    "double-tree": lambda n: 2,
+    "one-shot": lambda n: n - 1,
+    "direct": lambda n: 2 * (n - 1) / n,
+    "central": lambda n: n - 1,
+    "gather-broadcast": lambda n: n - 1,
+}
+
+
+@pytest.mark.parametrize("name", BUSIEST)
+def test_the_busiest_rank_sends_as_much_as_is_documented(name):
+    for ranks in (4, 5, 7, 8, 12, 16, 33):
+        schedule = build(name, ranks)
+        sent = simulate(schedule, 8 * schedule.chunks, flat(1, 1)).sent
+        assert close(sent.max() / (8 * schedule.chunks), BUSIEST[name](ranks)), ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"), [("recursive-doubling", 4), ("halving-doubling", 30 / 16)]
+)
+def test_the_busiest_of_16_ranks_sends_as_much_as_is_documented(name, volume):
+    assert simulate(build(name, 16), 64, flat(1, 1)).sent.max() == volume * 64
+
+
+def test_the_naive_ring_in_many_segments_is_as_good_as_the_ring():
+    ranks, segments = 8, 256
+    chain = build(f"naive-ring:segments={segments}", ranks)
+    price = simulate(chain, segments * ranks, flat(0, 1)).seconds
+    ring = simulate(build("ring", ranks), segments * ranks, flat(0, 1)).seconds
+    whole = simulate(build("naive-ring", ranks), segments * ranks, flat(0, 1)).seconds
+    assert whole == 2 * (ranks - 1) * segments * ranks
+    assert ring <= price <= 1.25 * ring
+
+
+@pytest.mark.parametrize("name", [name for name in FULL if name in WITH_HALVES])
+def test_the_halves_of_a_price_add_up(name):
+    whole = build(name, 6)
+    first, second = halve(whole)
+    prices = [simulate(part, 240, ODD).seconds for part in (first, second, whole)]
+    assert close(prices[0] + prices[1], prices[2])
+    assert prices[0] >= prices[1]
+
+
+# ---- many ranks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_1024_ranks_are_simulated(name):
+    nodes = (8,) * 128 if name == "two-level" else (1,) * 1024
+    choice = registry.parse(name)
+    price = choice.price(2**22, ODD, nodes)
+    assert price.source == "simulated" and len(price.simulation.steps) == price.form.steps
+    if name != "central":
+        assert close(price.seconds, price.form.seconds(2**22, ODD))
+
+
+@pytest.fixture
+def no_simulation(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("it was simulated, or built")
+
+    monkeypatch.setattr(registry, "simulate", refuse)
+    monkeypatch.setattr(registry.Choice, "build", refuse)
+
+
+@pytest.mark.usefixtures("no_simulation")
+@pytest.mark.parametrize("name", registry.names())
+def test_65536_ranks_are_priced_by_the_closed_form(name):
+    price = registry.parse(name).price(2**30, ODD, (1,) * 65536)
+    assert (price.source, price.simulation) == ("closed form", None)
+    assert price.seconds == price.form.seconds(2**30, ODD) > 0
+    formula = {**LITERATURE, **POWERS_OF_TWO, "two-level": LITERATURE["ring"]}[name]
+    # One rank on each node: its port and its node's link carry the same, and the port is slower.
+    alpha, beta = ODD.between.latency, ODD.between.seconds_per_byte
+    assert close(price.seconds, formula(65536, alpha, 2**30 * beta, 2**30 * ODD.addition))
+
+
+@pytest.mark.usefixtures("no_simulation")
+def test_65536_ranks_on_nodes_of_eight_are_priced_on_two_levels():
+    price = registry.parse("two-level").price(2**30, ODD, (8,) * 8192)
+    assert price.source == "closed form"
+    inside = 14 * 3e-6 + 2**30 * 7 / 8 * (2 * 7e-11 + 17e-12)
+    # Eight ranks at 13e-10 seconds per byte are quicker than their link at 5e-10.
+    between = 2 * 8191 * 11e-6 + 2**30 * 8191 / 8192 * (2 * 5e-10 + 17e-12 / 8)
+    assert close(price.seconds, inside + between)
+
+
+@pytest.mark.usefixtures("no_simulation")
+@pytest.mark.parametrize("text", ["double-tree", "ring:segments=2", "direct:servers=9"])
+def test_what_has_no_closed_form_is_not_priced_at_65536_ranks(text):
+    words = f"{text} has no closed form for 65536 ranks on 8192 nodes, and more than 1024 are not"
+    with pytest.raises(ConfigurationError, match=words):
+        registry.parse(text).price(2**30, ODD, (8,) * 8192)
+
+
+def test_the_last_number_of_ranks_that_is_simulated_is_1024():
+    choice, machine = registry.parse("binomial-tree"), flat(1, 0)
+    assert choice.price(4, machine, (1,) * 1024).source == "simulated"
+    assert choice.price(4, machine, (1,) * 1025).source == "closed form"
+
+
+def test_a_price_rounds_the_buffer_down_to_whole_elements():
+    choice = registry.parse("one-shot")
+    assert choice.price(11, flat(0, 1), (1, 1)).seconds == 8
+    assert choice.price(11, flat(0, 1), (1, 1), item=2).seconds == 10
+
+
+def test_a_price_beyond_the_simulated_rounds_alike():
+    """As the documentation says of the size, whatever the source."""
+    price = registry.parse("one-shot").price(11, flat(0, 1), (1,) * 1025)
+    assert price.seconds == 1024 * 8
+
+
+def test_two_levels_on_very_large_nodes_have_no_closed_form():
+    assert registry.parse("two-level").closed_form((4096,) * 16) is None
+    assert registry.parse("two-level").closed_form((256,) * 256) is not None

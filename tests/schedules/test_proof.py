@@ -1,0 +1,601 @@
+"""The proof accepts what is right, refuses what is wrong and says where, and agrees with runs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import oracle
+from mpiddp.errors import ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.proof import check_programs, passes_on, prove, prove_half
+from mpiddp.schedules.schedule import (
+    Collective,
+    Round,
+    Schedule,
+    Transfer,
+    all_reduce,
+    halve,
+    project,
+    scatter,
+)
+
+
+def add(src, dst, lo=0, hi=None):
+    return Transfer(src, dst, lo, lo + 1 if hi is None else hi, True)
+
+
+def copy(src, dst, lo=0, hi=None):
+    return Transfer(src, dst, lo, lo + 1 if hi is None else hi, False)
+
+
+def refuse(schedule, *words):
+    """The proof refuses, in words that come in this order."""
+    with pytest.raises(ScheduleError, match=".*".join(map(re.escape, words))):
+        prove(schedule)
+
+
+# ---- accepted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_algorithm_is_proved(name):
+    for ranks in (*range(1, 25), 31, 32, 33, 63, 64):
+        prove(registry.parse(name).build(ranks))
+    for ranks, segments in itertools.product((1, 2, 3, 4, 5, 6, 8, 9, 13), (2, 3, 5)):
+        prove(registry.parse(f"{name}:segments={segments}").build(ranks))
+
+
+@pytest.mark.parametrize("name", ["direct", "central"])
+def test_every_number_of_servers_is_proved(name):
+    for ranks in range(2, 13):
+        for servers in range(1, ranks):
+            prove(registry.parse(f"{name}:servers={servers}").build(ranks))
+
+
+def test_operands_may_be_swapped_since_addition_commutes():
+    prove(all_reduce(2, 1, [[add(0, 1), add(1, 0)]]))
+    # Rank 0 makes (a + b) + (c + d), rank 2 makes (c + d) + (a + b).
+    pairs = [[add(0, 1), add(1, 0), add(2, 3), add(3, 2)]]
+    prove(all_reduce(4, 1, [*pairs, [add(0, 2), add(2, 0), add(1, 3), add(3, 1)]]))
+
+
+def test_swapped_operands_make_the_same_tree():
+    # Ranks 2 and 3 hold b and a, in that order, so that they make b + a, and the others a + b.
+    crossed = [copy(0, 3), copy(1, 2)]
+    both = [add(0, 1), add(1, 0), add(2, 3), add(3, 2)]
+    schedule = all_reduce(4, 1, [crossed, both, [copy(2, 1)]], members=[0, 1])
+    prove(schedule)
+    oracle.check_bits(schedule, 64, range(4))
+
+
+def test_a_server_takes_the_first_arrival_as_it_is():
+    prove(all_reduce(3, 1, [[add(0, 2)], [add(1, 2)], [copy(2, 0), copy(2, 1)]], members=[0, 1]))
+    prove(all_reduce(3, 1, [[copy(0, 2)], [add(1, 2)], [copy(2, 0), copy(2, 1)]], members=[0, 1]))
+
+
+def test_all_that_arrives_is_added_in_the_order_of_the_sources():
+    everything = [add(r, d) for r, d in itertools.permutations(range(4), 2)]
+    prove(all_reduce(4, 1, [reversed(everything)]))
+
+
+# ---- refused: form ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        Transfer(2, 0, 0, 1, True),
+        Transfer(0, 2, 0, 1, True),
+        Transfer(-1, 0, 0, 1, True),
+        Transfer(0, -1, 0, 1, True),
+        Transfer(0, 0, 0, 1, True),
+        Transfer(0, 1, 0, 0, True),
+        Transfer(0, 1, 1, 0, True),
+        Transfer(0, 1, 0, 2, True),
+        Transfer(0, 1, -1, 1, True),
+    ],
+)
+def test_a_message_needs_two_ranks_and_some_chunks(transfer):
+    steps = [[add(0, 1)], [copy(1, 0)], [transfer]]
+    refuse(all_reduce(2, 1, steps), "step 2:", str(transfer), "two of 2 ranks", "some of 1 chunks")
+    assert not passes_on(all_reduce(2, 1, steps))
+
+
+@pytest.mark.parametrize("members", [(0, 2), (0, -1), ()])
+def test_members_must_be_ranks(members):
+    """A member that does not exist must not end in a traceback, nor be taken for another rank."""
+    exchange = [[add(0, 1), add(1, 0)]] if members else []
+    with pytest.raises(ScheduleError):
+        prove(all_reduce(2, 1, exchange, members=members))
+
+
+@pytest.mark.parametrize("owners", [(), (0,), (0, 2), (0, 1, 0)])
+def test_a_scatter_needs_an_owner_for_each_chunk(owners):
+    """Owners that are too few, too many or do not exist must not end in a traceback."""
+    steps = ((add(0, 1, 1), add(1, 0, 0)),)
+    with pytest.raises(ScheduleError):
+        prove(Schedule(Collective.REDUCE_SCATTER, 2, 2, steps, (0, 1), owners))
+
+
+# ---- refused: steps -----------------------------------------------------------------------
+
+
+def test_nothing_cannot_be_sent():
+    steps = [[add(0, 1)], [copy(2, 0)], [copy(1, 0)]]
+    refuse(
+        all_reduce(3, 1, steps, members=[0, 1]),
+        "step 1: rank 2 sends chunk 0 to rank 0, but holds nothing of it",
+    )
+
+
+def test_what_comes_in_the_same_step_cannot_be_sent_yet():
+    refuse(
+        all_reduce(3, 1, [[add(0, 2), copy(2, 1)]], members=[0]),
+        "step 0: rank 2 sends chunk 0 to rank 1",
+        "holds nothing",
+    )
+
+
+def test_a_chunk_cannot_be_copied_into_twice():
+    steps = [[add(0, 1), add(1, 0)], [copy(0, 2), copy(1, 2)]]
+    refuse(
+        all_reduce(3, 1, steps, members=[0, 1]), "step 1: chunk 0 of rank 2 is copied into twice"
+    )
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_chunk_cannot_be_copied_into_and_reduced(first):
+    both = [copy(0, 2), add(1, 2)]
+    refuse(
+        all_reduce(3, 1, [both[first:] + both[:first]], members=[0, 1]),
+        "step 0: chunk 0 of rank 2 is both copied into and reduced",
+    )
+
+
+def test_a_chunk_cannot_be_overwritten_while_it_is_sent():
+    steps = [[add(0, 1), add(1, 0)], [copy(0, 1, 0), copy(1, 2, 0)]]
+    refuse(
+        all_reduce(3, 1, steps, members=[0, 1]),
+        "step 1: chunk 0 of rank 1 is overwritten while it is sent",
+    )
+
+
+def test_a_contribution_cannot_be_added_twice():
+    refuse(
+        all_reduce(3, 1, [[add(0, 1)], [add(0, 2)], [add(2, 1)]]),
+        "step 2: the contribution of rank 0 is added twice",
+    )
+    refuse(all_reduce(2, 1, [[add(0, 1), add(0, 1)]]), "step 0:", "rank 0 is added twice")
+    steps = [[add(0, 2), add(1, 2)], [copy(2, 0)], [add(0, 2)]]
+    refuse(all_reduce(3, 1, steps), "step 2:", "ranks 0, 1, 2 is added twice")
+
+
+# ---- refused: the result ------------------------------------------------------------------
+
+
+def test_a_contribution_cannot_be_missing():
+    steps = [[add(0, 1), add(1, 0)], [copy(0, 2)]]
+    refuse(all_reduce(3, 1, steps), "at the end rank 0's sum of chunk 0 lacks rank 2")
+
+
+def test_a_holder_cannot_be_left_without_the_sum():
+    steps = [[add(0, 1), add(2, 1)], [copy(1, 0)]]
+    refuse(all_reduce(3, 1, steps), "at the end rank 2's sum of chunk 0 lacks ranks 0, 1")
+
+
+def test_what_overwrites_the_sum_is_found():
+    steps = [[add(1, 0)], [copy(0, 1)], [copy(2, 0)]]
+    refuse(all_reduce(3, 1, steps, members=[0, 1]), "step 2: rank 2 sends chunk 0 to rank 0")
+    steps = [[copy(0, 2)], [add(1, 0)], [copy(0, 1)], [copy(2, 0)]]
+    refuse(all_reduce(3, 1, steps, members=[0, 1]), "rank 0's sum of chunk 0 lacks rank 1")
+
+
+def test_an_owner_that_lacks_something_is_named():
+    half = scatter(3, [[add(0, 2, 1), add(1, 2, 1), add(2, 0, 0)]], owners=[0, 2])
+    refuse(half, "at the end rank 0's sum of chunk 0 lacks rank 1")
+
+
+def test_chunks_that_travel_together_may_have_different_owners():
+    together = scatter(2, [[add(1, 0, 0, 2)]], owners=[0, 1])
+    refuse(together, "at the end rank 1's sum of chunk 1 lacks rank 0")
+    prove(scatter(2, [[add(1, 0, 0, 2)], [copy(0, 1, 1)]], owners=[0, 1]))
+
+
+def test_who_gathers_must_have_each_chunk_of_its_owner():
+    first, second = halve(registry.parse("ring").build(3))
+    short = Schedule(Collective.ALL_GATHER, 3, 3, second.steps[:1], (0, 1, 2), (0, 1, 2))
+    refuse(short, "at the end rank", "lacks rank")
+    others = Schedule(Collective.ALL_GATHER, 3, 3, second.steps, (0, 1, 2), (1, 2, 0))
+    refuse(others, "step 0: rank", "holds nothing")
+    assert first.collective is Collective.REDUCE_SCATTER
+
+
+def test_what_a_server_holds_itself_is_not_part_of_the_sum():
+    steps = [[add(0, 1)], [add(2, 1)], [copy(1, 0)]]
+    refuse(
+        all_reduce(3, 1, steps, members=[0, 1]),
+        "step 1: rank 2 sends chunk 0 to rank 1, but holds nothing of it",
+    )
+
+
+def test_sums_in_different_orders_may_differ_in_the_last_bits():
+    # Rank 0 makes (a + b) + c, server 3 makes a + (b + c).
+    steps = [[add(1, 3), add(2, 3)], [add(0, 3), add(1, 0)], [add(2, 0)]]
+    prove(all_reduce(4, 1, [*steps, [copy(0, 1), copy(0, 2)]], members=[0, 1, 2]))
+    refuse(
+        all_reduce(4, 1, [*steps, [copy(0, 1), copy(3, 2)]], members=[0, 1, 2]),
+        "at the end ranks 0 and 2 hold chunk 0 added in different orders",
+    )
+
+
+def test_a_ring_that_adds_all_the_way_round_sums_in_as_many_orders():
+    passes = [add(r, (r + 1) % 3) for r in range(3)]
+    refuse(all_reduce(3, 1, [passes, passes]), "step 1:", "added twice")
+    # Each rank collects the others one by one, in the order in which they sit on the ring.
+    begin = [copy(r, 3 + r) for r in range(3)]
+    collect = [[add(3 + (r + t) % 3, r) for r in range(3)] for t in (1, 2)]
+    refuse(
+        all_reduce(6, 1, [begin, *collect], members=[0, 1, 2]),
+        "at the end ranks 0 and 1 hold chunk 0 added in different orders",
+    )
+
+
+def test_a_chunk_is_called_by_its_own_number():
+    """Not by that of the neighbours among which the proof has merged it."""
+    steps = [[add(0, 1, 0, 2), add(1, 0, 0, 2)], [add(0, 1, 2, 4)]]
+    refuse(all_reduce(2, 4, steps), "rank 0's sum of chunk 2 lacks rank 1")
+    refuse(
+        all_reduce(3, 4, [[copy(2, 0, 2, 4)], [add(0, 1, 0, 2)]], members=[0, 1]),
+        "step 0: rank 2 sends chunk 2 to rank 0",
+    )
+
+
+# ---- refused: programs --------------------------------------------------------------------
+
+THERE, BACK = add(0, 1), add(1, 0)
+
+
+def misfit(*programs):
+    with pytest.raises(ScheduleError) as refused:
+        check_programs(programs)
+    return str(refused.value)
+
+
+def test_programs_that_were_projected_fit():
+    for name in registry.names():
+        check_programs(project(registry.parse(name).build(7)))
+
+
+def test_two_ranks_that_send_before_they_receive_are_refused():
+    first = (Round(0, (), (THERE,)), Round(1, (BACK,), ()))
+    second = (Round(0, (), (BACK,)), Round(1, (THERE,), ()))
+    assert misfit(first, second) == (
+        "message 0 from rank 0 to rank 1 is chunks 0 to 1 in step 0 for the sender, "
+        "chunks 0 to 1 in step 1 for the receiver"
+    )
+    # The same in one round each, with the receives posted first, is an exchange.
+    check_programs([(Round(0, (BACK,), (THERE,)),), (Round(0, (THERE,), (BACK,)),)])
+
+
+@pytest.mark.parametrize(("steps", "words"), [((1, 0), (0, 1)), ((2, 2), (2, 2))])
+def test_rounds_out_of_order_are_refused(steps, words):
+    program = tuple(Round(step, (BACK,), ()) for step in steps)
+    assert misfit(program, ()) == f"rank 0 takes step {words[0]} after step {words[1]}"
+
+
+def test_a_lacking_receive_is_found():
+    message = misfit((Round(0, (), (THERE,)),), ())
+    assert message.startswith("message 0 from rank 0 to rank 1 is chunks 0 to 1 in step 0 for the")
+    assert message.endswith("none for the receiver")
+
+
+def test_a_lacking_send_is_found():
+    first = (Round(0, (), (THERE,)),)
+    message = misfit(first, (Round(0, (THERE,), ()), Round(3, (THERE,), ())))
+    assert message == (
+        "message 1 from rank 0 to rank 1 is none for the sender, "
+        "chunks 0 to 1 in step 3 for the receiver"
+    )
+
+
+def test_other_chunks_are_found():
+    first = (Round(0, (), (add(0, 1, 0, 2), add(0, 1, 2, 3))),)
+    second = (Round(0, (add(0, 1, 0, 2), add(0, 1, 2, 4)), ()),)
+    assert misfit(first, second) == (
+        "message 1 from rank 0 to rank 1 is chunks 2 to 3 in step 0 for the sender, "
+        "chunks 2 to 4 in step 0 for the receiver"
+    )
+
+
+def test_messages_that_overtake_each_other_are_found():
+    one, two = add(0, 1, 0), add(0, 1, 1)
+    assert "message 0 from rank 0 to rank 1" in misfit(
+        (Round(0, (), (one, two)),), (Round(0, (two, one), ()),)
+    )
+
+
+def test_a_message_for_nobody_is_found():
+    assert "message 0 from rank 0 to rank 5" in misfit((Round(0, (), (add(0, 5),)),), ())
+
+
+def test_a_copy_that_is_awaited_as_an_addend_is_told_from_it():
+    message = misfit((Round(0, (), (copy(0, 1),)),), (Round(0, (add(0, 1),), ()),))
+    sender, receiver = message.removesuffix(" for the receiver").split(" for the sender, ")
+    assert sender.removeprefix("message 0 from rank 0 to rank 1 is ") != receiver
+
+
+# ---- the proof and the oracle agree -------------------------------------------------------
+
+TIMINGS = range(6)
+
+
+def agree(schedule):
+    """Whether the proof accepts; if so, all timings must give the sum, bit for bit alike."""
+    try:
+        prove(schedule)
+    except ScheduleError:
+        # For all-reduces only: there are enough of them.
+        assert schedule.collective is not Collective.ALL_REDUCE or not passes_on(schedule)
+        return False
+    for seed in TIMINGS:
+        oracle.check(schedule, 2 * schedule.chunks + 1, seed)
+    oracle.check_bits(schedule, 16 * schedule.chunks, TIMINGS)
+    return True
+
+
+@st.composite
+def random_transfers(draw, ranks, chunks):
+    src, dst = draw(st.permutations(range(ranks)))[:2]
+    lo, hi = sorted(draw(st.permutations(range(chunks + 1)))[:2])
+    return Transfer(src, dst, lo, hi, draw(st.booleans()))
+
+
+@st.composite
+def random_steps(draw, ranks, chunks):
+    """Some transfers, or what many algorithms consist of: a shift, all to one, one to all."""
+    kind = draw(st.sampled_from(["any", "shift", "to one", "from one"]))
+    if kind == "any":
+        transfers = random_transfers(ranks, chunks)
+        return draw(st.lists(transfers, min_size=1, max_size=4))
+    root = draw(st.integers(1 if kind == "shift" else 0, ranks - 1))
+    if kind == "shift":
+        reduce = draw(st.booleans())
+        return [Transfer(r, (r + root) % ranks, 0, chunks, reduce) for r in range(ranks)]
+    others = [rank for rank in range(ranks) if rank != root]
+    if kind == "to one":
+        return [add(rank, root, 0, chunks) for rank in others]
+    return [copy(root, rank, 0, chunks) for rank in others]
+
+
+@st.composite
+def random_schedules(draw):
+    """Few ranks, few steps, and anything may happen in them."""
+    ranks, chunks = draw(st.integers(2, 4)), draw(st.integers(1, 2))
+    steps = draw(st.lists(random_steps(ranks, chunks), min_size=1, max_size=4))
+    members = draw(st.sampled_from([range(ranks), range(ranks - 1) if ranks > 2 else range(ranks)]))
+    return all_reduce(ranks, chunks, steps, members=members)
+
+
+@st.composite
+def edited_schedules(draw):
+    """A right schedule and a few changes, some of which leave it right."""
+    name = draw(st.sampled_from([name for name in registry.names() if name != "two-level"]))
+    schedule = registry.parse(name).build(draw(st.integers(2, 4)))
+    steps = [list(step) for step in schedule.steps]
+    for _ in range(draw(st.integers(1, 3))):
+        edit = draw(st.sampled_from(["drop", "insert", "move", "flip", "merge", "split", "swap"]))
+        step = draw(st.integers(0, len(steps) - 1))
+        if edit == "insert":
+            new = draw(random_transfers(schedule.ranks, schedule.chunks))
+            steps.insert(draw(st.integers(0, len(steps))), [new])
+        elif edit == "merge" and step:
+            steps[step - 1 : step + 1] = [steps[step - 1] + steps[step]]
+        elif edit == "split":
+            cut = draw(st.integers(0, len(steps[step])))
+            steps[step : step + 1] = [steps[step][:cut], steps[step][cut:]]
+        elif edit == "swap" and step:
+            steps[step - 1 : step + 1] = [steps[step], steps[step - 1]]
+        elif steps[step]:
+            victim = steps[step].pop(draw(st.integers(0, len(steps[step]) - 1)))
+            if edit == "move":
+                steps[draw(st.integers(0, len(steps) - 1))].append(victim)
+            if edit == "flip":
+                steps[step].append(victim._replace(reduce=not victim.reduce))
+    return all_reduce(schedule.ranks, schedule.chunks, steps, members=schedule.members)
+
+
+@pytest.mark.parametrize(
+    ("generator", "examples", "fewest_accepted"),
+    [(random_schedules(), 800, 3), (edited_schedules(), 400, 40)],
+    ids=["random", "edited"],
+)
+def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, fewest_accepted):
+    verdicts = []
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(generator)
+    def collect(schedule):
+        verdicts.append(agree(schedule))
+
+    collect()
+    accepted = sum(verdicts)
+    assert fewest_accepted <= accepted < len(verdicts) - fewest_accepted, accepted
+
+
+def all_schedules(collective, ranks, steps, messages):
+    """All there are of one chunk, with so many steps of at most so many messages each."""
+    pairs = list(itertools.permutations(range(ranks), 2))
+    transfers = [Transfer(*pair, 0, 1, reduce) for pair in pairs for reduce in (True, False)]
+    possible = [
+        step for size in range(1, messages + 1) for step in itertools.combinations(transfers, size)
+    ]
+    for chosen in itertools.product(possible, repeat=steps):
+        for members in {(0, 1), tuple(range(ranks))}:
+            owners = () if collective is Collective.ALL_REDUCE else (1,)
+            yield Schedule(collective, ranks, 1, chosen, members, owners)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "messages"), [(2, 1, 4), (2, 2, 3), (3, 1, 3), (3, 2, 2)]
+)
+@pytest.mark.parametrize("collective", list(Collective), ids=lambda one: one.value)
+def test_the_proof_and_the_oracle_agree_on_all_small_schedules(collective, ranks, steps, messages):
+    verdicts = [agree(one) for one in all_schedules(collective, ranks, steps, messages)]
+    assert any(verdicts) and not all(verdicts)
+
+
+def test_the_projections_of_all_small_schedules_fit():
+    for schedule in all_schedules(Collective.ALL_REDUCE, 3, 2, 2):
+        check_programs(project(schedule))
+
+
+# ---- halves -------------------------------------------------------------------------------
+
+
+def make_lopsided_star(n):
+    """All to rank 0, one after the other, and back in one step: more steps before than after."""
+    there = [[add(rank, 0)] for rank in range(1, n)]
+    return all_reduce(n, 1, [*there, [copy(0, rank) for rank in range(1, n)]], owners=[0])
+
+
+def cannot_be_halved(schedule, kind, *words):
+    prove(schedule)
+    with pytest.raises(ScheduleError, match="^cannot be halved: its .*" + ".*".join(words)):
+        prove_half(schedule, kind)
+
+
+def test_an_all_reduce_with_unequal_halves_is_right_but_cannot_be_halved():
+    cannot_be_halved(
+        make_lopsided_star(4), Collective.REDUCE, "first 2 of 4 steps are no reduce: at the end "
+        "rank 0's sum of chunk 0 lacks rank 3",
+    )  # fmt: skip
+    exchange = all_reduce(2, 1, [[add(0, 1), add(1, 0)]], owners=[0])
+    cannot_be_halved(
+        exchange, Collective.REDUCE, "first 0 of 1 steps are no reduce", "lacks rank 1"
+    )
+
+
+def test_a_second_half_that_needs_more_than_the_owners_have_is_found():
+    # Both have the sum half way, but only rank 0 owns it.
+    exchange = [[add(0, 1), add(1, 0)], [copy(1, 2)], [copy(1, 2)]]
+    swap = all_reduce(3, 1, [[add(2, 0)], exchange[0], *exchange[1:]], owners=[0])
+    prove_half(swap, Collective.REDUCE)
+    cannot_be_halved(swap, Collective.BROADCAST, "last 2 of 4 steps are no broadcast: step 0: rank")
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_halves_are_proved_as_what_they_promise(name):
+    for ranks in (*range(1, 17), 23, 63, 64):
+        whole = registry.parse(name).make(ranks)
+        for kind, half in zip(
+            (Collective.REDUCE_SCATTER, Collective.ALL_GATHER),
+            halve(whole) if whole.owners else (),
+            strict=False,
+        ):
+            assert prove_half(whole, kind) == half
+
+
+# ---- without symbols ----------------------------------------------------------------------
+
+SWAPPING = {"recursive-doubling", "one-shot"}
+"""Their ranks add the same contributions at several places."""
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_most_algorithms_need_no_symbols(name):
+    for ranks in (*range(1, 20), 33, 64):
+        whole = registry.parse(name).make(ranks)
+        assert passes_on(whole) or name in SWAPPING
+        for half in halve(whole) if whole.owners else ():
+            assert passes_on(half)
+    assert not passes_on(registry.parse("one-shot").make(3))
+
+
+@functools.cache
+def make_large(name):
+    schedule = registry.parse(name).make(70)
+    prove(schedule)
+    return schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("ring", "lacks rank"), ("two-level", "lacks rank"), ("recursive-doubling", "lacks rank")],
+)
+def test_what_is_wrong_on_many_ranks_is_refused_with_the_same_words(name, words):
+    schedule = make_large(name)
+    for number in (0, len(schedule.steps) - 1):
+        short = list(schedule.steps)
+        short[number] = short[number][1:]
+        refuse(replace(schedule, steps=tuple(short)), words)
+    first = schedule.steps[0][0]
+    twice = (*schedule.steps, (first,))
+    refuse(replace(schedule, steps=twice), f"step {len(schedule.steps)}:", "is added twice")
+    beyond = (*schedule.steps, (first._replace(dst=70),))
+    refuse(replace(schedule, steps=beyond), "is not a message between two of 70 ranks")
+
+
+@pytest.mark.parametrize(
+    ("steps", "members"),
+    [
+        # What was added elsewhere is added once more, sent on, or added to.
+        ([[add(0, 1)], [add(0, 2)], [add(2, 1)]], 3),
+        ([[add(0, 1), add(0, 2)], [add(2, 1)]], 3),
+        ([[add(0, 1), add(0, 2)], [add(2, 1)]], 4),
+        ([[add(0, 1)], [copy(0, 2)], [add(1, 2)]], 2),
+        ([[add(0, 1), add(2, 0)], [add(0, 1)]], 3),
+        ([[add(0, 1)], [add(2, 0)], [add(0, 1)]], 3),
+        # Copies of parts, which meet.
+        ([[copy(0, 2)], [add(2, 1)], [add(0, 1)]], 2),
+        # Copies of the whole sum, which meet.
+        ([[add(0, 1)], [copy(1, 0)], [add(0, 1)]], 2),
+        ([[add(0, 1)], [copy(1, 0), copy(1, 2)], [add(0, 2)]], 2),
+        # Two copies into one place; a copy and a sum; a copy onto what is being sent.
+        ([[add(0, 1)], [copy(1, 0)], [copy(0, 2), copy(1, 2)]], 2),
+        ([[add(0, 1)], [copy(1, 0)], [copy(1, 2), add(0, 2)]], 2),
+        ([[add(0, 1)], [copy(1, 0)], [copy(0, 1), copy(1, 2)]], 2),
+        ([[copy(2, 0)], [add(0, 1)], [copy(1, 0)]], 2),
+    ],
+)
+def test_what_is_wrong_in_one_place_is_not_passed_on(steps, members):
+    ended = [*steps, [copy(1, 0), copy(1, 2), copy(1, 3)]]
+    schedule = all_reduce(4, 1, ended, members=range(members))
+    with pytest.raises(ScheduleError):
+        prove(schedule)
+    assert not passes_on(schedule)
+
+
+@pytest.mark.parametrize(
+    "name", [*registry.names(), "two-level:outer=recursive-doubling", "two-level:inner=ring"]
+)
+def test_a_proof_takes_a_twentieth_of_a_second(name):
+    nodes = [None, (8, 9, 10, 11, 12, 14)]
+    for each in nodes if name.startswith("two-level") else [None]:
+        schedule, seconds = registry.parse(name).make(64, each), []
+        for _ in range(3):
+            begin = time.process_time()
+            prove(schedule)
+            seconds.append(time.process_time() - begin)
+        assert min(seconds) < 0.05
+
+
+@pytest.mark.parametrize("kind", [Collective.REDUCE, Collective.BROADCAST])
+def test_a_reduce_has_one_root(kind):
+    refuse(Schedule(kind, 2, 2, (), (0, 1), (0, 1)), f"a {kind.value} has one root")
+
+
+def test_a_buffer_has_a_chunk():
+    refuse(all_reduce(1, 0, []), "at least one chunk, found 0")

@@ -1,0 +1,364 @@
+"""Names with parameters: what is read, what is refused, and what the refusal says is possible."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.algorithms import ring
+from mpiddp.schedules.cost import flat
+from mpiddp.schedules.proof import prove
+from mpiddp.schedules.schedule import Collective, Transfer, all_reduce, halve, segment
+from wrong_algorithms import registered
+
+MACHINE = flat(1.0, 1.0)
+WITH_HALVES = tuple(name for name in registry.names() if registry.parse(name).build(4).owners)
+CONNECTING = tuple(
+    name
+    for name in registry.names()
+    if name != "two-level" and len(registry.parse(name).build(5).members) == 5
+)
+
+
+def refused(call, *words):
+    """The call raises ConfigurationError, in one line that has these words in this order."""
+    with pytest.raises(ConfigurationError, match=".*".join(map(re.escape, words))) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+# ---- reading ------------------------------------------------------------------------------
+
+
+def test_a_name_alone_has_no_parameters_and_one_segment():
+    choice = registry.parse("ring")
+    assert (choice.algorithm.name, dict(choice.parameters), choice.segments) == ("ring", {}, 1)
+    assert choice.build(5) == ring(5)
+
+
+def test_segments_cut_the_schedule():
+    choice = registry.parse("ring:segments=16")
+    assert choice.segments == 16 and not choice.parameters
+    assert choice.build(5) == segment(ring(5), 16)
+
+
+def test_parameters_reach_the_algorithm():
+    assert registry.parse("direct:servers=2").build(5).owners == (0, 1)
+    assert registry.parse("central:servers=2,segments=3").build(5).chunks == 6
+    choice = registry.parse("two-level:outer=one-shot,inner=binomial-tree")
+    assert choice.parameters == {"outer": "one-shot", "inner": "binomial-tree"}
+    # Two steps to the node's first rank, one between nodes, two back.
+    assert len(choice.build(8).steps) == 5
+
+
+@st.composite
+def texts(draw):
+    """What a user may write, with the keys in the order in which they are written again."""
+    name = draw(st.sampled_from(registry.names()))
+    keys = draw(st.permutations(registry.find(name).parameters))
+    pairs = [
+        f"{key}={draw(st.integers(1, 99) if key == 'servers' else st.sampled_from(WITH_HALVES))}"
+        for key in keys[: draw(st.integers(0, len(keys)))]
+    ]
+    if draw(st.booleans()):
+        pairs.append(f"segments={draw(st.integers(2, 99))}")
+    return f"{name}:{','.join(pairs)}" if pairs else name
+
+
+@settings(deadline=None)
+@given(texts())
+def test_what_was_read_is_written_alike(text):
+    choice = registry.parse(text)
+    assert str(choice) == text
+    assert registry.parse(str(choice)) == choice
+
+
+def test_one_segment_is_not_worth_mentioning():
+    assert str(registry.parse("ring:segments=1")) == "ring"
+
+
+# ---- refused as it is read ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["rings", "", "Ring", " ring", "rings:segments=2"])
+def test_an_unknown_name_is_answered_with_all_names(text):
+    refused(lambda: registry.parse(text), f"{text.split(':')[0]!r}", *registry.names())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ring:servers=2", ["'servers=2'", "ring takes segments=…"]),
+        ("ring:segments", ["'segments'", "ring takes segments=…"]),
+        ("ring:segments=", ["'segments='", "ring takes segments=…"]),
+        ("ring:=2", ["'=2'", "ring takes segments=…"]),
+        ("direct:nodes=2", ["'nodes=2'", "direct takes servers=…, segments=…"]),
+        ("two-level:nodes=2", ["'nodes=2'", "takes inner=…, outer=…, segments=…"]),
+        ("two-level:n=2", ["'n=2'", "takes inner=…, outer=…, segments=…"]),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_keys_there_are(text, words):
+    refused(lambda: registry.parse(text), *words)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "2 ", "²"])
+@pytest.mark.parametrize("key", ["segments", "servers"])
+def test_numbers_must_be_whole_and_positive(key, value):
+    refused(
+        lambda: registry.parse(f"direct:{key}={value}"),
+        f"{key} must be an integer >= 1, found {value!r}",
+    )
+
+
+@pytest.mark.parametrize("key", ["inner", "outer"])
+def test_levels_must_be_algorithms(key):
+    refused(lambda: registry.parse(f"two-level:{key}=x"), "'x'", *registry.names())
+
+
+def test_a_key_cannot_be_given_twice():
+    """Which of the two is meant, nobody can know."""
+    refused(lambda: registry.parse("ring:segments=2,segments=3"), "segments")
+
+
+# ---- refused as it is built ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+@pytest.mark.parametrize("name", registry.names())
+def test_there_must_be_ranks(name, ranks):
+    choice = registry.parse(name)
+    refused(lambda: choice.build(ranks), f"ranks must be an integer >= 1, found {ranks}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("direct:servers=9", "8 ranks can have 1 to 8 colocated servers, not 9"),
+        ("central:servers=8", "8 ranks can have 1 to 7 dedicated servers, not 8"),
+        ("central:servers=9", "8 ranks can have 1 to 7 dedicated servers, not 9"),
+    ],
+)
+def test_servers_must_fit_on_the_ranks(text, words):
+    refused(lambda: registry.parse(text).build(8), words)
+
+
+@pytest.mark.parametrize("inner", [name for name in registry.names() if name not in WITH_HALVES])
+def test_an_inner_level_needs_halves(inner):
+    choice = registry.parse(f"two-level:inner={inner}")
+    refused(lambda: choice.build(8), f"{inner} has no halves", "expected one of", *WITH_HALVES)
+
+
+@pytest.mark.parametrize("outer", ["central", "two-level"])
+def test_an_outer_level_must_suit_one_rank_of_each_node(outer):
+    choice = registry.parse(f"two-level:outer={outer}")
+    refused(
+        lambda: choice.build(8, (2, 2, 2, 2)),
+        f"{outer} ",
+        "cannot be the outer level",
+        "expected one of",
+        *CONNECTING,
+    )
+
+
+@pytest.mark.parametrize("nodes", [(), (3,), (2, 3), (4, 0), (5, -1)])
+@pytest.mark.parametrize("name", ["ring", "two-level"])
+def test_nodes_must_add_up(name, nodes):
+    refused(
+        lambda: registry.parse(name).build(4, nodes),
+        "are not 4 ranks: each node has at least one, and together they have all",
+    )
+
+
+# ---- refused as it is priced --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [(), (0,), (4, 0), (-1, 5), (0, 2000), (-2, -2)])
+@pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "two-level"])
+def test_no_price_without_ranks_on_each_node(name, nodes):
+    with pytest.raises(ConfigurationError):
+        registry.parse(name).price(1024, MACHINE, nodes)
+
+
+@pytest.mark.parametrize("nodes", [(1,) * 8, (2,) * 4, (4, 3, 1), (8,) * 256, (1,) * 1025])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "direct:servers=5000",
+        "central:servers=5000",
+        "two-level:outer=central",
+        "two-level:outer=two-level",
+        "two-level:inner=one-shot,outer=binomial-tree",
+    ],
+)
+def test_what_cannot_be_built_has_no_price_for_any_number_of_ranks(text, nodes):
+    """The closed form must not answer where the schedule would be refused."""
+    choice = registry.parse(text)
+    with pytest.raises(ConfigurationError):
+        choice.build(sum(nodes), nodes)
+    with pytest.raises(ConfigurationError):
+        choice.price(1024, MACHINE, nodes)
+
+
+def test_a_price_for_each_size():
+    choice, nodes = registry.parse("one-shot"), (1, 1)
+    prices = choice.prices([4, 40, 0], MACHINE, nodes)
+    assert [price.seconds for price in prices] == [5, 41, 0]
+    assert choice.price(40, MACHINE, nodes).seconds == prices[1].seconds
+    assert {price.source for price in prices} == {"simulated"}
+
+
+# ---- registering --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_registered_algorithm_is_read_described_and_built():
+    @registry.register("mine", lambda nodes, each, depth=1: None)
+    def mine(n, depth=1, nodes=None):
+        """One sentence, which
+        goes on (e.g.this one). Another."""
+        return ring(n)
+
+    assert registry.names()[-1] == "mine" and mine(3) == ring(3)
+    algorithm = registry.find("mine")
+    assert algorithm.parameters == ("depth",) and algorithm.knows_nodes
+    assert algorithm.summary == "One sentence, which goes on (e.g.this one)."
+    choice = registry.parse("mine:depth=3,segments=2")
+    assert choice.build(4, (2, 2)) == segment(ring(4), 2)
+    assert choice.closed_form((2, 2)) is None
+
+
+def test_only_two_levels_depend_on_nodes():
+    assert [name for name in registry.names() if registry.find(name).knows_nodes] == ["two-level"]
+    assert registry.parse("ring").build(4, (1, 3)) == registry.parse("ring").build(4)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_algorithm_is_summed_up_in_a_sentence(name):
+    summary = registry.find(name).summary
+    assert summary.endswith(".") and 20 < len(summary) < 200 and "\n" not in summary
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("ranks", [0, -3])
+def test_algorithms_need_a_rank(name, ranks):
+    with pytest.raises(ConfigurationError, match="ranks must be an integer >= 1"):
+        registry.find(name).make(ranks)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="an algorithm is called 'ring' already"):
+        registry.register("ring")(lambda n: registry.find("direct").make(n))
+
+
+@pytest.mark.parametrize("made", [None, [], registry.parse("ring").build(5)])
+def test_what_is_registered_must_make_schedules_of_as_many_ranks(made, monkeypatch):
+    monkeypatch.setattr(registry, "_algorithms", {})
+    registry.register("odd")(lambda n: made)
+    with pytest.raises(ScheduleError, match="odd on 4 ranks: expected a Schedule of 4 ranks"):
+        registry.parse("odd").build(4)
+
+
+# ---- what is used is proved ---------------------------------------------------------------
+
+
+def test_what_is_wrong_is_made_but_not_built():
+    with registered():
+        for text in ("double", "double:segments=2"):
+            choice = registry.parse(text)
+            assert choice.make(3).ranks == 3
+            for _ in range(2):
+                with pytest.raises(ScheduleError) as caught:
+                    choice.build(3)
+                assert str(caught.value) == (
+                    f"{text} on 3 ranks is no all-reduce: step 1: the contribution of rank 1 is "
+                    "added twice"
+                )
+                assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_schedule_is_proved_once_for_each_number_of_ranks_and_parameter(monkeypatch):
+    proved = []
+    monkeypatch.setattr(registry, "prove", lambda one: proved.append(one.ranks) or prove(one))
+
+    @registry.register("mine", lambda nodes, each, servers=1: None)
+    def mine(n, servers=1, nodes=None):
+        return registry.find("direct").make(n, servers)
+
+    for text in ("mine", "mine:segments=3", "mine:servers=2", "mine:servers=2,segments=2"):
+        for ranks in (4, 5, 4):
+            registry.parse(text).build(ranks)
+    assert proved == [4, 5, 4, 5]
+    for nodes in ((2, 2), (1, 3), (2, 2), None):
+        registry.parse("mine").build(4, nodes)
+    assert proved == [4, 5, 4, 5, 4, 4]
+    registry.parse("mine").build(4, (2, 2), (0, 2, 1, 3))
+    assert proved[6:] == [4]
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_is_right_on_some_ranks_may_be_wrong_on_others():
+    @registry.register("hasty")
+    def hasty(n):
+        whole = ring(n)
+        return replace(whole, owners=(), steps=whole.steps[:6])
+
+    registry.parse("hasty").build(4)
+    with pytest.raises(ScheduleError, match="hasty on 5 ranks is no all-reduce: at the end rank"):
+        registry.parse("hasty").build(5)
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("half", [0, 1])
+def test_half_an_all_reduce_is_none(half):
+    registry.register("half")(lambda n: halve(ring(n))[half])
+    kind = ("reduce-scatter", "all-gather")[half]
+    with pytest.raises(ScheduleError, match=f"half on 3 ranks is no all-reduce: .* as a {kind}"):
+        registry.parse("half").build(3)
+
+
+@pytest.mark.usefixtures("clean")
+def test_ranks_that_are_placed_otherwise_may_add_in_another_order():
+    """Operands are added in the order of the ranks, which depends on what they are called."""
+
+    @registry.register("copied")
+    def copied(n):
+        # Ranks 3 to 5 have copies; ranks 0 and 3 add all three, and hand on what they have.
+        there = [Transfer(rank, rank + 3, 0, 1, False) for rank in range(3)]
+        sums = [Transfer(first + rank, first, 0, 1, True) for first in (0, 3) for rank in (1, 2)]
+        back = [Transfer(0, 1, 0, 1, False), Transfer(3, 2, 0, 1, False)]
+        return all_reduce(n, 1, [there, sums, back], members=[0, 1, 2])
+
+    choice = registry.parse("copied")
+    choice.build(6)
+    with pytest.raises(ScheduleError, match="hold chunk 0 added in different orders"):
+        choice.build(6, order=(0, 1, 2, 3, 5, 4))
+
+
+def test_halves_are_refused_with_their_real_cause():
+    with registered():
+        lopsided = registry.parse("lopsided")
+        assert lopsided.build(4).owners == (0,)
+        said = r"lopsided on 4 ranks cannot be halved: its first 2 of 4 steps are no reduce: "
+        with pytest.raises(ScheduleError, match=said):
+            lopsided.build_half(Collective.REDUCE, 4)
+        with pytest.raises(ScheduleError, match=said):
+            registry.parse("two-level:inner=lopsided").build(8)
+        with pytest.raises(ScheduleError, match="double on 2 ranks is no all-reduce"):
+            registry.parse("double").build_half(Collective.REDUCE, 2)
+
+
+def test_servers_that_contribute_nothing_are_no_mistake():
+    assert registry.parse("central").build(5).members == (0, 1, 2, 3)

@@ -1,0 +1,209 @@
+"""What is known of a schedule's sums: where they are complete, and in which order they are made."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+import promises
+from mpiddp.schedules import registry
+from mpiddp.schedules.proof import prove
+from mpiddp.schedules.replay import replay
+from mpiddp.schedules.schedule import Transfer, all_reduce, halve, segment
+from mpiddp.schedules.summation_order import find_sums, is_order_fixed
+
+AT_ONCE = {"one-shot", "direct", "central", "gather-broadcast"}
+"""Every sum is one addition of contributions as they were."""
+IN_ORDER = {
+    "naive-ring",
+    "recursive-doubling",
+    "binomial-tree",
+    "one-shot",
+    "direct",
+    "central",
+    "gather-broadcast",
+}
+"""One tree of additions for all elements, whatever the number of ranks."""
+
+
+def add(src, dst, chunk=0):
+    return Transfer(src, dst, chunk, chunk + 1, True)
+
+
+def copy(src, dst, chunk=0):
+    return Transfer(src, dst, chunk, chunk + 1, False)
+
+
+# ---- complete sums ------------------------------------------------------------------------
+
+
+def find_final_by_sets(schedule):
+    """The same by playing the schedule on sets of ranks."""
+    whole = frozenset(schedule.members)
+    states = replay(
+        schedule, lambda rank, _: frozenset([rank]), lambda sets: frozenset().union(*sets)
+    )
+    next(states)
+    final = set()
+    for number, state in enumerate(states):
+        for _, dst, lo, hi, reduce in schedule.steps[number]:
+            for chunk in range(lo, hi):
+                if reduce and state[dst][chunk] == whole:
+                    final.add((number, dst, chunk))
+    return final
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+def test_a_sum_is_final_where_every_contribution_is_in_it(name, ranks):
+    for schedule in promises.list_variants(promises.build(name, ranks)):
+        if schedule.collective in oracle.SUMS:
+            assert find_sums(schedule).final == find_final_by_sets(schedule)
+
+
+@settings(deadline=None, max_examples=60)
+@given(promises.random_trees())
+def test_a_sum_along_any_tree_is_final_at_its_root(schedule):
+    final = find_sums(schedule).final
+    assert final == find_final_by_sets(schedule)
+    assert sorted(chunk for *_, chunk in final) == list(range(schedule.chunks))
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_sums_of_two_ranks_are_made_at_once_and_of_more_by_some_algorithms(name):
+    ours = registry.find(name).make.__module__ == "mpiddp.schedules.algorithms"
+    assert not ours or find_sums(promises.build(name, 2)).is_single
+    for ranks in (4, 5):
+        if ours:
+            assert find_sums(promises.build(name, ranks)).is_single == (name in AT_ONCE)
+
+
+def test_a_sum_in_two_steps_is_not_made_at_once_even_if_each_adds_one_contribution():
+    steps = [[add(1, 0)], [add(2, 0)], [copy(0, 1), copy(0, 2)]]
+    assert not find_sums(all_reduce(3, 1, steps)).is_single
+    together = [[add(1, 0), add(2, 0)], steps[-1]]
+    assert find_sums(all_reduce(3, 1, together)).is_single
+
+
+def test_sums_that_are_moved_on_are_no_more_single():
+    # Rank 3, a server, takes the sum of two and rank 2's.
+    steps = [[add(0, 1)], [add(1, 3), add(2, 3)], [copy(3, 0), copy(3, 1), copy(3, 2)]]
+    sums = find_sums(all_reduce(4, 1, steps, members=[0, 1, 2]))
+    assert not sums.is_single and sums.final == {(1, 3, 0)}
+
+
+def test_a_complete_sum_that_is_passed_on_is_not_completed_again():
+    # Server 2 takes the sum of both as it is. An average would be divided once more.
+    steps = [[add(0, 1)], [add(1, 2)], [copy(2, 0)]]
+    schedule = all_reduce(3, 1, steps, members=[0, 1])
+    prove(schedule)
+    assert find_sums(schedule).final == {(0, 1, 0)}
+
+
+def test_one_chunk_that_is_added_in_steps_is_enough():
+    two = [[add(1, 0), add(2, 0), add(0, 1, 1)], [add(2, 1, 1)]]
+    back = [[copy(0, 1), copy(0, 2), copy(1, 0, 1), copy(1, 2, 1)]]
+    assert not find_sums(all_reduce(3, 2, two + back)).is_single
+
+
+# ---- the order ----------------------------------------------------------------------------
+
+
+def draw_floats(ranks, count, seed):
+    numbers = np.random.default_rng(seed)
+    scale = 2.0 ** numbers.integers(-12, 12, count)
+    return [(numbers.standard_normal(count) * scale).astype("f4") for _ in range(ranks)]
+
+
+def sum_in_pieces(schedule, before, cuts):
+    """The sum of each element, with a call for each piece of the buffer."""
+    edges = [0, *cuts, len(before[0])]
+    pieces = []
+    for lo, hi in itertools.pairwise(edges):
+        part = [buffer[lo:hi] for buffer in before]
+        after = oracle.run(schedule, part, seed=0)
+        result = np.empty(hi - lo, "f4")
+        bounds = schedule.bounds(hi - lo)
+        for chunk in range(schedule.chunks):
+            place = slice(bounds[chunk], bounds[chunk + 1])
+            result[place] = after[schedule.holders(chunk)[0]][place]
+        pieces.append(result)
+    return np.concatenate(pieces)
+
+
+@pytest.mark.parametrize("name", registry.names())
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_where_the_order_is_fixed_no_cut_changes_a_bit(name, data):
+    ranks = data.draw(st.integers(1, 6), "ranks")
+    schedules = [
+        schedule
+        for schedule in promises.list_variants(promises.build(name, ranks))
+        if schedule.collective in oracle.SUMS and is_order_fixed(schedule)
+    ]
+    if not schedules:
+        return
+    schedule = data.draw(st.sampled_from(schedules), "schedule")
+    count = data.draw(st.integers(1, 50), "count")
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, count - 1)), max_size=4), "cuts"))
+    cuts = [cut for cut in cuts if cut < count]
+    before = draw_floats(ranks, count, data.draw(st.integers(0, 99), "seed"))
+    whole = sum_in_pieces(schedule, before, [])
+    assert sum_in_pieces(schedule, before, cuts).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("ranks", [3, 4, 5, 6])
+def test_where_the_order_is_not_fixed_a_cut_changes_bits(name, ranks):
+    for schedule in promises.list_variants(promises.build(name, ranks)):
+        if schedule.collective in oracle.SUMS and not is_order_fixed(schedule):
+            count = max(60, 4 * schedule.chunks)
+            before = draw_floats(ranks, count, ranks)
+            whole = sum_in_pieces(schedule, before, [])
+            # Elements are in another chunk, if the buffer begins elsewhere.
+            moved = sum_in_pieces(schedule, before, range(7, count, 23))
+            assert whole.tobytes() != moved.tobytes()
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 7, 8])
+def test_some_algorithms_add_all_elements_alike(ranks):
+    found = {
+        name
+        for name in registry.names()
+        if registry.find(name).make.__module__ == "mpiddp.schedules.algorithms"
+        and is_order_fixed(promises.build(name, ranks))
+    }
+    # Two trees over three or four ranks need not be the same, but halving is for a power of two.
+    assert found >= IN_ORDER
+    assert found.isdisjoint({"ring"})
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_two_contributions_may_be_swapped(name):
+    assert is_order_fixed(promises.build(name, 2)) and is_order_fixed(promises.build(name, 1))
+
+
+@pytest.mark.parametrize("name", sorted(IN_ORDER))
+def test_segments_keep_the_order(name):
+    assert is_order_fixed(segment(promises.build(name, 5), 4))
+
+
+@pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "binomial-tree"])
+def test_where_nothing_is_added_the_order_is_fixed(name):
+    whole = promises.build(name, 4)
+    assert is_order_fixed(halve(whole)[1])
+
+
+def test_a_sum_that_ends_differently_in_one_chunk_has_no_fixed_order():
+    back = [[copy(0, rank, chunk) for rank in (1, 2) for chunk in (0, 1)]]
+    left = [add(1, 0, 0), add(2, 0, 0)]
+    same = all_reduce(3, 2, [[*left, add(1, 0, 1), add(2, 0, 1)], *back])
+    assert is_order_fixed(same)
+    # (a + b) + c against a + (b + c).
+    other = all_reduce(3, 2, [[*left, add(2, 1, 1)], [add(1, 0, 1)], *back])
+    assert not is_order_fixed(other)

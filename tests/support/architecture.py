@@ -1,0 +1,317 @@
+"""Reads the source, and finds what breaks the design's rules of who may import and do what.
+
+The floors, from the ground up; a file imports from lower floors, or acyclically from its own
+room:
+
+    7  benchmarks
+    6  the doors: mpiddp/__init__.py, calls.py, train.py, __main__.py, doctor/
+    5  training
+    4  sync
+    3  collectives
+    2  launch, schedules        (neither knows the other)
+    1  errors.py, environment.py
+
+Every import counts, wherever it stands: in a function, under ``if TYPE_CHECKING``, or by
+``importlib.import_module`` with a literal name. An import for the type checker alone is still
+knowledge of the other file. Only the rule about mpi4py lets such imports pass, because naming
+a type calls nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOMS = {"training": 5, "sync": 4, "collectives": 3, "launch": 2, "schedules": 2}
+DOORS = frozenset({"", "calls", "train", "__main__", "doctor"})
+GROUND = frozenset({"errors", "environment"})
+
+EXIT_CALLS = frozenset(
+    {"sys.exit", "os._exit", "os.abort", "exit", "quit", "builtins.exit", "builtins.quit"}
+)
+MUTATORS = frozenset(
+    {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
+)
+READERS = frozenset({"os.getenv", "os.environ.get", "os.environ.pop", "os.environ.setdefault"})
+SCRIPTS = "benchmarks.baselines."
+"""Whole programs that stand for anybody's, and end as anybody's do."""
+LONGEST_FUNCTION = 60
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule, at one place."""
+
+    module: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module of this project, or of another, that a module imports."""
+
+    target: str
+    line: int
+    for_types: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: its dotted name, whether it is a package's ``__init__``, its tree."""
+
+    name: str
+    is_package: bool
+    tree: ast.Module
+
+
+def read_modules(root: Path) -> dict[str, Module]:
+    """All modules of mpiddp and benchmarks below ``root``, by dotted name."""
+    modules = {}
+    for top in ("mpiddp", "benchmarks"):
+        for path in sorted((root / top).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+            modules[name] = Module(name, is_package, tree)
+    return modules
+
+
+def locate(name: str) -> tuple[int, str] | None:
+    """The floor and the room of a module of this project; None if the design has no place."""
+    top, _, rest = name.partition(".")
+    first = rest.split(".")[0]
+    if top == "benchmarks":
+        return 7, "benchmarks"
+    if first in DOORS:
+        return 6, "doors"
+    if first in GROUND:
+        return 1, "ground"
+    return (ROOMS[first], first) if first in ROOMS else None
+
+
+def _is_ours(name: str) -> bool:
+    return name.split(".")[0] in ("mpiddp", "benchmarks")
+
+
+def _for_types(tree: ast.Module) -> set[ast.AST]:
+    """The nodes that stand under ``if TYPE_CHECKING``."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            found.update(inner for statement in node.body for inner in ast.walk(statement))
+    return found
+
+
+def _from(module: Module, node: ast.ImportFrom, known: dict[str, Module]) -> Iterator[str]:
+    base = node.module or ""
+    if node.level:
+        parts = module.name.split(".")
+        parts = parts[: len(parts) - node.level + module.is_package]
+        base = ".".join([*parts, *([base] if base else [])])
+    for alias in node.names:
+        submodule = f"{base}.{alias.name}"
+        yield submodule if submodule in known else base
+
+
+def find_imports(module: Module, known: dict[str, Module]) -> list[Import]:
+    """Every module that ``module`` imports; a name that is a submodule counts as that."""
+    names, types = _names(module.tree), _for_types(module.tree)
+    found = []
+    for node in ast.walk(module.tree):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            targets = list(_from(module, node, known))
+        elif isinstance(node, ast.Call) and _dotted(node.func, names) in (
+            "importlib.import_module",
+            "__import__",
+        ):
+            literal = node.args[0] if node.args else None
+            if isinstance(literal, ast.Constant) and isinstance(literal.value, str):
+                targets = [literal.value]
+        found += [Import(target, node.lineno, node in types) for target in targets]
+    return found
+
+
+def _names(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for: ``environ`` for ``os.environ``, and so on."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                short = alias.asname or alias.name.split(".")[0]
+                names[short] = alias.name if alias.asname else short
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def _dotted(node: ast.AST, names: dict[str, str]) -> str:
+    """``os.environ.get`` for the expression of that meaning; empty for any other."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, names)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def check_floors(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Modules without a floor, and arrows that do not point down."""
+    for module in modules.values():
+        place = locate(module.name)
+        if place is None:
+            yield Violation(module.name, 1, "the design has no floor for it")
+            continue
+        for item in find_imports(module, modules):
+            if not _is_ours(item.target) or item.target == module.name:
+                continue
+            target = locate(item.target)
+            if target is None or not (target[0] < place[0] or target[1] == place[1]):
+                yield Violation(module.name, item.line, f"must not import {item.target}")
+
+
+def find_folder(name: str) -> str:
+    """``mpiddp.launch.network`` for its modules; a module that lies higher is its own folder."""
+    parts = name.split(".")
+    return ".".join(parts[: 3 if parts[0] == "mpiddp" else 2])
+
+
+def check_circles(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Modules that import each other, over however many others; and folders that do."""
+    arrows = {
+        name: sorted({item.target for item in find_imports(module, modules)} & modules.keys())
+        for name, module in modules.items()
+    }
+    yield from _find_circles(arrows)
+    folders: dict[str, set[str]] = {}
+    for name, targets in arrows.items():
+        folders.setdefault(find_folder(name), set()).update(map(find_folder, targets))
+    yield from _find_circles({name: sorted(targets) for name, targets in folders.items()})
+
+
+def _find_circles(arrows: dict[str, list[str]]) -> Iterator[Violation]:
+    finished: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> Iterator[Violation]:
+        if name in trail:
+            circle = [*trail[trail.index(name) :], name]
+            yield Violation(name, 1, "a circle of imports: " + " > ".join(circle))
+        elif name not in finished:
+            for target in arrows[name]:
+                if target != name:
+                    yield from walk(target, [*trail, name])
+            finished.add(name)
+
+    for name in arrows:
+        yield from walk(name, [])
+
+
+def check_exits(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Ends of the process anywhere but in the one way out."""
+    for module in modules.values():
+        if module.name.startswith("mpiddp.launch.failure.") or module.name.startswith(SCRIPTS):
+            continue
+        names = _names(module.tree)
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                if _dotted(raised, names) == "SystemExit":
+                    yield Violation(module.name, node.lineno, "raises SystemExit")
+            if not isinstance(node, ast.Call):
+                continue
+            called = _dotted(node.func, names)
+            aborts = isinstance(node.func, ast.Attribute) and node.func.attr == "Abort"
+            if called in EXIT_CALLS or aborts:
+                yield Violation(module.name, node.lineno, f"calls {called or 'Abort'}")
+
+
+def _changes_environment(node: ast.AST, names: dict[str, str]) -> bool:
+    def is_environ(expression: ast.AST) -> bool:
+        return _dotted(expression, names) in ("os.environ", "os.environb")
+
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+        return any(isinstance(item, ast.Subscript) and is_environ(item.value) for item in targets)
+    if isinstance(node, ast.AugAssign):
+        inner = node.target.value if isinstance(node.target, ast.Subscript) else node.target
+        return is_environ(inner)
+    if isinstance(node, ast.Call):
+        called = _dotted(node.func, names)
+        head, _, method = called.rpartition(".")
+        changes = head in ("os.environ", "os.environb") and method in MUTATORS
+        return changes or called in ("os.putenv", "os.unsetenv")
+    return False
+
+
+def check_environment(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Variables that are set outside ``launch``, or whose names stand outside the table."""
+    for module in modules.values():
+        names = _names(module.tree)
+        may_set = locate(module.name) == (2, "launch")
+        # Benchmarks put together the environments of other processes.
+        needs_table = module.name != "mpiddp.environment" and not module.name.startswith("bench")
+        for node in ast.walk(module.tree):
+            if not may_set and _changes_environment(node, names):
+                yield Violation(module.name, node.lineno, "sets an environment variable")
+            key: ast.AST | None = None
+            if isinstance(node, ast.Subscript) and _dotted(node.value, names) == "os.environ":
+                key = node.slice
+            elif isinstance(node, ast.Call) and _dotted(node.func, names) in READERS:
+                key = node.args[0] if node.args else None
+            if isinstance(key, ast.Constant) and needs_table:
+                what = f"names the variable {key.value!r}; it belongs into environment.py"
+                yield Violation(module.name, key.lineno, what)
+
+
+def _may_call_mpi(name: str) -> bool:
+    place = locate(name)
+    rooms = place is not None and place[1] in ("launch", "benchmarks")
+    modules = ("mpiddp.collectives.transport.mpi", "mpiddp.sync.parameter_server.server")
+    return rooms or name in modules or f"{name}.".startswith("mpiddp.doctor.")
+
+
+def check_mpi(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Imports of mpi4py, other than for types, where MPI is not to be called."""
+    for module in modules.values():
+        if _may_call_mpi(module.name):
+            continue
+        for item in find_imports(module, modules):
+            if item.target.split(".")[0] == "mpi4py" and not item.for_types:
+                yield Violation(module.name, item.line, "imports mpi4py")
+
+
+def check_functions(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Functions that are too long to be taken in at a glance."""
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    what = f"{node.name} has {length} lines; {LONGEST_FUNCTION} are allowed"
+                    yield Violation(module.name, node.lineno, what)
+
+
+CHECKS = (
+    check_floors,
+    check_circles,
+    check_exits,
+    check_environment,
+    check_mpi,
+    check_functions,
+)
+
+
+def find_violations(root: Path) -> list[Violation]:
+    """Every broken rule in the checkout at ``root``."""
+    modules = read_modules(root)
+    return [violation for check in CHECKS for violation in check(modules)]

@@ -1,0 +1,109 @@
+"""Communicators of several ranks as threads of this process: everything but MPI and processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.planner import Planner
+from mpiddp.collectives.selection import BOTH, MPI, SHARED
+from mpiddp.collectives.topology import Layout
+from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
+from mpiddp.collectives.transport.node_memory import (
+    Location,
+    Neighbourhood,
+    NodeResolver,
+    PeerMemory,
+    block_size,
+)
+from mpiddp.collectives.transport.shared_memory import Segments, address_of
+from mpiddp.collectives.waiting import Policy, Waiter
+
+
+class PeersResolver:
+    """Peers are ranks of this process, each with segments of its own numbering."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._resolvers = {rank: NodeResolver({rank: os.getpid()}, Segments()) for rank in ranks}
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        """As other processes would find it."""
+        return self._resolvers[rank].find_memory(rank, location, count, dtype)
+
+
+class Crew:
+    """Ranks on nodes, by the number of each rank's node."""
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        *,
+        can_copy: bool = True,
+        longest: int = 1 << 30,
+        flows: bool = True,
+        seconds: float = 20.0,
+    ) -> None:
+        """``longest``: bytes of a message."""
+        self.nodes = tuple(nodes)
+        waiter, office = Waiter(Policy.YIELD, seconds), Office()
+        possible = (BOTH, MPI) if len(set(nodes)) > 1 else (SHARED, MPI)
+        absent = {SHARED: "the ranks are on several nodes"} if len(set(nodes)) > 1 else {}
+        hosts = tuple(f"host{node}" for node in nodes)
+        self.segments = [Segments() for _ in nodes]
+        self.blocks = {
+            node: self.segments[0].allocate(block_size(nodes.count(node))) for node in set(nodes)
+        }
+        self.neighbourhoods: list[Neighbourhood] = []
+        self.communicators: list[Communicator] = []
+        for rank, node in enumerate(nodes):
+            ranks = [each for each, other in enumerate(nodes) if other == node]
+            block, segments = self.blocks[node], self.segments[rank]
+            resolver = PeersResolver(ranks)
+            neighbourhood = Neighbourhood(
+                rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
+                can_copy,
+            )  # fmt: skip
+            messenger = partial(InProcessMessenger, office, rank, waiter, longest, flows)
+            layout = Layout(rank, hosts, self.nodes, possible, absent)
+            planner = Planner(layout, segments, neighbourhood, {MPI: messenger})
+            self.neighbourhoods.append(neighbourhood)
+            self.communicators.append(Communicator(planner, waiter))
+
+    def play(self, part: Callable[[int, Communicator], Any]) -> list[Any]:
+        """Every rank plays its part; what they return, or the exceptions that they raise."""
+        results: list[Any] = [None] * len(self.nodes)
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = part(rank, self.communicators[rank])
+            except BaseException as error:
+                results[rank] = error
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(results))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        return results
+
+    def run(self, part: Callable[[int, Communicator], Any]) -> list[Any]:
+        """As ``play``; an exception of one is raised here."""
+        results = self.play(part)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results

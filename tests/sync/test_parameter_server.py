@@ -1,0 +1,309 @@
+"""Parameter servers: in step they are an all-reduce; else nobody gets further than allowed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import launchers
+import served
+from mpiddp.errors import ConfigurationError
+from mpiddp.sync.parameter_server import roles
+from mpiddp.sync.parameter_server.flat_parameters import FlatModel
+from mpiddp.sync.parameter_server.roles import assign_roles, describe_roles
+from mpiddp.sync.parameter_server.server import Server
+from mpiddp.sync.parameter_server.staleness import Clock
+from pool import Pool
+
+STEPS = 20
+ROUNDING = 1e-6
+"""By the largest parameter: contributions are added in another order."""
+DEADLINE = 3.0
+"""Seconds after which a silent rank is taken to be lost."""
+
+
+def in_step(servers: int, placement: str) -> dict[str, Any]:
+    return {"steps": STEPS, "servers": servers, "placement": placement, "bound": 0}
+
+
+IN_STEP = {
+    ("openmpi", 2): [
+        in_step(1, "colocated"),
+        # A type that NumPy lacks.
+        {**in_step(1, "dedicated"), "dtype": "bfloat16"},
+        in_step(2, "colocated"),
+    ],
+    ("mpich", 3): [
+        in_step(1, "dedicated"),
+        in_step(2, "colocated"),
+        # Each message has tens of parts, the last one shorter.
+        {**in_step(3, "colocated"), "longest": 100},
+    ],
+    ("openmpi", 4): [in_step(1, "colocated"), in_step(2, "dedicated"), in_step(4, "colocated")],
+}
+"""By launcher and number of ranks."""
+
+
+def train(pool: Pool, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """For each way what every rank says of it."""
+    found = pool.call(served.run, ways, timeout=120).values
+    return [list(reports) for reports in zip(*found, strict=True)]
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("launcher", "size"), IN_STEP)
+def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size, pool):
+    ways = IN_STEP[launcher, size]
+    for way, reports in zip(ways, train(pool(launcher, size), ways), strict=True):
+        for report in reports:
+            assert report["same"], way
+            # Contributions are added in the order of ranks; the optimiser rounds some numbers by
+            # where in its tensor they stand, and shards cut tensors.
+            assert report["difference"] <= (0 if way["servers"] == 1 else ROUNDING), way
+            assert set(report["staleness"]) <= {"0"}, way
+            assert report.get("from_framework", 0) <= ROUNDING, way
+        assert ("from_framework" in reports[0]) is (way["placement"] == "colocated")
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_nobody_gets_further_ahead_than_allowed(pool):
+    ways = [
+        {
+            "steps": STEPS,
+            "servers": 2,
+            "placement": "dedicated",
+            "bound": bound,
+            # The other one could do all of its steps meanwhile.
+            "delay": 0.005,
+            "sleeper": 0,
+            "sleep": 0.5,
+        }
+        for bound in (1, 3, None)
+    ]
+    for way, reports in zip(ways, train(pool("openmpi", 4), ways), strict=True):
+        late: Counter[int] = Counter()
+        for report in reports:
+            assert report["same"], way
+            late.update({int(updates): times for updates, times in report["staleness"].items()})
+        workers, bound = 2, way["bound"]
+        assert late.total() == way["servers"] * workers * STEPS, way
+        assert max(late) > 0, way
+        # From the weights of a step to its gradient each other worker makes at most so many steps:
+        # as many as it was behind, its own step, and as many as it may then be ahead.
+        assert max(late) > 7 if bound is None else max(late) <= (workers - 1) * (2 * bound + 1), way
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_an_epoch_may_take_longer_than_a_collective_call(pool):
+    # The dedicated server, and with a large bound the other worker, have nothing to do for 3.6 s.
+    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 3.0}
+    slow = {**way, "sleeper": 0, "sleep": 1.2, "sleeps": 3}
+    ways = [{**slow, "bound": bound} for bound in (0, 100)]
+    for reports in train(pool("openmpi", 3), ways):
+        assert all(report["same"] for report in reports)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("who", "role", "how", "bound"),
+    [
+        pytest.param(1, "worker", "is killed", 0, marks=pytest.mark.long),
+        (1, "worker", "is stopped", 0),
+        pytest.param(1, "worker", "is stopped", None, marks=pytest.mark.long),
+        pytest.param(2, "server", "is killed", None, marks=pytest.mark.long),
+        (2, "server", "is stopped", 0),
+    ],
+)
+def test_a_worker_or_server_that_is_lost_ends_the_job(who, role, how, bound, tmp_path):
+    way = {
+        "steps": 10**6, "servers": 1, "placement": "dedicated", "bound": bound,
+        "victim": who, "how": how, "deadline": DEADLINE,
+    }  # fmt: skip
+    program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 3, program, timeout=60, cwd=tmp_path)
+    seconds = time.time() - float((tmp_path / "failed").read_text())
+    assert "Traceback" not in result.output, str(result)
+    if how == "is killed" and result.returncode != 6:
+        # The launcher was quicker.
+        assert result.returncode == 128 + signal.SIGKILL, str(result)
+        return
+    result.expect(6)
+    assert DEADLINE * (how == "is stopped") <= seconds < 2 * DEADLINE + 10
+    said = {
+        "worker": r"parameter server 0 has heard nothing of rank 1 on \S+ for 3 s",
+        "server": r"waited for the weights of the parameter server that is rank 2 on \S+, for 5 s",
+    }
+    assert re.search(said[role], result.stderr), str(result)
+
+
+DID_NOT_COME = (
+    r"all workers have finished an epoch, and one of rank \d on \S+, rank \d on \S+ "
+    r"did not come within 3 s"
+)
+NO_SIGN = (
+    r"heard nothing, at an epoch's end, of the parameter server that is rank 2 on \S+, for 3 s"
+)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ({"victim": 1, "placement": "dedicated", "bound": 0, "late": True}, DID_NOT_COME),
+        pytest.param(
+            {"victim": 2, "placement": "dedicated", "bound": None, "late": True},
+            DID_NOT_COME,
+            marks=pytest.mark.long,
+        ),
+        # Its own last step, for which nobody but the server in the same process waits.
+        ({"victim": 2, "placement": "colocated", "bound": 100, "sleeper": 2, "sleep": 2}, NO_SIGN),
+    ],
+    ids=["a worker", "a server", "both in one"],
+)
+def test_who_stops_and_owes_nobody_is_missed(way, said, tmp_path):
+    way = {"steps": STEPS + 1, "servers": 1, "how": "is stopped", "deadline": DEADLINE, **way}
+    program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
+    result = launchers.run(launchers.table()["openmpi"], 3, program, timeout=60, cwd=tmp_path)
+    seconds = time.time() - float((tmp_path / "failed").read_text())
+    result.expect(6)
+    assert DEADLINE / 2 <= seconds < 2 * DEADLINE + 10
+    assert re.search(said, result.stderr), str(result)
+
+
+OPTIMIZERS = {
+    "sgd": lambda each: torch.optim.SGD(each, 0.01, 0.9, nesterov=True, fused=True),
+    "decay": lambda each: torch.optim.SGD(each, 0.01, weight_decay=0.1, fused=True),
+    "adamw": lambda each: torch.optim.AdamW(each, 0.01, weight_decay=0.0, fused=True),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("bound", [2, None])
+def test_a_pass_over_the_data_moves_weights_as_far_without_steps_in_common(kind, bound):
+    workers, steps = 4, 20
+
+    def train_with(bound: int | None) -> float:
+        """How far equal gradients move a weight."""
+        wire = SimpleNamespace(timeout=9.0, names=[""] * workers)
+        clock = Clock(workers, bound)
+        server = Server(
+            wire, 1, range(workers), torch.ones(8), [8], OPTIMIZERS[kind], lambda _: 0.01, clock
+        )
+        server._answer = lambda place: None
+        for _ in range(steps):
+            for place in range(workers):
+                server._gradients[place].fill_(0.0 if kind == "decay" else 0.01)
+                server._take(place)
+        return float(1 - server._weights[0])
+
+    # Momentum takes longer to build up where updates are fewer.
+    assert train_with(bound) == pytest.approx(train_with(0), rel=0.4 if kind == "sgd" else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("size", "servers", "dedicated", "expected"),
+    [
+        (4, 1, False, ((3,), (0, 1, 2, 3))),
+        (4, 1, True, ((3,), (0, 1, 2))),
+        (4, 3, True, ((1, 2, 3), (0,))),
+        (1, 1, False, ((0,), (0,))),
+    ],
+)
+def test_the_last_ranks_serve(size, servers, dedicated, expected):
+    found = assign_roles(size, servers, dedicated=dedicated)
+    assert (found.servers, found.workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "servers", "dedicated", "message"),
+    [
+        (2, 2, True, "2 dedicated servers leave no worker on 2 ranks: .* colocated"),
+        (2, 5, True, "5 dedicated servers leave no worker"),
+        (2, 3, False, "3 servers need as many ranks, found 2: .* fewer --servers"),
+    ],
+)
+def test_too_few_ranks_are_refused(size, servers, dedicated, message):
+    with pytest.raises(ConfigurationError, match=message):
+        assign_roles(size, servers, dedicated=dedicated)
+
+
+def test_roles_are_described():
+    four = assign_roles(4, 1, dedicated=True)
+    assert describe_roles(four, 0) == "1 dedicated parameter server, 3 workers in step"
+    two = assign_roles(4, 2, dedicated=False)
+    assert describe_roles(two, 3) == "2 colocated parameter servers, 4 workers up to 3 steps apart"
+    assert describe_roles(two, None).endswith("4 workers at their own pace")
+    assert describe_roles(assign_roles(2, 1, dedicated=True), 0).endswith(", 1 worker in step")
+
+
+def test_a_flat_model_is_the_model():
+    torch.manual_seed(1)
+    module, other = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(2))
+    other.load_state_dict(module.state_dict())
+    module[0].bias.requires_grad_(False)
+    flat = FlatModel(module)
+    features = torch.randn(5, 3)
+    for each in (module, other):
+        each(features).square().sum().backward()
+    parts = [other[0].weight, other[2].weight, other[2].bias]
+    flat.collect_gradients()
+    assert torch.equal(flat.parameters, torch.cat([part.detach().flatten() for part in parts]))
+    assert torch.equal(flat.gradients, torch.cat([part.grad.flatten() for part in parts]))
+    flat.parameters.zero_()
+    assert torch.equal(module(features), module[2].bias.expand(5, 2))
+    flat.let_go_of_gradients()
+    assert all(part.grad is None for part in module.parameters())
+    # The first layer has no part in this.
+    module[2](torch.ones(1, 4)).sum().backward()
+    flat.collect_gradients()
+    assert torch.equal(flat.gradients, torch.tensor([0.0] * 12 + [1.0] * 10))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_are_cut_at_the_borders_of_parameters(count):
+    flat = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+    shards = flat.shards(count)
+    pieces = [flat.pieces(shard) for shard in shards]
+    assert [sum(each) for each in pieces] == [shard.stop - shard.start for shard in shards]
+    borders = list(itertools.accumulate(itertools.chain(*pieces)))
+    # 20 weights and 4 biases, then 12 and 3.
+    assert borders == sorted({20, 24, 36, 39, *(shard.stop for shard in shards)})
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 30])
+def test_shards_cover_all_parameters_once_and_are_alike(count):
+    flat = FlatModel(nn.Linear(5, 4))
+    shards = flat.shards(count)
+    lengths = [shard.stop - shard.start for shard in shards]
+    assert (shards[0].start, shards[-1].stop, sum(lengths)) == (0, 24, 24)
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_more_servers_than_parameters_are_refused(monkeypatch):
+    session = SimpleNamespace(comm=object(), duplicate=lambda: object())
+    monkeypatch.setattr(roles, "check_threads", lambda: None)
+    module, shared_out = nn.Linear(1, 2), assign_roles(5, 5, dedicated=False)
+    with pytest.raises(ConfigurationError, match="5 servers share 4 parameters: use fewer"):
+        roles.Serving(session, shared_out, module, None, None, 0, None)
+
+
+def test_a_model_of_several_types_is_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(ConfigurationError, match=r"float32 on cpu, torch.float64 on cpu"):
+        FlatModel(module)

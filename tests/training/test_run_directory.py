@@ -1,0 +1,262 @@
+"""The run directory: its name, its lock, what it refuses and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_metrics import writing_forbidden
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure.outcome import write_whole
+from mpiddp.training.config import Configuration, parse
+from mpiddp.training.run_directory import find_path, forget_outcome, open_run
+
+JOB = (
+    environment.SLURM_JOB_ID,
+    environment.SLURM_JOB_NAME,
+    environment.SLURM_ARRAY_JOB_ID,
+    environment.SLURM_ARRAY_TASK_ID,
+)
+
+
+@pytest.fixture(autouse=True)
+def outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in JOB:
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Configuration:
+    return Configuration(name="first", runs_dir=tmp_path / "runs").resolve()
+
+
+def snapshot(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from mpiddp.training.config import Configuration
+from mpiddp.training.run_directory import open_run
+run = open_run(Configuration(name="first", runs_dir=Path(sys.argv[1])))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_job(runs: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the run ``first``."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(runs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_new_run_holds_its_configuration(configuration: Configuration) -> None:
+    run = open_run(configuration)
+    run.close()
+    assert run.path == configuration.runs_dir / "first"
+    assert run.attempt == 0
+    assert parse(["--config", str(run.path / "config.toml")]) == configuration
+    assert (run.path / "logs").is_dir()
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.toml", "lock", "logs"]
+
+
+def test_the_saved_configuration_has_the_name_that_was_chosen(tmp_path: Path) -> None:
+    run = open_run(Configuration(runs_dir=tmp_path))
+    run.close()
+    assert parse(["--config", str(run.path / "config.toml")]).name == run.path.name
+
+
+def test_without_a_name_it_is_a_time_stamp_of_its_own(tmp_path: Path) -> None:
+    runs = [open_run(Configuration(runs_dir=tmp_path)) for _ in range(3)]
+    names = {run.path.name for run in runs}
+    assert len(names) == 3
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?", name) for name in names)
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        (("7", "sweep"), "sweep-7"),
+        (("9", "sweep", "7", "2"), "sweep-7_2"),
+        (("7", "a/b\nc"), "a-b-c-7"),
+        (("7", "x" * 300), "x" * 197 + "-7"),
+        # File systems count bytes. A character of three that does not fit leaves them unused.
+        (("7", "あ" * 200), "あ" * 65 + "-7"),
+        (("7", "x" + "é" * 200), "é" * 98 + "-7"),
+    ],
+)
+def test_within_slurm_it_is_the_job(
+    variables: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in zip(JOB, variables, strict=False):
+        monkeypatch.setenv(variable, value)
+    for attempt in (0, 1):
+        # A job that Slurm requeues finds its own directory again.
+        run = open_run(Configuration(runs_dir=tmp_path))
+        run.close()
+        assert (run.path.name, run.attempt) == (name, attempt)
+
+
+def test_a_run_in_use_is_refused_and_left_alone(configuration: Configuration) -> None:
+    with another_job(configuration.runs_dir) as process:
+        before = snapshot(configuration.runs_dir)
+        with pytest.raises(ConfigurationError) as caught:
+            open_run(configuration)
+        assert f"in use by process {process.pid} on " in str(caught.value)
+        assert "--name" in str(caught.value)
+        assert snapshot(configuration.runs_dir) == before
+
+
+def test_the_lock_says_which_job_holds_it(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.SLURM_JOB_ID, "77")
+    monkeypatch.setenv(environment.SLURM_JOB_NAME, "sweep")
+    with another_job(configuration.runs_dir):
+        holder = json.loads((configuration.runs_dir / "first" / "lock").read_text())
+        assert (holder["job"], holder["attempt"]) == ("sweep-77", 0)
+        with pytest.raises(ConfigurationError, match=r"in use by job sweep-77, process"):
+            open_run(configuration)
+
+
+def test_the_lock_dies_with_its_holder(configuration: Configuration) -> None:
+    with another_job(configuration.runs_dir) as process:
+        process.kill()
+        process.wait()
+        run = open_run(configuration)
+        run.close()
+        assert run.attempt == 1
+
+
+def write_outcome(configuration: Configuration, code: int) -> Path:
+    run = open_run(configuration)
+    run.close()
+    path = run.path / "outcome.json"
+    path.write_text(json.dumps({"code": code}))
+    return path
+
+
+def test_a_finished_run_is_refused_and_left_alone(configuration: Configuration) -> None:
+    write_outcome(configuration, 0)
+    before = snapshot(configuration.runs_dir)
+    with pytest.raises(ConfigurationError, match=r"has finished .* choose another --name"):
+        open_run(configuration)
+    assert snapshot(configuration.runs_dir) == before
+
+
+@pytest.mark.parametrize("code", [1, 6, 75])
+def test_a_run_that_did_not_finish_is_taken_over(configuration: Configuration, code: int) -> None:
+    outcome = write_outcome(configuration, code)
+    metrics = outcome.with_name("metrics.jsonl")
+    metrics.write_text('{"epoch": 1}\n')
+    run = open_run(configuration)
+    run.close()
+    assert run.attempt == 1
+    assert not outcome.exists()
+    assert metrics.read_text() == '{"epoch": 1}\n'
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "x"}'])
+def test_a_lock_that_was_cut_short_does_no_harm(configuration: Configuration, content: str) -> None:
+    path = configuration.runs_dir / "first"
+    path.mkdir(parents=True)
+    (path / "lock").write_text(content)
+    run = open_run(configuration)
+    run.close()
+    assert run.attempt == 0
+    assert json.loads((path / "lock").read_text())["attempt"] == 0
+
+
+def test_a_place_that_cannot_be_written_is_refused(configuration: Configuration) -> None:
+    configuration.runs_dir.write_text("in the way")
+    with pytest.raises(ConfigurationError) as caught:
+        open_run(configuration)
+    message = str(caught.value)
+    assert str(configuration.runs_dir / "first") in message
+    assert "--runs-dir" in message
+    assert "\n" not in message
+
+
+def test_a_name_that_is_too_long_for_the_file_system_is_refused(tmp_path: Path) -> None:
+    configuration = Configuration(name="ü" * 199, runs_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match="too long"):
+        open_run(configuration)
+
+
+def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    write_whole(path, "öld")
+    with writing_forbidden(), pytest.raises(OSError, match="File too large"):
+        write_whole(path, "new")
+    assert path.read_bytes() == "öld".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_half_written_is_left(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Path, *_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(ConfigurationError, match="No space left on device"):
+        open_run(configuration)
+    assert not (configuration.runs_dir / "first").exists()
+
+
+def test_a_failed_attempts_outcome_is_forgotten_first_of_all(configuration: Configuration) -> None:
+    outcome = write_outcome(configuration, 1)
+    assert forget_outcome(configuration) == outcome.parent
+    assert not outcome.exists()
+
+
+def test_the_outcome_of_a_finished_run_stays(configuration: Configuration) -> None:
+    outcome = write_outcome(configuration, 0)
+    assert forget_outcome(configuration) is None
+    assert outcome.exists()
+
+
+def test_the_outcome_of_a_run_in_use_stays(configuration: Configuration) -> None:
+    outcome = write_outcome(configuration, 1)
+    with another_job(configuration.runs_dir):
+        outcome.write_text('{"code": 1}')
+        assert forget_outcome(configuration) is None
+        assert outcome.exists()
+
+
+def test_a_new_run_has_no_outcome_to_forget(configuration: Configuration) -> None:
+    assert forget_outcome(configuration) is None
+    assert forget_outcome(replace(configuration, name=None)) is None
+    assert not configuration.runs_dir.exists()
+
+
+def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
+    assert find_path(configuration) == open_run(configuration).path
+    unnamed = replace(configuration, name=None)
+    assert find_path(unnamed) is None
+    monkeypatch.setenv(environment.SLURM_JOB_ID, "7")
+    monkeypatch.setenv(environment.SLURM_JOB_NAME, "a/b")
+    assert find_path(unnamed) == open_run(unnamed).path

@@ -1,0 +1,382 @@
+"""The training loop, in this process and in real jobs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import launchers
+import trainings
+from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.launch.session import Options, Session
+from mpiddp.launch.startup import start
+from mpiddp.training import models
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import load
+from mpiddp.training.optimizer_step import learning_rate_factor
+from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.trainer import (
+    Result,
+    digest_parameters,
+    evaluate,
+    train,
+)
+from pool import Pools
+
+OPENMPI = launchers.table()["openmpi"]
+TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds"}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with start(Options(backend="gloo", allow_shared_gpu=True), WayOut()) as session:
+        threads = torch.get_num_threads()
+        # Several threads for so small a model only wait for each other on a busy machine.
+        torch.set_num_threads(1)
+        yield session
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Configuration:
+    return Configuration(
+        name="first", runs_dir=tmp_path, data="toy", samples=200, epochs=2
+    ).resolve()
+
+
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+
+
+# In this process
+
+
+def run(configuration: Configuration, session: Session) -> Result:
+    return train(configuration, session, WayOut())
+
+
+@pytest.mark.parametrize("data", sorted(DATASETS))
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_default_model_learns_each_data_set(
+    data: str, optimizer: str, session: Session, tmp_path: Path
+) -> None:
+    configuration = Configuration(runs_dir=tmp_path, data=data, epochs=3, optimizer=optimizer)
+    assert run(configuration.resolve(), session).test_accuracy > 0.9
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "resnet18"))
+        for name in sorted(MODELS)
+    ],
+)
+def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Path) -> None:
+    configuration = Configuration(runs_dir=tmp_path, model=model, epochs=4)
+    assert run(configuration.resolve(), session).test_accuracy > 0.9
+
+
+def test_a_row_is_written_for_each_epoch(
+    configuration: Configuration, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(replace(configuration, epochs=5, evaluate_every=2), session)
+    rows = read_rows(result.run_directory)
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
+    # 160 training samples in batches of 16.
+    assert [row["step"] for row in rows] == [10, 20, 30, 40, 50]
+    assert [row["test_accuracy"] is not None for row in rows] == [False, True, False, True, True]
+    assert [row["parameters"] for row in rows] == [None] * 4 + [result.parameters]
+    assert all(row["attempt"] == 0 for row in rows)
+    assert all(0 <= row["load_seconds"] <= row["seconds"] for row in rows)
+    assert rows[-1]["test_accuracy"] == result.test_accuracy
+    assert result.steps == 50
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line for line in lines if line.startswith("Epoch")]
+    assert shown[0] == (
+        f"Epoch 1 - Avg Loss: {rows[0]['loss']:.6f}, Accuracy: {rows[0]['accuracy']:.2%}"
+    )
+    assert shown[1].endswith(f", Test Accuracy: {rows[1]['test_accuracy']:.2%}")
+    assert lines[-1].startswith(f"Training done: test accuracy {result.test_accuracy:.2%} after 5 ")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_progress_bar_is_for_terminals_only(
+    is_terminal: bool,
+    configuration: Configuration,
+    session: Session,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    run(configuration, session)
+    captured = capsys.readouterr()
+    assert ("Epoch 1:" in captured.err) == is_terminal
+    assert "Epoch 1:" not in captured.out
+
+
+def test_a_second_attempt_continues_the_metrics(
+    configuration: Configuration, session: Session
+) -> None:
+    first = run(configuration, session)
+    (first.run_directory / "outcome.json").unlink(missing_ok=True)
+    run(configuration, session)
+    assert [row["attempt"] for row in read_rows(first.run_directory)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"learning_rate": 0.01}, {"momentum": 0.5}, {"weight_decay": 0.1},
+               {"optimizer": "adamw"}, {"batch_size": 8}, {"epochs": 3}, {"samples": 150}], ids=str
+)  # fmt: skip
+def test_what_the_result_depends_on(
+    change: dict[str, Any], configuration: Configuration, session: Session
+) -> None:
+    results = [
+        run(replace(configuration, name=name, **values), session)
+        for name, values in (("a", {}), ("b", {}), ("c", change))
+    ]
+    assert results[0].parameters == results[1].parameters != results[2].parameters
+
+
+def test_training_that_diverges_is_an_error(configuration: Configuration, session: Session) -> None:
+    with pytest.raises(MpiddpError, match=r"finite .* epoch \d.*--learning-rate") as caught:
+        run(replace(configuration, learning_rate=1e30), session)
+    assert caught.value.exit_code == 1
+
+
+def test_a_batch_larger_than_the_data_is_refused_before_anything_is_written(
+    configuration: Configuration, session: Session
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"batch_size: expected at most 160, .*found 161"):
+        run(replace(configuration, batch_size=161), session)
+    assert list(configuration.runs_dir.iterdir()) == []
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
+    configuration: Configuration, session: Session
+) -> None:
+    with pytest.raises(ConfigurationError, match="convnet expects images"):
+        run(replace(configuration, model="convnet"), session)
+    assert list(configuration.runs_dir.iterdir()) == []
+
+
+def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Session) -> None:
+    data = load(Configuration(data="digits"))
+    torch.manual_seed(0)
+    model = models.build("mlp", data.shape, data.classes)
+    features, labels = torch.from_numpy(data.test.features), torch.from_numpy(data.test.labels)
+    with torch.no_grad():
+        outputs = model(features)
+    loss = nn.functional.cross_entropy(outputs, labels).item()
+    accuracy = (outputs.argmax(dim=1) == labels).double().mean().item()
+    for size in (1, 7, len(labels)):
+        batches = zip(features.split(size), labels.split(size), strict=True)
+        average = evaluate(model, batches, torch.device("cpu"))
+        assert average.samples == len(labels)
+        assert average.accuracy == accuracy
+        assert math.isclose(average.loss, loss, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 675])
+def test_the_learning_rate_rises_once_and_then_falls(total: int) -> None:
+    factors = [learning_rate_factor(step, total) for step in range(total)]
+    peak = factors.index(1.0)
+    assert factors[: peak + 1] == sorted(factors[: peak + 1])
+    assert factors[peak:] == sorted(factors[peak:], reverse=True)
+    assert all(0 < factor <= 1 for factor in factors)
+
+
+def test_the_digest_sees_every_parameter_and_its_place() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    digests = {digest_parameters(model)}
+    with torch.no_grad():
+        model.bias[2] += 1e-3
+        digests.add(digest_parameters(model))
+        model.weight[0] = model.weight[1].clone()
+        digests.add(digest_parameters(model))
+        digests.add(digest_parameters(model.double()))
+    assert len(digests) == 4
+
+
+# In real jobs
+
+
+def launch(
+    launcher: launchers.Launcher, ranks: int, folder: Path, *options: str, **variables: str
+) -> launchers.Result:
+    arguments = ["-W", "error", "-m", "mpiddp.train", *options]
+    return launchers.run(launcher, ranks, arguments, timeout=90, cwd=folder, env=variables)
+
+
+TOY = ("--data", "toy", "--samples", "200", "--epochs", "2")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 3))]
+)
+def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Path) -> None:
+    called = pool("openmpi", ranks).call(trainings.run, ["--name", "digits"], cwd=tmp_path)
+    run = tmp_path / "runs" / "digits"
+    outcome = read_outcome(run)
+    assert outcome is not None
+    assert (outcome["code"], outcome["attempt"]) == (0, 0)
+    last = read_rows(run)[-1]
+    assert last["test_accuracy"] >= 0.97
+    assert last["epoch"] == Configuration().epochs
+    kind = "CPUs" if ranks > 1 else "CPU"
+    lines = called.printed.splitlines()
+    assert re.fullmatch(rf"Starting distributed training on {ranks} (GPUs?|{kind})", lines[0])
+    assert re.fullmatch(rf"1 node x {ranks} ranks? per node = {ranks} ranks?", lines[1])
+    assert re.fullmatch(r"Master node: \S+", lines[2])
+    for epoch, line in enumerate(lines[4:-1], start=1):
+        assert re.match(rf"Epoch {epoch} - Avg Loss: \d+\.\d{{6}}, Accuracy: \d+\.\d\d%", line)
+    end = rf"Training done: test accuracy {last['test_accuracy']:.2%} after {epoch} epochs in .* s"
+    assert re.fullmatch(end + r" \(run directory runs/digits\)", lines[-1])
+
+
+@pytest.mark.by_default("mpich")
+def test_a_job_of_a_launcher_trains(either_launcher: launchers.Launcher, tmp_path: Path) -> None:
+    result = launch(either_launcher, 2, tmp_path, *TOY, "--name", "toy")
+    assert result.returncode == 0, result
+    assert len(read_rows(tmp_path / "runs" / "toy")) == 2
+
+
+@pytest.mark.mpi
+def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
+    # A job trains a alone; a pool, whose ranks have one thread each, trains c, then b.
+    seeds = {"a": "0", "c": "1", "b": "0"}
+    lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
+    assert launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").returncode == 0
+    pool("openmpi", 2).call(trainings.run, *lines[1:], cwd=tmp_path)
+    rows = {name: without_times(read_rows(tmp_path / "runs" / name)) for name in "abc"}
+    assert rows["a"] == rows["b"]
+    assert rows["a"][-1]["parameters"] != rows["c"][-1]["parameters"]
+
+
+@pytest.mark.mpi
+def test_two_ranks_share_out_the_samples_of_one(pool: Pools, tmp_path: Path) -> None:
+    rows = {}
+    for ranks, batch in ((1, "16"), (2, "8")):
+        words = [*TOY, "--batch-size", batch, "--name", f"of-{ranks}"]
+        pool("openmpi", ranks).call(trainings.run, words, cwd=tmp_path)
+        rows[ranks] = read_rows(tmp_path / "runs" / f"of-{ranks}")[-1]
+    assert rows[1]["step"] == rows[2]["step"]
+    for name in ("loss", "test_loss"):
+        assert rows[2][name] == pytest.approx(rows[1][name], rel=1e-4)
+
+
+@pytest.mark.mpi
+def test_more_ranks_than_test_samples(pool: Pools, tmp_path: Path) -> None:
+    options = ["--data", "toy", "--samples", "10", "--batch-size", "2", "--name", "few"]
+    pool("openmpi", 3).call(trainings.run, options, cwd=tmp_path)
+    # Two test samples for three ranks: each counted once, the accuracy is a half.
+    assert read_rows(tmp_path / "runs" / "few")[-1]["test_accuracy"] in (0, 0.5, 1)
+
+
+BAD = {
+    "option": (["--epochz", "3"], "did you mean --epochs?"),
+    "value": (["--epochs", "many"], "--epochs"),
+    "data": (["--data", "digit"], "did you mean digits?"),
+    "model for the data": (["--data", "toy", "--model", "convnet"], "convnet expects images"),
+    "TOML key": (["--config", "bad.toml"], "did you mean epochs?"),
+    "batch": (["--batch-size", "720"], "batch_size: expected at most 719"),
+    "ranks": (["--data", "toy", "--samples", "2"], "found 1 sample for 2 ranks"),
+    "place": (["--runs-dir", "bad.toml"], "bad.toml"),
+}
+
+
+LAUNCHED = {"option", "ranks", "place"}
+"""Before MPI, on every rank once it is up, on one rank: the ways in which the launch ends."""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in LAUNCHED)) for name in BAD],
+)
+def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
+    options, fragment = BAD[name]
+    (tmp_path / "bad.toml").write_text("epoch = 3\n")
+    result = launch(OPENMPI, 2, tmp_path, *options)
+    assert result.returncode == 2, result
+    complaints = [line for line in result.stderr.splitlines() if fragment in line]
+    assert len(complaints) == 1, result
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", sorted(BAD.keys() - LAUNCHED))
+def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Path) -> None:
+    options, fragment = BAD[name]
+    (tmp_path / "bad.toml").write_text("epoch = 3\n")
+    called = pool("openmpi", 2).call(trainings.refuse, *options, cwd=tmp_path)
+    for said in called.values:
+        assert fragment in said and "\n" not in said
+    assert called.output == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+@pytest.mark.mpi
+def test_help_is_shown_once(tmp_path: Path) -> None:
+    result = launch(OPENMPI, 3, tmp_path, "--help")
+    assert result.returncode == 0, result
+    assert result.stdout.count("usage:") == 1
+
+
+@pytest.mark.mpi
+def test_ranks_that_were_told_different_things_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "differ.py"
+    script.write_text(
+        "import sys\n"
+        "from mpiddp.launch.launcher.launcher import find_launcher\n"
+        "from mpiddp.train import main\n"
+        "sys.argv[1:] = ['--data', 'toy', '--epochs', str(2 + find_launcher().rank)]\n"
+        "main()\n"
+    )
+    result = launchers.run(OPENMPI, 3, [script], timeout=30, cwd=tmp_path)
+    assert result.returncode == 2, result
+    assert result.output.count("option epochs must be the same on all ranks") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.mpi
+def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
+    result = launch(OPENMPI, 2, tmp_path, *TOY, "--name", "toy", "--learning-rate", "1e30")
+    run = tmp_path / "runs" / "toy"
+    assert result.returncode == 1, result
+    assert result.stderr.count("training has diverged") == 1
+    outcome = read_outcome(run)
+    assert outcome is not None
+    assert outcome["code"] == 1
+    assert outcome["step"] > 0
+    words = [*TOY, "--name", "toy"]
+    pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    outcome = read_outcome(run)
+    assert outcome is not None
+    assert (outcome["code"], outcome["attempt"]) == (0, 1)
+    before = (run / "metrics.jsonl").read_bytes()
+    for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
+        assert "has finished and is not overwritten" in said
+    assert (run / "metrics.jsonl").read_bytes() == before
+    outcome = read_outcome(run)
+    assert outcome is not None
+    assert outcome["code"] == 0
