@@ -243,7 +243,7 @@ with mpiddp.init(timeout=30) as session:
 @pytest.mark.parametrize("release", ["2.13", "2.15"])
 def test_a_late_collective_ends_the_job_with_a_report(release, tmp_path):
     row = launchers.table()["mpich"]
-    paths = {"PYTHONPATH": f"{launchers.ROOT}:{launchers.PROGRAMS}"}
+    paths = {"PYTHONPATH": f"{launchers.ROOT}:{Path(__file__).parent}:{launchers.SUPPORT}"}
     arguments = ["-c", STAND_IN, release, tmp_path]
     result = launchers.run(row, 2, arguments, timeout=60, env=paths).expect(6)
     line = messages(result)[-1]

