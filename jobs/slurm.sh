@@ -410,8 +410,9 @@ find_failure() {
         { sub(/^srun: error: /, "") }
         / Exited with exit code [0-9]+$/ { if ($NF <= 128 && !left) left = $0 }
         !/ (Exited with exit code [0-9]+|Killed|Terminated)$/ { if (!crashed) crashed = $0 }
+        / Killed$/ { if (!killed) killed = $0 }
         { if (!any) any = $0 }
-        END { print crashed ? crashed : left ? left : any }'
+        END { print crashed ? crashed : left ? left : killed ? killed : any }'
 }
 
 read_new_errors() {
@@ -504,6 +505,11 @@ start_ranks() {
     if [ -n "$after" ] && [ "$after" != "$before" ]; then
         CODE=$(sed -n 's/^ *"code": *\([0-9]\{1,3\}\),\{0,1\}$/\1/p' "$RUN/outcome.json")
         WHY="$RUN/outcome.json"
+        # When a rank is killed, srun terminates the others at once, and they may write down that
+        # before they notice the loss. Whoever ends the whole job tells this script as well.
+        if [ "$CODE" -eq 143 ] && [ -z "$SIGNAL" ] && [[ $failure == *": Killed" ]]; then
+            CODE=6 WHY="$failure; srun terminated the others"
+        fi
     elif [ "$status" -ne 0 ] && [ -n "$SIGNAL" ]; then
         CODE=$((128 + $(kill -l "$SIGNAL"))) WHY="SIG$SIGNAL came to this script"
     elif [ "$status" -ne 0 ] && [ -n "$failure" ]; then

@@ -720,6 +720,9 @@ LEFT_LATER = messages("tasks 1-2,4: Killed", "task 0: Exited with exit code 2")
 KILLED = messages("task 1: Killed", "tasks 0,2: Terminated")
 # What the others leave with when a rank has crashed is MPI's own.
 CRASHED = messages("task 2: Exited with exit code 14", "task 0: Segmentation fault (core dumped)")
+TERMINATED = messages("task 0: Exited with exit code 143", "task 1: Terminated")
+# srun terminated rank 0 because of rank 1, and rank 0 had written that down.
+KILLED_FIRST = messages("task 0: Exited with exit code 143", "task 1: Killed")
 SHELL_KILLED = messages("task 1: Exited with exit code 137", "task 0: Terminated")
 
 
@@ -738,6 +741,8 @@ SHELL_KILLED = messages("task 1: Exited with exit code 137", "task 0: Terminated
         ("0", "0", "", 0),
         ("4", "137", LEFT, 4),
         ("75", "137", "", 75),
+        ("143", "143", TERMINATED, 143),
+        ("143", "143", KILLED_FIRST, 6),
         ("0", "134", "", 0),
     ],
 )

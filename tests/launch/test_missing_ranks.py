@@ -57,4 +57,4 @@ def test_where_nobody_can_be_asked_nobody_is_named():
 
 
 def test_where_the_main_thread_is():
-    assert missing_ranks.find_position().startswith("find_position (roll_call.py:")
+    assert missing_ranks.find_position().startswith("find_position (missing_ranks.py:")

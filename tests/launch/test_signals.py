@@ -100,7 +100,8 @@ time.sleep(100)
 
 def test_children_are_ended_for_themselves_and_what_was_ignored_stays_so():
     answer = subprocess.run(
-        [sys.executable, "-c", CHILD],
+        # From Python 3.12 on, forking a program with threads warns.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", CHILD],
         capture_output=True,
         text=True,
         timeout=30,

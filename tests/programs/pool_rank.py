@@ -90,11 +90,19 @@ def _captured(descriptor: int) -> Iterator[IO[bytes]]:
             os.close(kept)
 
 
+def set_timeout(seconds: float) -> None:
+    """Change the default group's time-out, by the name that this torch has for that."""
+    from torch import distributed
+
+    change = getattr(distributed, "set_timeout", None)
+    change = change or distributed.distributed_c10d._set_pg_timeout
+    change(timedelta(seconds=seconds))
+
+
 @contextlib.contextmanager
 def _restored(session: Session) -> Iterator[None]:
     """Undo what a call may change in this process."""
     import torch
-    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     before = dict(os.environ), Path.cwd(), os.sched_getaffinity(0), session._timeout
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
@@ -113,7 +121,7 @@ def _restored(session: Session) -> Iterator[None]:
         # What training tells the report of a failure.
         way_out = session._way_out
         way_out.run_directory, way_out.step, way_out.attempt = None, None, 0
-        _set_pg_timeout(timedelta(seconds=session._timeout))
+        set_timeout(session._timeout)
 
 
 def renew(session: Session) -> None:

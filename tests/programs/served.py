@@ -14,17 +14,16 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 import mpiddp
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, assign_roles
+from pool_rank import set_timeout
 
 RATE = 0.05
 SOON = 0.2
@@ -150,7 +149,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
     torch.set_default_dtype(getattr(torch, way.dtype))
     model = make_model()
     session._timeout = way.deadline
-    _set_pg_timeout(timedelta(seconds=way.deadline))
+    set_timeout(way.deadline)
     os.environ.pop("MPIDDP_MESSAGE_BYTES", None)
     if way.longest is not None:
         os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
