@@ -85,6 +85,9 @@ def pytest_configure() -> None:
     A shell that waits for pytest does not hand the signal on: terminate the process group.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    # A shell lets what it starts in the background ignore Ctrl-C, and programs inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _interrupt(*_: object) -> NoReturn:
