@@ -182,6 +182,11 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     return {**kept, **(changes or {})}
 
 
+def drop_gloo_lines(stdout: str) -> str:
+    """Without what Gloo prints in torch 2.10, on each rank, whenever a group is made."""
+    return re.sub(r"\[Gloo\] Rank \d+ is connected to .* : \d+\n", "", stdout)
+
+
 def environ_of(pid: str | int) -> dict[str, str]:
     """The environment that a process was started with; empty for one that is gone."""
     try:
@@ -255,7 +260,7 @@ class Job:
 
     def stdout(self) -> str:
         """What the job has written to stdout so far."""
-        return (self._scratch / "stdout").read_text(errors="replace")
+        return drop_gloo_lines((self._scratch / "stdout").read_text(errors="replace"))
 
     def stderr(self) -> str:
         """What the job has written to stderr so far."""

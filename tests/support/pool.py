@@ -141,7 +141,9 @@ class Pool:
             raise
         rows = [answers[rank] for rank in sorted(answers)]
         return CallResult(
-            [row.value for row in rows], [row.stdout for row in rows], [row.stderr for row in rows]
+            [row.value for row in rows],
+            [launchers.drop_gloo_lines(row.stdout) for row in rows],
+            [row.stderr for row in rows],
         )
 
     def _send(self, request: Request, timeout: float) -> None:
