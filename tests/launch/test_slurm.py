@@ -380,8 +380,8 @@ import pathlib, socket, sys, time
 # On a busy machine the import alone may take longer than the deadline.
 import torch
 import mpiddp
-from mpiddp.launch import {module}
-original = {module}.{function}
+import mpiddp.launch.{module} as module
+original = module.{function}
 folder = pathlib.Path({folder!r})
 
 def wait(*arguments, **options):
@@ -390,7 +390,7 @@ def wait(*arguments, **options):
         time.sleep(0.02)
     return original(*arguments, **options)
 
-{module}.{function} = wait
+module.{function} = wait
 mpiddp.init(timeout={seconds})
 """
 TRAIN = """
@@ -440,10 +440,14 @@ ROLL_CALL = (
 @pytest.mark.parametrize(
     ("module", "function", "says"),
     [
-        pytest.param("mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
+        pytest.param("mpi.mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
         # Who does not answer is named without Slurm, too (test_failure.py).
         pytest.param(
-            "network", "list_interfaces", ROLL_CALL, marks=pytest.mark.long, id="after it"
+            "network.interfaces",
+            "list_interfaces",
+            ROLL_CALL,
+            marks=pytest.mark.long,
+            id="after it",
         ),
     ],
 )

@@ -18,7 +18,7 @@ import copies
 import launchers
 import mpiddp
 
-REQUIREMENTS = {"mpi4py>=4.0", "torch>=2.10", "torchvision", "numpy", "psutil", "tyro", "tqdm"}
+REQUIREMENTS = {"mpi4py>=4.1", "torch>=2.10", "torchvision", "numpy", "psutil", "tyro", "tqdm"}
 EXTRAS = {"mpi", "plot", "tensorboard", "test"}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
