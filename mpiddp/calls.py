@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives import bootstrap
+from mpiddp.collectives.bootstrap import describe, find_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import TRANSPORTS, Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
-from mpiddp.sync.session_communicator import find_communicator
 
 _OPERATORS = tuple(operator.value for operator in Operator)
 _requests: dict[tuple[Any, ...], Request] = {}
@@ -105,8 +104,8 @@ def all_reduce(
             neither does the result depend on how a buffer was cut.
 
     ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
-    ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers
-    contribute nothing; the sum is that of the other ranks.
+    ``mpiddp.shared_empty`` no copy is made inside a node. An algorithm whose
+    dedicated servers contribute nothing (``central``) is refused.
 
     Raises:
         ScheduleError: the algorithm is no all-reduce; says why.
@@ -278,4 +277,4 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
 
 def describe_collectives() -> dict[str, Any]:
     """How ranks wait, what transports there are, and what a user should know of them."""
-    return bootstrap.describe(find_communicator())
+    return describe(find_communicator())

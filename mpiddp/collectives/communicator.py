@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from mpiddp.collectives.operators import name_type
-from mpiddp.collectives.planner import Planner, Request
-from mpiddp.collectives.plans import Plan, Shortcut
-from mpiddp.collectives.selection import Call, Selection
-from mpiddp.collectives.topology import Layout
+from mpiddp.collectives.planner import Plan, Planner, Request, Shortcut
+from mpiddp.collectives.selection import Call, Layout, Selection
 from mpiddp.collectives.transport.node_memory import Neighbourhood
 from mpiddp.collectives.transport.shared_memory import Segments
 from mpiddp.collectives.waiting import Waiter

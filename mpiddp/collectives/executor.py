@@ -8,6 +8,7 @@ that matters, or another entry.
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,9 +30,10 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.operators import Action, Arithmetic, Span, View, make_span
+from mpiddp.collectives.operators import Action, Arithmetic, Span, View, convert, make_span
 from mpiddp.collectives.transport import Messages, Messenger
 from mpiddp.collectives.transport.node_memory import Neighbourhood, PeerMemory
+from mpiddp.collectives.transport.shared_memory import Segments, view_of
 
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""
@@ -131,6 +133,36 @@ class Workspace:
         return Span(space.memory[:count], dtype)
 
 
+class Stage:
+    """Memory beside the buffers, as long as the longest that was needed; zeros at first."""
+
+    def __init__(self, segments: Segments | None) -> None:
+        """In a segment that peers can map, or in private memory."""
+        self._segments = segments or Segments()
+        self._memory: mmap.mmap | None = None
+        self._size = 0
+        self._on_gpus: dict[tuple[int, int], torch.Tensor] = {}
+        """By device and stream: calls on two streams work at the same time."""
+
+    def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
+        """Room for ``count`` elements; what was there before may be lost."""
+        size = count * dtype.itemsize
+        if isinstance(like.memory, torch.Tensor):
+            return self._find_on_gpu(size, dtype, like.memory)
+        if self._memory is None or size > self._size:
+            self._memory = self._segments.allocate(size)
+            self._size = size
+        return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
+
+    def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
+        key = (like.get_device(), torch.cuda.current_stream(like.device).cuda_stream)
+        memory = self._on_gpus.get(key)
+        if memory is None or size > memory.numel():
+            memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+            self._on_gpus[key] = memory
+        return Span(memory[:size].view(dtype), dtype)
+
+
 @dataclass(frozen=True)
 class Execution:
     """All that a program is run with, but for the memory that it works in."""
@@ -146,6 +178,27 @@ class Execution:
     """Needed where it has partners."""
     workspace: Workspace = field(default_factory=Workspace)
     """Shared with programs that are never run at the same time."""
+    stage: Stage | None = None
+    """Where it works if not in the buffers themselves."""
+    buffer_type: torch.dtype | None = None
+    """As what the elements of the buffers are seen; None for the type that is added and sent."""
+
+    @property
+    def count(self) -> int:
+        """Elements of a buffer."""
+        return self.program.count
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it works in a wider type than the buffers have."""
+        return self.buffer_type not in (None, self.arithmetic.dtype)
+
+    def enter_stage(self, tensor: torch.Tensor) -> tuple[Span, Action, Action]:
+        """Room in the stage, what copies the tensor into it, and what copies it back."""
+        assert self.stage is not None
+        buffer = make_span(tensor, self.buffer_type)
+        room = self.stage.find(self.count, self.arithmetic.dtype, buffer)
+        return room, convert(room, buffer, self.count), convert(buffer, room, self.count)
 
 
 class _Binder:

@@ -1,38 +1,66 @@
-"""From a call to its plan: which schedule, which types, which transport, and in whose memory."""
+"""From a call to its plan: which schedule, which types, which transport, and in whose memory.
+
+A plan has the rank's program for buffers of one length and type, and binds it to the buffers that
+it is given. Where a buffer cannot be used as it is (a type that is too narrow to be added in,
+memory that no peer can reach), the plan works in a stage beside it, which all plans share.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 
 from mpiddp.collectives.compiler.lowering import Part, compile_part, find_part
 from mpiddp.collectives.compiler.tiling import Cut
-from mpiddp.collectives.executor import Description, Execution, Workspace
+from mpiddp.collectives.executor import (
+    MOST_BINDINGS,
+    Binding,
+    Bindings,
+    Description,
+    Execution,
+    Stage,
+    Workspace,
+    allocate,
+    bind,
+)
 from mpiddp.collectives.operators import (
+    Action,
     Arithmetic,
     Operator,
+    Span,
     choose_accumulation,
+    copy,
     find_operator,
+    make_span,
     name_type,
 )
-from mpiddp.collectives.plans import (
-    MailboxPlan,
-    MemoryPlan,
-    MessagePlan,
-    NoPlan,
-    Parts,
-    Plan,
-    Stage,
+from mpiddp.collectives.selection import (
+    BOTH,
+    MPI,
+    SHARED,
+    TORCH,
+    Call,
+    Layout,
+    Selection,
+    select,
 )
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Call, Selection, select
-from mpiddp.collectives.topology import Layout
 from mpiddp.collectives.transport import Messenger
-from mpiddp.collectives.transport.huge_pages import LargePages
-from mpiddp.collectives.transport.node_memory import BLOCK, MAILBOX, NEXT_CALL, Neighbourhood
+from mpiddp.collectives.transport.node_memory import (
+    BLOCK,
+    MAILBOX,
+    NEXT_CALL,
+    PRIVATE,
+    SEGMENT,
+    Location,
+    Neighbourhood,
+)
 from mpiddp.collectives.transport.shared_memory import Segments
+from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
@@ -43,6 +71,8 @@ _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 
 MOST_ANALYSES = 64
 """Schedules whose analysis is kept."""
+MOST_MAILBOX_CALLS = 64
+"""Buffers that a mailbox plan knows at a time."""
 NCCL = "torch, on GPUs"
 """The messenger of transport torch for tensors on GPUs."""
 
@@ -54,6 +84,258 @@ class Request:
     call: Call
     operator: str = "sum"
     reduction_dtype: torch.dtype | None = None
+
+
+# ---- plans --------------------------------------------------------------------------------
+
+
+class Plan(Protocol):
+    """A prepared call."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """Make the call on a contiguous tensor of the plan's length and type, in place."""
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """What makes the call on such a tensor, as long as the tensor lives."""
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """What makes the call on any tensor that lies where this one does; keeps none alive."""
+
+
+Shortcut = Callable[[torch.Tensor], object]
+
+
+class NoPlan:
+    """One rank alone: its buffer is the result."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """Nothing to do."""
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """Nothing to do, later."""
+        return partial(self.run, tensor)
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """Nothing to do, quickly."""
+        return self.run
+
+
+@dataclass
+class MessagePlan:
+    """Messages alone."""
+
+    execution: Execution
+    bindings: Bindings = field(default_factory=Bindings)
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """See ``Plan``."""
+        self._find(tensor).run()
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """See ``Plan``."""
+        return self._find(tensor).run
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """See ``Plan``; a binding by itself would outlive its place among the last ones."""
+        return self.run
+
+    def _find(self, tensor: torch.Tensor) -> Binding:
+        # Calls on two streams of a GPU may not share their scratch space.
+        stream = None if tensor.is_cpu else torch.cuda.current_stream(tensor.device).cuda_stream
+        return self.bindings.find((tensor.data_ptr(), stream), lambda: self._bind(tensor))
+
+    def _bind(self, tensor: torch.Tensor) -> Binding:
+        execution = self.execution
+        if not execution.is_wide:
+            return bind(execution, make_span(tensor, execution.buffer_type), {})
+        stage, put, get = execution.enter_stage(tensor)
+        return bind(execution, stage, {}).between(put, get)
+
+
+@dataclass(frozen=True)
+class _Staging:
+    """A buffer's copy in the stage."""
+
+    stage: Span
+    location: Location
+    put: Action
+    get: Action
+
+
+NOWHERE = -1
+"""No buffer's address."""
+
+
+class _Last(NamedTuple):
+    """The last call, so that the next one on the same buffers finds its binding at once."""
+
+    address: int
+    segments: object
+    """All segments of this process: another object where one of them has come or gone."""
+    location: Location
+    versions: tuple[int, ...]
+    """Of the partners' locations."""
+    binding: Binding
+
+
+@dataclass
+class MemoryPlan:
+    """Work in the memory of the peers on this node; messages to the others, if there are any."""
+
+    execution: Execution
+    pages: LargePages
+    """Of all plans."""
+    bindings: Bindings = field(default_factory=Bindings)
+
+    _stagings: dict[int, _Staging] = field(default_factory=dict)
+    """By address of the buffer."""
+    _last: _Last | None = None
+
+    @property
+    def _neighbourhood(self) -> Neighbourhood:
+        neighbourhood = self.execution.neighbourhood
+        assert neighbourhood is not None
+        return neighbourhood
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """See ``Plan``."""
+        address, last, neighbourhood = tensor.data_ptr(), self._last, self._neighbourhood
+        if (
+            last is not None
+            and last.address == address
+            and last.segments is neighbourhood.segments.own
+        ):
+            if last.location.kind == PRIVATE:
+                self.pages.visit(tensor)
+            self._run_at(last.location, tensor, address)
+            return
+        place = neighbourhood.segments.find(address, tensor.numel() * tensor.element_size())
+        if self.execution.is_wide or (place is None and not neighbourhood.can_copy):
+            self._run_staged(tensor)
+        elif place is None:
+            self.pages.visit(tensor)
+            self._run_at(Location(PRIVATE, address), tensor, address)
+        else:
+            self._run_at(Location(SEGMENT, *place), tensor, address)
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """See ``Plan``."""
+        return partial(self.run, tensor)
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """See ``Plan``."""
+        return self.run
+
+    def _run_staged(self, tensor: torch.Tensor) -> None:
+        staging = self._stagings.get(tensor.data_ptr())
+        if staging is None:
+            if len(self._stagings) >= MOST_BINDINGS:
+                self._stagings.clear()
+            staging = self._stagings[tensor.data_ptr()] = self._make_staging(tensor)
+        staging.put()
+        self._run_at(staging.location, staging.stage, NOWHERE)
+        staging.get()
+
+    def _make_staging(self, tensor: torch.Tensor) -> _Staging:
+        stage, put, get = self.execution.enter_stage(tensor)
+        size = self.execution.count * stage.dtype.itemsize
+        place = self._neighbourhood.segments.find(stage.address, size)
+        assert place is not None, "the stage of shared memory lies in a segment"
+        return _Staging(stage, Location(SEGMENT, *place), put, get)
+
+    def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
+        """``address``: of the caller's buffer, if that is what is worked in, or NOWHERE."""
+        execution, neighbourhood = self.execution, self._neighbourhood
+        partners = execution.program.partners
+        neighbourhood.enter(execution.signature, location)
+        neighbourhood.meet(partners, execution.signature, self._describe)
+        versions = neighbourhood.versions(partners)
+        last = self._last
+        if last is None or last.location is not location or last.versions != versions:
+            key = (location, tuple(map(neighbourhood.location, partners)))
+            binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
+            last = _Last(address, neighbourhood.segments.own, location, versions, binding)
+            self._last = last
+        last.binding.run()
+
+    def _describe(self, rank: int) -> str:
+        return self.execution.description.wait(0, rank)
+
+    def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
+        execution, neighbourhood = self.execution, self._neighbourhood
+        own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
+        count, dtype = execution.count, execution.arithmetic.dtype
+        peers = {
+            rank: neighbourhood.resolver.find_memory(rank, location, count, dtype)
+            for rank, location in zip(execution.program.partners, locations, strict=True)
+        }
+        return bind(execution, own, peers)
+
+
+class MailboxPlan:
+    """One-shot for small buffers on one node: all put theirs into a mailbox, all add all of them.
+
+    A rank that puts its next letter into the other one of its two mailboxes has seen all others
+    begin the call before, so nobody still reads from it: no rank waits at the end of a call.
+    """
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        count: int,
+        signature: int,
+        description: Description,
+        neighbourhood: Neighbourhood,
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._count = count
+        self._signature = signature
+        self._description = description
+        self._neighbourhood = neighbourhood
+        self._bindings: dict[int, Callable[..., None]] = {}
+        """For each buffer, by its address, the call on it."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """See ``Plan``."""
+        self.prepare(tensor)()
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """See ``Plan``."""
+        return self.prepare(tensor)
+
+    def prepare(self, tensor: torch.Tensor) -> Callable[..., None]:
+        """The call on this tensor's memory."""
+        call = self._bindings.get(tensor.data_ptr())
+        if call is None:
+            if len(self._bindings) >= MOST_MAILBOX_CALLS:
+                self._bindings.clear()
+            call = self._bindings[tensor.data_ptr()] = self._bind(make_span(tensor))
+        return call
+
+    def _describe(self, rank: int) -> str:
+        return self._description.wait(0, rank)
+
+    def _bind(self, own: Span) -> Callable[..., None]:
+        (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
+        return self._neighbourhood.exchange(
+            self._signature, (put, put_too), (add, add_too), self._describe
+        )
+
+    def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
+        neighbourhood, count, dtype = self._neighbourhood, self._count, self._arithmetic.dtype
+        boxes = {
+            rank: neighbourhood.mailbox(rank, parity, count, dtype) for rank in neighbourhood.ranks
+        }
+        put = copy(boxes[neighbourhood.rank].move(0, count), own.move(0, count))
+        workspace = None
+        if self._arithmetic.widens:
+            workspace = allocate(count, self._arithmetic.accumulation, own).compute(0, count)
+        views = [box.compute(0, count) for box in boxes.values()]
+        out = own.compute(0, count)
+        return put, self._arithmetic.reduce(out, views, None, True, workspace)
+
+
+# ---- planning -----------------------------------------------------------------------------
 
 
 class Planner:
@@ -73,7 +355,7 @@ class Planner:
         self.neighbourhood = neighbourhood
         self._makers = messengers
         self._messengers: dict[str, Messenger] = {}
-        self._stages: dict[str, Stage] = {}
+        self._stage, self._private_stage = Stage(segments), Stage(None)
         self._workspace = Workspace()
         self._pages = LargePages()
         self._parts: dict[tuple[int, bool], Part] = {}
@@ -100,28 +382,37 @@ class Planner:
         if self.layout.size == 1:
             return NoPlan()
         signature = _sign(request, selection, tensor)
-        part = self._find_part(selection)
-        # A sum that is made at once is as exact from narrow operands; any other travels wide.
-        is_wide = accumulation != dtype and not part.sums.is_single
-        arithmetic = Arithmetic(
-            operator,
-            accumulation if is_wide else dtype,
-            accumulation,
-            len(selection.schedule.members),
-        )
         description = Description(
             f"{call.kind.value} ({selection.name} over {selection.transport})",
             len(selection.schedule.steps),
             dict(enumerate(self.layout.hosts)),
         )
-        if self._fits_mailbox(selection, tensor, arithmetic):
-            assert self.neighbourhood is not None
+        members = len(selection.schedule.members)
+        if self.neighbourhood is not None and _fits_mailbox(selection, tensor.numel(), dtype):
+            # One step adds contributions as they were: that is as exact from narrow operands.
+            arithmetic = Arithmetic(operator, dtype, accumulation, members)
             return MailboxPlan(
                 arithmetic, tensor.numel(), signature, description, self.neighbourhood
             )
-        return self._make_parts(
-            selection, part, tensor.numel(), arithmetic, signature, description, dtype, on_gpu
+        part = self._find_part(selection)
+        # So is any sum that is made at once; the others travel in the wide type.
+        is_wide = accumulation != dtype and not part.sums.is_single
+        in_memory = selection.transport in (SHARED, BOTH)
+        messenger = self.find_messenger(selection, on_gpu=on_gpu)
+        arithmetic = Arithmetic(operator, accumulation if is_wide else dtype, accumulation, members)
+        cut = _find_cut(messenger, arithmetic.dtype.itemsize, in_memory)
+        execution = Execution(
+            compile_part(part, tensor.numel(), cut),
+            arithmetic,
+            signature,
+            description,
+            messenger,
+            self.neighbourhood if in_memory else None,
+            self._workspace,
+            self._private_stage if selection.transport == TORCH else self._stage,
+            dtype,
         )
+        return MemoryPlan(execution, self._pages) if part.group else MessagePlan(execution)
 
     def _find_part(self, selection: Selection) -> Part:
         """This rank's part of a schedule, which is looked at once for buffers of all lengths."""
@@ -134,40 +425,6 @@ class Planner:
             group = self.layout.neighbours if in_memory else (self.layout.rank,)
             self._parts[key] = find_part(selection.schedule, self.layout.rank, group)
         return self._parts[key]
-
-    def _fits_mailbox(
-        self, selection: Selection, tensor: torch.Tensor, arithmetic: Arithmetic
-    ) -> bool:
-        return (
-            selection.transport == SHARED
-            and len(selection.schedule.steps) == 1
-            and selection.schedule.collective is Collective.ALL_REDUCE
-            and 0 < tensor.numel() * arithmetic.dtype.itemsize <= MAILBOX
-        )
-
-    def _make_parts(
-        self,
-        selection: Selection,
-        part: Part,
-        count: int,
-        arithmetic: Arithmetic,
-        signature: int,
-        description: Description,
-        dtype: torch.dtype,
-        on_gpu: bool,
-    ) -> Plan:
-        in_memory = selection.transport in (SHARED, BOTH)
-        messenger = self.find_messenger(selection, on_gpu=on_gpu)
-        cut = _find_cut(messenger, arithmetic.dtype.itemsize, in_memory)
-        program = compile_part(part, count, cut)
-        neighbourhood = self.neighbourhood if in_memory else None
-        execution = Execution(
-            program, arithmetic, signature, description, messenger, neighbourhood, self._workspace
-        )
-        parts = Parts(execution, self._find_stage(selection.transport), dtype)
-        if part.group:
-            return MemoryPlan(parts, self._pages)
-        return MessagePlan(parts)
 
     def find_messenger(self, selection: Selection, *, on_gpu: bool) -> Messenger | None:
         """What carries the messages, made if it is new: then this is collective.
@@ -182,10 +439,14 @@ class Planner:
             self._messengers[name] = self._makers[name]()
         return self._messengers[name]
 
-    def _find_stage(self, transport: str) -> Stage:
-        if transport not in self._stages:
-            self._stages[transport] = Stage(None if transport == TORCH else self.segments)
-        return self._stages[transport]
+
+def _fits_mailbox(selection: Selection, count: int, dtype: torch.dtype) -> bool:
+    return (
+        selection.transport == SHARED
+        and len(selection.schedule.steps) == 1
+        and selection.schedule.collective is Collective.ALL_REDUCE
+        and 0 < count * dtype.itemsize <= MAILBOX
+    )
 
 
 def _find_cut(messenger: Messenger | None, itemsize: int, in_memory: bool) -> Cut:

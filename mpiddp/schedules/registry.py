@@ -180,6 +180,9 @@ class Choice:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     segments: int = 1
 
+    def __hash__(self) -> int:
+        return hash((self.algorithm.name, *self.parameters.items(), self.segments))
+
     def __str__(self) -> str:
         values = {**self.parameters, **({"segments": self.segments} if self.segments > 1 else {})}
         pairs = ",".join(f"{key}={value}" for key, value in values.items())

@@ -15,14 +15,13 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
-from mpiddp.collectives.transport.memory_limits import find_shortage
-from mpiddp.errors import ConfigurationError
+from mpiddp.collectives.transport.shared_memory import find_shortage
+from mpiddp.schedules.replay import find_sums
 from mpiddp.schedules.schedule import Collective
-from mpiddp.schedules.summation_order import find_sums
-from mpiddp.sync.session_communicator import find_communicator
 
 SHARED_MEMORY_FILES = "/dev/shm"
 """Where torch puts memory that processes share."""
@@ -65,7 +64,6 @@ class ScheduleHook:
             Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
         )
         selection = self._select(0, on_gpu)
-        _check_members(selection)
         communicator.make_ready(selection, on_gpu=on_gpu)
         self._request = Request(self._call, "average")
         self._narrow_requests: dict[int, Request] = {}
@@ -181,15 +179,6 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
     hook = ScheduleHook(synchronization, find_communicator(), on_gpu=on_gpu)
     model.register_comm_hook(None, hook.synchronize)
     return hook
-
-
-def _check_members(selection: Selection) -> None:
-    ranks, members = selection.schedule.ranks, len(selection.schedule.members)
-    if members < ranks:
-        raise ConfigurationError(
-            f"{selection.name} leaves out the gradients of {ranks - members} of {ranks} ranks, "
-            "which only serve: use gather-broadcast"
-        )
 
 
 def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

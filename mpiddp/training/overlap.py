@@ -42,6 +42,14 @@ class Choice:
         return self.with_overlap < (1 - GAIN) * self.without
 
 
+def describe(pace: Choice) -> str:
+    """What was measured, and why the quicker way was not taken where it was not."""
+    text = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
+    if pace.with_overlap < pace.without and not pace.pays:
+        text += f": overlap is chosen where it saves more than {GAIN:.0%}, since less may be noise"
+    return text
+
+
 def settle(
     configuration: Configuration, replica: Replica, batch: Batch
 ) -> tuple[Configuration, Choice | None]:

@@ -20,7 +20,7 @@ from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import describe_roles
-from mpiddp.training import metrics, run_directory
+from mpiddp.training import metrics, overlap, run_directory
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.malloc import keep_freed_memory
@@ -161,8 +161,7 @@ def _describe_synchronization(task: Task) -> str:
     how = "during" if configuration.overlap == "on" else "after"
     parts.append(f"{how} the backward pass of their bucket")
     if pace is not None:
-        found = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
-        parts.append(f"({found})")
+        parts.append(f"({overlap.describe(pace)})")
     return " ".join(parts)
 
 

@@ -17,7 +17,7 @@ from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
     NEXT_CALL,
     PRIVATE,
-    SHARED,
+    SEGMENT,
     WORDS,
     Location,
     block_size,
@@ -191,8 +191,8 @@ def test_each_rank_tells_where_its_buffer_lies():
     one, other = make_pair()
     places = [
         Location(PRIVATE, 2**47 + 5),
-        Location(SHARED, 3, 12, 4096),
-        Location(SHARED, 3, 12, 4096),
+        Location(SEGMENT, 3, 12, 4096),
+        Location(SEGMENT, 3, 12, 4096),
         Location(PRIVATE, 2**47 + 5),
         Location(PRIVATE, 0),
     ]

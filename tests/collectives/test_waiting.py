@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from mpiddp.collectives.topology import count_cores, find_quota
 from mpiddp.collectives.waiting import (
     FIRST_PAUSE,
     FIRST_SPINS,
@@ -20,6 +19,8 @@ from mpiddp.collectives.waiting import (
     Policy,
     Waiter,
     choose_policy,
+    count_cores,
+    find_quota,
 )
 from mpiddp.errors import ConfigurationError, PeerLostError
 

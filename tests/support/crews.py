@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from in_process import InProcessMessenger, Office
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED
-from mpiddp.collectives.topology import Layout
-from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
+from mpiddp.collectives.selection import BOTH, MPI, SHARED, Layout
 from mpiddp.collectives.transport.node_memory import (
     Location,
     Neighbourhood,

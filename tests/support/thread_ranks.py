@@ -9,23 +9,33 @@ from functools import partial
 
 import torch
 
-from mpiddp.collectives.compiler.lowering import compile_program
+from in_process import InProcessMessenger, Office
 from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.executor import Binding, Description, Execution, bind
-from mpiddp.collectives.operators import Arithmetic, Operator, make_span
-from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
+from mpiddp.collectives.operators import Arithmetic, Operator, Span, make_span, map_memory
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     Location,
+    MappedMemory,
     Neighbourhood,
-    ThreadResolver,
+    PeerMemory,
     block_size,
 )
 from mpiddp.collectives.transport.shared_memory import Segments, address_of
 from mpiddp.collectives.waiting import Policy, Waiter
 from mpiddp.schedules.schedule import Schedule
+from promises import compile_program
 
 SECONDS = 20.0
+
+
+class ThreadResolver:
+    """Peers are threads of this process."""
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
 
 
 class Team:

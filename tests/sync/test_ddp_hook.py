@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 from crews import Crew
+from mpiddp.collectives import bootstrap
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import NCCL
 from mpiddp.collectives.selection import MPI
@@ -20,7 +21,6 @@ from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 from mpiddp.schedules.registry import names
-from mpiddp.sync import session_communicator
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 
 ROUNDING = 2e-6
@@ -100,7 +100,8 @@ def test_an_algorithm_that_leaves_ranks_out_is_refused():
     with pytest.raises(ConfigurationError) as found:
         make_hook([0, 0, 0], algorithm="central")
     assert str(found.value) == (
-        "central leaves out the gradients of 1 of 3 ranks, which only serve: use gather-broadcast"
+        "central leaves out the buffers of 1 of 3 ranks, which only serve: use gather-broadcast or "
+        "direct, which include them"
     )
     for name in ("auto", *WHOLE):
         make_hook([0, 0, 0], algorithm=name)
@@ -132,11 +133,8 @@ def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, ma
 
 def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
     communicator = Crew([0, 0]).communicators[0]
-    gpu = torch.device("cuda", 0)
-    launch = session_communicator._Launch(
-        SimpleNamespace(backend="gloo"), 0, 0, 0, 2, "host0", gpu, 60.0
-    )
-    communicator._planner._makers = {NCCL: lambda: launch.make_group(on_gpu=True)}
+    session = SimpleNamespace(backend="gloo", timeout=60.0)
+    communicator._planner._makers = {NCCL: lambda: bootstrap._make_group(session, True)}
     with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
         ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)
 

@@ -129,12 +129,14 @@ def test_the_choice_of_overlap_is_measured_told_and_used_again(pool, tmp_path):
     (line,) = [line for line in printed.splitlines() if line.startswith("Gradients: ")]
     found = re.fullmatch(
         r"Gradients: direct over transport auto (during|after) the backward pass of their bucket "
-        r"\(([0-9.]+) ms with overlap, ([0-9.]+) without\)",
+        r"\(([0-9.]+) ms with overlap, ([0-9.]+) without"
+        r"(: overlap is chosen where it saves more than 5%, since less may be noise)?\)",
         line,
     )
     assert found
     during = found[1] == "during"
     saved = 1 - float(found[2]) / float(found[3])
+    assert (found[4] is not None) == (not during and saved > 0) or abs(saved) < 0.015
     # 5 %, but the times are told in hundredths of a millisecond.
     assert saved > 0.035 if during else saved < 0.065
     settings = read_toml(run / "config.toml")
@@ -164,7 +166,7 @@ def test_a_rank_alone_trains_with_any_sync(pool, tmp_path):
 def test_an_algorithm_that_leaves_ranks_out_is_refused_in_one_line(tmp_path):
     words = ["-m", "mpiddp.train", "--sync", "central"]
     result = launchers.run(OPENMPI, 2, words, timeout=60, cwd=tmp_path).expect(2)
-    assert result.stderr.count("central leaves out the gradients of 1 of 2 ranks") == 1
+    assert result.stderr.count("central leaves out the buffers of 1 of 2 ranks") == 1
     assert "Traceback" not in result.output
     assert not (tmp_path / "runs").exists()
 

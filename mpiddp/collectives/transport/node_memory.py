@@ -38,7 +38,8 @@ MAILBOX = 64 << 10
 BLOCK = 256 << 10
 """Bytes that are added and passed on while they are in cache."""
 
-PRIVATE, SHARED = 0, 1
+PRIVATE, SEGMENT = 0, 1
+"""Where a buffer lies: in private memory, or in a segment that peers can map."""
 
 
 class Location(NamedTuple):
@@ -137,15 +138,6 @@ class NodeResolver:
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
         return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
-
-
-class ThreadResolver:
-    """Peers are threads of this process."""
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
 
 
 def is_ordered() -> bool:

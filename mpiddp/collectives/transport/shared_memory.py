@@ -1,28 +1,36 @@
-"""Memory that other processes of this node can map: anonymous files (memfd).
+"""Memory that other processes of this node can map: anonymous files (memfd), and how much there is.
 
 They have no name, so nothing stays behind when a process is killed, and they do not count against
 the size of /dev/shm, which containers keep small. Others open them through the owner's
 /proc/PID/fd, which takes the same user, or the right to trace the process.
+
+A process that goes beyond the memory limit of a control group is killed, although the machine may
+have memory left. Containers have such limits, and Slurm's jobs where ConstrainRAMSpace is set. So
+memory is reserved only where the limits leave room for it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 import os
+import re
 import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from mpiddp.collectives.operators import map_memory
-from mpiddp.collectives.transport.memory_limits import find_shortage
 from mpiddp.errors import ConfigurationError
 
 NAME = "mpiddp"
@@ -34,6 +42,12 @@ RESERVED_AT_ONCE = 16 << 20
 MOST_FOREIGN = 64
 """Mappings of other ranks' segments that are kept. A freed segment has no pages any more, unless
 its owner has forked since it was made: then they last as long as the mapping."""
+NO_LIMIT = 1 << 62
+PROCESS = Path("/proc/self")
+CHECKED_FROM = 1 << 20
+"""Bytes. For less, reading what groups say would take longer than reserving them."""
+CACHES = ("inactive_file", "active_file")
+"""In ``memory.stat``: copies of files on disk, which the kernel drops before it kills anybody."""
 
 
 class Place(NamedTuple):
@@ -234,3 +248,106 @@ def view_of(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> A
     """Elements from ``offset`` bytes on, as an array that NumPy can move. The mapping must outlive
     it."""
     return map_memory(address_of(memory) + offset, count, dtype)
+
+
+# ---- limits of memory ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """A control group that counts memory; the names of its files differ between versions 1 and 2.
+
+    What its children use counts as its own.
+    """
+
+    folder: Path
+    is_old: bool
+    """Version 1."""
+
+    def find_shortage(self, size: int) -> str:
+        """The reason why a process in it gets no ``size`` bytes more; empty if there is room."""
+        limit = self._read("memory.limit_in_bytes" if self.is_old else "memory.max")
+        # Version 1 says that there is no limit by a very large one.
+        if limit is None or limit >= NO_LIMIT:
+            return ""
+        used = self._read("memory.usage_in_bytes" if self.is_old else "memory.current")
+        if used is None or used + size <= limit:
+            return ""
+        used -= self._count_caches()
+        if used + size <= limit:
+            return ""
+        return (
+            f"the control group {self.folder} allows {_describe_size(limit)}, of which "
+            f"{_describe_size(used)} are in use"
+        )
+
+    def _read(self, name: str) -> int | None:
+        """Bytes; None where there is no limit, or no such file, as in the topmost group."""
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _count_caches(self) -> int:
+        try:
+            lines = (self.folder / "memory.stat").read_text().splitlines()
+        except OSError:
+            return 0
+        prefix = "total_" if self.is_old else ""
+        names = [prefix + name for name in CACHES]
+        rows = [line.partition(" ") for line in lines]
+        return sum(int(value) for name, _, value in rows if name in names)
+
+
+def find_shortage(size: int) -> str:
+    """The reason why this process gets no ``size`` bytes more, without swap; empty if it does.
+
+    Groups are asked from CHECKED_FROM bytes on.
+    """
+    available = psutil.virtual_memory().available
+    if size > available:
+        return f"the machine has {_describe_size(available)} left"
+    if size < CHECKED_FROM:
+        return ""
+    return next(filter(None, (group.find_shortage(size) for group in find_groups())), "")
+
+
+def _describe_size(size: int) -> str:
+    return f"{size} bytes ({size / 2**30:.2f} GiB)"
+
+
+@functools.cache
+def find_groups(process: Path = PROCESS) -> tuple[ControlGroup, ...]:
+    """The groups that count this process's memory, from its own up to the topmost one in sight."""
+    try:
+        paths = (process / "cgroup").read_text().splitlines()
+        mounts = (process / "mountinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    return tuple(group for mount in mounts for group in _follow(mount, paths))
+
+
+def _follow(mount: str, paths: list[str]) -> Iterator[ControlGroup]:
+    """The groups around a process under one mount; see proc(5), and cgroups(7) for ``paths``."""
+    left, _, right = mount.partition(" - ")
+    kind, _, options = right.split(" ", 2)
+    is_old = kind == "cgroup" and "memory" in options.split(",")
+    if not is_old and kind != "cgroup2":
+        return
+    root, point = map(_unescape, left.split(" ")[3:5])
+    for line in paths:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") if is_old else number == "0":
+            # Inside a container the mount may begin where the container's group does.
+            inner = path.removeprefix(root.rstrip("/")).lstrip("/")
+            top, folder = Path(point), Path(point) / inner
+            folder = folder if ".." not in folder.parts and folder.is_dir() else top
+            for each in (folder, *folder.parents):
+                yield ControlGroup(each, is_old)
+                if each == top:
+                    break
+
+
+def _unescape(text: str) -> str:
+    r"""A path of mountinfo, in which a space is ``\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
