@@ -232,15 +232,13 @@ def _lay_out(
 def _list_messengers(
     session: Session, waiter: Waiter, facts: list[_Facts]
 ) -> Mapping[str, Callable[[], Messenger]]:
-    """What makes each messenger, which owns its communicator or group. They are collective."""
+    """What makes each messenger; collective."""
     longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
 
     def make_mpi() -> Messenger:
         check_thread()
         communicator = session.duplicate()
         assert communicator is not None
-        # Done after Communicator.close, which was named first.
-        session.at_close(communicator.Free)
         return MpiMessenger(communicator, waiter, longest)
 
     def make_torch(on_gpu: bool) -> Messenger:

@@ -20,6 +20,7 @@ from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
 from mpiddp.collectives.transport.shared_memory import find_shortage
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.replay import find_sums
 from mpiddp.schedules.schedule import Collective
 
@@ -171,14 +172,63 @@ ScheduleHook.synchronize.__annotations__ = {}
 def attach(synchronization: Synchronization, model: DistributedDataParallel) -> ScheduleHook:
     """Have a model's gradients averaged that way, over the current session's ranks.
 
-    The model must have been wrapped with ``gradient_as_bucket_view=True``, so that gradients follow
-    their bucket into shared memory. What carries the gradients is made here. Collective. Raises
-    ConfigurationError, ScheduleError.
+    What carries the gradients is made here. Collective. Raises ConfigurationError, ScheduleError.
     """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigurationError(
+            f"expected a model in DistributedDataParallel, found {type(model).__name__}"
+        )
+    communicator = find_communicator()
+    ranks = model.process_group.size()
+    if ranks != communicator.layout.size:
+        raise ConfigurationError(
+            f"the model's process group has {ranks} ranks, and the session "
+            f"{communicator.layout.size}: mpiddp averages gradients over all ranks"
+        )
     on_gpu = next(model.parameters()).is_cuda
-    hook = ScheduleHook(synchronization, find_communicator(), on_gpu=on_gpu)
-    model.register_comm_hook(None, hook.synchronize)
+    hook = ScheduleHook(synchronization, communicator, on_gpu=on_gpu)
+    try:
+        model.register_comm_hook(None, hook.synchronize)
+    except RuntimeError as error:
+        raise ConfigurationError(f"the model has a communication hook already: {error}") from None
     return hook
+
+
+def synchronize(
+    model: DistributedDataParallel,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    wire_dtype: torch.dtype | None = None,
+    *,
+    overlap: bool = False,
+) -> DistributedDataParallel:
+    """Have mpiddp average a DDP model's gradients, instead of torch.distributed; returns the model.
+
+    Collective: every rank calls it, once for each model, after ``mpiddp.init()`` or in a script
+    that ``python -m mpiddp`` started. Gradients are averaged over all ranks of the session::
+
+        model = mpiddp.synchronize(DistributedDataParallel(net, gradient_as_bucket_view=True))
+
+    With ``gradient_as_bucket_view=True`` DDP makes no copy of the gradients.
+
+    Args:
+        model: wrapped in ``torch.nn.parallel.DistributedDataParallel`` over the default group.
+        algorithm: as in ``all_reduce``; ``auto`` goes by the size of each bucket.
+        transport: as in ``all_reduce``.
+        wire_dtype: the type in which gradients travel, for example ``torch.bfloat16``; None for
+            their own.
+        overlap: whether gradients travel during the backward pass; which is quicker depends on the
+            machine. Without effect on CPUs where MPI has less than MPI_THREAD_MULTIPLE.
+
+    Raises:
+        ConfigurationError: no DDP model, one over other ranks than the session's or with a hook of
+            its own; an algorithm or a transport that is not possible here.
+        ScheduleError: the algorithm is no all-reduce.
+    """
+    if not isinstance(wire_dtype, torch.dtype | None):
+        raise ConfigurationError(f"wire_dtype: expected a torch type, found {wire_dtype!r}")
+    attach(Synchronization(algorithm, transport, wire_dtype, overlap), model)
+    return model
 
 
 def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

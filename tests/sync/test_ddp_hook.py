@@ -65,6 +65,27 @@ def test_gradients_travel_in_a_narrower_type(pool):
             assert ROUNDING < report["difference"] <= NARROW, (way, report)
 
 
+@pytest.mark.mpi
+def test_one_line_in_an_ordinary_script_changes_no_gradient(pool):
+    options = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
+    # Two numbers are added in one order only, so that all bits are the same.
+    assert pool("openmpi", 2).call(hooked.train_ordinary, options).values == [[0.0] * 3] * 2
+    narrow = [{"wire_dtype": torch.bfloat16}]
+    for (difference,) in pool("openmpi", 2).call(hooked.train_ordinary, narrow).values:
+        assert 0 < difference < 1e-3
+
+
+@pytest.mark.mpi
+def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
+    for said in pool("openmpi", 2).call(hooked.refuse).values:
+        module, ranks, algorithm, dtype, twice = said
+        assert module == "expected a model in DistributedDataParallel, found Sequential"
+        assert "process group has 1 ranks, and the session 2" in ranks
+        assert algorithm.startswith("central leaves out the buffers of 1 of 2 ranks")
+        assert dtype == "wire_dtype: expected a torch type, found 'bfloat16'"
+        assert twice.startswith("the model has a communication hook already: ")
+
+
 @pytest.fixture
 def model():
     """DDP on the only rank of a session."""

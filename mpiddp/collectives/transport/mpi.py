@@ -112,7 +112,7 @@ def _free(requests: Sequence[MPI.Prequest], process: int) -> None:
 
 
 class MpiMessenger:
-    """Messages over a communicator that is used for nothing else, and stays its owner's."""
+    """Messages over a communicator that it owns, and that is used for nothing else."""
 
     def __init__(
         self, communicator: MPI.Intracomm, waiter: Waiter, longest: int = LONGEST_MESSAGE
@@ -153,6 +153,7 @@ class MpiMessenger:
         self._communicator.Iprobe()
 
     def close(self) -> None:
-        """Free all requests; what was bound must not be used any more."""
+        """Free all requests and the communicator. Collective."""
         for bound in list(self._bound):
             bound.free()
+        self._communicator.Free()
