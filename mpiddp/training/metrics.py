@@ -59,7 +59,7 @@ class Row:
     """One line of ``metrics.jsonl``: an epoch."""
 
     attempt: int
-    """How often this run had been started before."""
+    """Of the run, counted from 1."""
     epoch: int
     """Counted from 1."""
     step: int

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import describe_roles
+from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import metrics, overlap, run_directory
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
@@ -68,8 +68,8 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     configuration = task.configuration
     run = _open_run(configuration, session, way_out)
     _say(session, *_describe_start(task))
-    if way_out.attempt > 0:
-        _say(session, f"Attempt {way_out.attempt + 1} in {way_out.run_directory}: starting over")
+    if way_out.attempt > 1:
+        _say(session, f"Attempt {way_out.attempt} in {way_out.run_directory}: starting over")
     row = _run_epochs(task, way_out.attempt)
     task.engine.update.close()
     path = way_out.run_directory
@@ -228,11 +228,11 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
 
 def _count_staleness(task: Task) -> dict[int, int] | None:
     """How often a gradient was so many updates late, over all servers; None without any."""
-    serving = task.engine.serving
-    if serving is None:
+    update = task.engine.update
+    if not isinstance(update, Serving):
         return None
     counts: Counter[int] = Counter()
-    for found in task.session.gather(serving.staleness):
+    for found in task.session.gather(update.staleness):
         counts.update(found)
     return dict(sorted(counts.items()))
 
