@@ -299,7 +299,7 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
         raise ConfigurationError(
             f"dtype: expected a torch type, found {dtype!r}; a shape is one argument, as (4, 3)"
         )
-    return find_communicator().segments.empty(lengths, dtype)
+    return find_communicator().shared_memory.empty(lengths, dtype)
 
 
 def describe_collectives() -> dict[str, Any]:

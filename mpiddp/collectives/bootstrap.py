@@ -25,13 +25,13 @@ from mpiddp.collectives.transport.mpi import (
     find_thread_limit,
 )
 from mpiddp.collectives.transport.node_memory import (
-    Neighbourhood,
+    NodeMemory,
     NodeResolver,
     block_size,
     is_ordered,
 )
 from mpiddp.collectives.transport.shared_memory import (
-    Segments,
+    SharedMemory,
     address_of,
     map_descriptor,
 )
@@ -97,15 +97,15 @@ def _make_communicator(session: Session) -> Communicator:
     Raises ConfigurationError for environment variables that make no sense or differ.
     """
     world = session.world
-    segments = Segments()
+    shared_memory = SharedMemory()
     token = mmap.mmap(-1, TOKEN_BYTES)
     token[:] = secrets.token_bytes(TOKEN_BYTES)
     block = None
     if world.local_rank == 0:
         # A quick rank leaves while others still read its last call's words.
-        block = segments.allocate(block_size(world.local_size) + TOKEN_BYTES, is_common=True)
+        block = shared_memory.allocate(block_size(world.local_size) + TOKEN_BYTES, is_common=True)
         block[-TOKEN_BYTES:] = token[:]
-    facts = session.gather(_find_facts(world, segments, block, token))
+    facts = session.gather(_find_facts(world, shared_memory, block, token))
     ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
     block, found = _reach(facts, ranks, world.rank, block)
     reaches = session.gather(found)
@@ -113,19 +113,16 @@ def _make_communicator(session: Session) -> Communicator:
     policy = choose_policy([each.wish for each in facts], nodes)
     waiter = Waiter(policy, session.timeout)
     layout, notes = _lay_out(world.rank, facts, reaches)
-    neighbourhood = None
+    node_memory = None
     if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
-        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, segments)
+        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, shared_memory)
         copies = not any(reaches[rank].copies for rank in ranks)
-        neighbourhood = Neighbourhood(
-            world.rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
-            copies,
-        )  # fmt: skip
+        node_memory = NodeMemory(world.rank, ranks, block, waiter, resolver, shared_memory, copies)
     if len({each.is_checked for each in facts}) > 1:
         raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
     messengers = _list_messengers(session, waiter, facts)
     communicator = Communicator(
-        Planner(layout, segments, neighbourhood, messengers),
+        Planner(layout, shared_memory, node_memory, messengers),
         waiter,
         notes,
         session.agree if facts[0].is_checked else None,
@@ -137,9 +134,9 @@ def _make_communicator(session: Session) -> Communicator:
 
 
 def _find_facts(
-    world: World, segments: Segments, block: mmap.mmap | None, token: mmap.mmap
+    world: World, shared_memory: SharedMemory, block: mmap.mmap | None, token: mmap.mmap
 ) -> _Facts:
-    place = segments.find(address_of(block), 1) if block is not None else None
+    place = shared_memory.find(address_of(block), 1) if block is not None else None
     return _Facts(
         world.node_rank,
         world.hostname,
@@ -301,17 +298,17 @@ def _make_alone(session: Session) -> Communicator:
     """For one process that was started alone."""
     layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
-    planner = Planner(layout, Segments(), None, {})
+    planner = Planner(layout, SharedMemory(), None, {})
     return Communicator(planner, Waiter(policy, 0.0), device=session.device)
 
 
 def describe(communicator: Communicator) -> dict[str, Any]:
     """What benchmarks and users want to know of it."""
-    neighbourhood = communicator.neighbourhood
+    node_memory = communicator.node_memory
     return {
         "wait": communicator.waiter.policy.value,
         "transports": list(communicator.layout.transports),
-        "single_copy": neighbourhood is not None and neighbourhood.can_copy,
+        "single_copy": node_memory is not None and node_memory.can_copy,
         "nodes": list(communicator.layout.sizes),
         "notes": list(communicator.notes),
         "torch": torch.__version__,

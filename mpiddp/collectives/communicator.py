@@ -14,8 +14,8 @@ import torch
 from mpiddp.collectives.operators import name_type
 from mpiddp.collectives.planner import Plan, Planner, Request, Shortcut
 from mpiddp.collectives.selection import Call, Layout, Selection
-from mpiddp.collectives.transport.node_memory import Neighbourhood
-from mpiddp.collectives.transport.shared_memory import Segments
+from mpiddp.collectives.transport.node_memory import NodeMemory
+from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
@@ -85,14 +85,14 @@ class Communicator:
         return self._planner.layout
 
     @property
-    def neighbourhood(self) -> Neighbourhood | None:
+    def node_memory(self) -> NodeMemory | None:
         """The ranks of this node, if they can work in each other's memory."""
-        return self._planner.neighbourhood
+        return self._planner.node_memory
 
     @property
-    def segments(self) -> Segments:
+    def shared_memory(self) -> SharedMemory:
         """Where memory comes from that the node's ranks share."""
-        return self._planner.segments
+        return self._planner.shared_memory
 
     def make_ready(self, selection: Selection, *, on_gpu: bool) -> None:
         """Make what carries the messages of such calls, if there is none yet. Collective.
@@ -259,8 +259,8 @@ class Communicator:
             return
         self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}
-        if self.neighbourhood is not None:
-            self.neighbourhood.give_up(error)
+        if self.node_memory is not None:
+            self.node_memory.give_up(error)
 
     def disown(self) -> None:
         """In a forked child: the calls are its parent's."""

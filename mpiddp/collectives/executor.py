@@ -32,8 +32,8 @@ from mpiddp.collectives.compiler.instructions import (
 )
 from mpiddp.collectives.operators import Action, Arithmetic, Span, View, convert, make_span
 from mpiddp.collectives.transport import Messages, Messenger
-from mpiddp.collectives.transport.node_memory import Neighbourhood, PeerMemory
-from mpiddp.collectives.transport.shared_memory import Segments, view_of
+from mpiddp.collectives.transport.node_memory import NodeMemory, PeerMemory
+from mpiddp.collectives.transport.shared_memory import SharedMemory, view_of
 
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""
@@ -136,9 +136,9 @@ class Workspace:
 class Stage:
     """Memory beside the buffers, as long as the longest that was needed; zeros at first."""
 
-    def __init__(self, segments: Segments | None) -> None:
+    def __init__(self, shared_memory: SharedMemory | None) -> None:
         """In a segment that peers can map, or in private memory."""
-        self._segments = segments or Segments()
+        self._shared_memory = shared_memory or SharedMemory()
         self._memory: mmap.mmap | None = None
         self._size = 0
         self._on_gpus: dict[tuple[int, int], torch.Tensor] = {}
@@ -150,7 +150,7 @@ class Stage:
         if isinstance(like.memory, torch.Tensor):
             return self._find_on_gpu(size, dtype, like.memory)
         if self._memory is None or size > self._size:
-            self._memory = self._segments.allocate(size)
+            self._memory = self._shared_memory.allocate(size)
             self._size = size
         return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
 
@@ -174,7 +174,7 @@ class Execution:
     description: Description
     messenger: Messenger | None = None
     """Needed where the program has messages."""
-    neighbourhood: Neighbourhood | None = None
+    node_memory: NodeMemory | None = None
     """Needed where it has partners."""
     workspace: Workspace = field(default_factory=Workspace)
     """Shared with programs that are never run at the same time."""
@@ -210,7 +210,7 @@ class _Binder:
         self.arithmetic = arithmetic = execution.arithmetic
         self.own = own
         self.peers = peers
-        self.neighbourhood = execution.neighbourhood
+        self.node_memory = execution.node_memory
         self.description = description = execution.description
         messenger = execution.messenger if program.messages else None
         self.progress = messenger.progress if messenger is not None else None
@@ -244,12 +244,12 @@ class _Binder:
                 assert self.messages is not None
                 return [self.messages.finish(number)]
             case Wait(step, rank, stage):
-                assert self.neighbourhood is not None
+                assert self.node_memory is not None
                 describe = self._describe(step, rank)
-                return [self.neighbourhood.wait(rank, stage, describe, self.progress)]
+                return [self.node_memory.wait(rank, stage, describe, self.progress)]
             case Publish(stage):
-                assert self.neighbourhood is not None
-                return [self.neighbourhood.publish(stage)]
+                assert self.node_memory is not None
+                return [self.node_memory.publish(stage)]
             case Fetch(step, rank, start, length, slot):
                 target = self.scratch.move(slot, slot + length)
                 return [self.peers[rank].read(start, target, self._describe(step, rank))]

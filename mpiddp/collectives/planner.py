@@ -57,9 +57,9 @@ from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     SEGMENT,
     Location,
-    Neighbourhood,
+    NodeMemory,
 )
-from mpiddp.collectives.transport.shared_memory import Segments
+from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
@@ -170,7 +170,7 @@ class _Last(NamedTuple):
     """The last call, so that the next one on the same buffers finds its binding at once."""
 
     address: int
-    segments: object
+    shared_memory: object
     """All segments of this process: another object where one of them has come or gone."""
     location: Location
     versions: tuple[int, ...]
@@ -192,25 +192,25 @@ class MemoryPlan:
     _last: _Last | None = None
 
     @property
-    def _neighbourhood(self) -> Neighbourhood:
-        neighbourhood = self.execution.neighbourhood
-        assert neighbourhood is not None
-        return neighbourhood
+    def _node_memory(self) -> NodeMemory:
+        node_memory = self.execution.node_memory
+        assert node_memory is not None
+        return node_memory
 
     def run(self, tensor: torch.Tensor) -> None:
         """See ``Plan``."""
-        address, last, neighbourhood = tensor.data_ptr(), self._last, self._neighbourhood
+        address, last, node_memory = tensor.data_ptr(), self._last, self._node_memory
         if (
             last is not None
             and last.address == address
-            and last.segments is neighbourhood.segments.own
+            and last.shared_memory is node_memory.shared_memory.own
         ):
             if last.location.kind == PRIVATE:
                 self.pages.visit(tensor)
             self._run_at(last.location, tensor, address)
             return
-        place = neighbourhood.segments.find(address, tensor.numel() * tensor.element_size())
-        if self.execution.is_wide or (place is None and not neighbourhood.can_copy):
+        place = node_memory.shared_memory.find(address, tensor.numel() * tensor.element_size())
+        if self.execution.is_wide or (place is None and not node_memory.can_copy):
             self._run_staged(tensor)
         elif place is None:
             self.pages.visit(tensor)
@@ -239,22 +239,22 @@ class MemoryPlan:
     def _make_staging(self, tensor: torch.Tensor) -> _Staging:
         stage, put, get = self.execution.enter_stage(tensor)
         size = self.execution.count * stage.dtype.itemsize
-        place = self._neighbourhood.segments.find(stage.address, size)
+        place = self._node_memory.shared_memory.find(stage.address, size)
         assert place is not None, "the stage of shared memory lies in a segment"
         return _Staging(stage, Location(SEGMENT, *place), put, get)
 
     def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
         """``address``: of the caller's buffer, if that is what is worked in, or NOWHERE."""
-        execution, neighbourhood = self.execution, self._neighbourhood
+        execution, node_memory = self.execution, self._node_memory
         partners = execution.program.partners
-        neighbourhood.enter(execution.signature, location)
-        neighbourhood.meet(partners, execution.signature, self._describe)
-        versions = neighbourhood.versions(partners)
+        node_memory.enter(execution.signature, location)
+        node_memory.meet(partners, execution.signature, self._describe)
+        versions = node_memory.versions(partners)
         last = self._last
         if last is None or last.location is not location or last.versions != versions:
-            key = (location, tuple(map(neighbourhood.location, partners)))
+            key = (location, tuple(map(node_memory.location, partners)))
             binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
-            last = _Last(address, neighbourhood.segments.own, location, versions, binding)
+            last = _Last(address, node_memory.shared_memory.own, location, versions, binding)
             self._last = last
         last.binding.run()
 
@@ -262,11 +262,11 @@ class MemoryPlan:
         return self.execution.description.wait(0, rank)
 
     def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
-        execution, neighbourhood = self.execution, self._neighbourhood
+        execution, node_memory = self.execution, self._node_memory
         own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
         count, dtype = execution.count, execution.arithmetic.dtype
         peers = {
-            rank: neighbourhood.resolver.find_memory(rank, location, count, dtype)
+            rank: node_memory.resolver.find_memory(rank, location, count, dtype)
             for rank, location in zip(execution.program.partners, locations, strict=True)
         }
         return bind(execution, own, peers)
@@ -285,13 +285,13 @@ class MailboxPlan:
         count: int,
         signature: int,
         description: Description,
-        neighbourhood: Neighbourhood,
+        node_memory: NodeMemory,
     ) -> None:
         self._arithmetic = arithmetic
         self._count = count
         self._signature = signature
         self._description = description
-        self._neighbourhood = neighbourhood
+        self._node_memory = node_memory
         self._bindings: dict[int, Callable[..., None]] = {}
         """For each buffer, by its address, the call on it."""
 
@@ -317,16 +317,16 @@ class MailboxPlan:
 
     def _bind(self, own: Span) -> Callable[..., None]:
         (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
-        return self._neighbourhood.exchange(
+        return self._node_memory.exchange(
             self._signature, (put, put_too), (add, add_too), self._describe
         )
 
     def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
-        neighbourhood, count, dtype = self._neighbourhood, self._count, self._arithmetic.dtype
+        node_memory, count, dtype = self._node_memory, self._count, self._arithmetic.dtype
         boxes = {
-            rank: neighbourhood.mailbox(rank, parity, count, dtype) for rank in neighbourhood.ranks
+            rank: node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks
         }
-        put = copy(boxes[neighbourhood.rank].move(0, count), own.move(0, count))
+        put = copy(boxes[node_memory.rank].move(0, count), own.move(0, count))
         workspace = None
         if self._arithmetic.widens:
             workspace = allocate(count, self._arithmetic.accumulation, own).compute(0, count)
@@ -344,28 +344,28 @@ class Planner:
     def __init__(
         self,
         layout: Layout,
-        segments: Segments,
-        neighbourhood: Neighbourhood | None,
+        shared_memory: SharedMemory,
+        node_memory: NodeMemory | None,
         messengers: Mapping[str, Callable[[], Messenger]],
     ) -> None:
         """``messengers``: makers of what carries messages, by transport; each is called once,
         collectively, when it is first needed."""
         self.layout = layout
-        self.segments = segments
-        self.neighbourhood = neighbourhood
+        self.shared_memory = shared_memory
+        self.node_memory = node_memory
         self._makers = messengers
         self._messengers: dict[str, Messenger] = {}
-        self._stage, self._private_stage = Stage(segments), Stage(None)
+        self._stage, self._private_stage = Stage(shared_memory), Stage(None)
         self._workspace = Workspace()
         self._pages = LargePages()
         self._parts: dict[tuple[int, bool], Part] = {}
 
     def close(self) -> None:
-        """Give back what messengers and neighbourhood hold."""
+        """Give back what messengers and node_memory hold."""
         for messenger in self._messengers.values():
             messenger.close()
-        if self.neighbourhood is not None:
-            self.neighbourhood.close()
+        if self.node_memory is not None:
+            self.node_memory.close()
 
     def make(self, request: Request, tensor: torch.Tensor) -> Plan:
         """The plan of a call on tensors like this one. Raises ConfigurationError."""
@@ -388,12 +388,10 @@ class Planner:
             dict(enumerate(self.layout.hosts)),
         )
         members = len(selection.schedule.members)
-        if self.neighbourhood is not None and _fits_mailbox(selection, tensor.numel(), dtype):
+        if self.node_memory is not None and _fits_mailbox(selection, tensor.numel(), dtype):
             # One step adds contributions as they were: that is as exact from narrow operands.
             arithmetic = Arithmetic(operator, dtype, accumulation, members)
-            return MailboxPlan(
-                arithmetic, tensor.numel(), signature, description, self.neighbourhood
-            )
+            return MailboxPlan(arithmetic, tensor.numel(), signature, description, self.node_memory)
         part = self._find_part(selection)
         # So is any sum that is made at once; the others travel in the wide type.
         is_wide = accumulation != dtype and not part.sums.is_single
@@ -407,7 +405,7 @@ class Planner:
             signature,
             description,
             messenger,
-            self.neighbourhood if in_memory else None,
+            self.node_memory if in_memory else None,
             self._workspace,
             self._private_stage if selection.transport == TORCH else self._stage,
             dtype,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules.replay import State, replay
-from mpiddp.schedules.schedule import Collective, Program, Schedule, Step, Transfer, halve
+from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Step, Transfer, halve
 
 Table = NDArray[np.int64]
 
@@ -318,7 +318,7 @@ def _list_cells(rows: Table, chunks: int) -> tuple[Table, Table, NDArray[np.bool
 # ---- no deadlock --------------------------------------------------------------------------
 
 
-def check_programs(programs: Sequence[Program]) -> None:
+def check_programs(programs: Sequence[Rounds]) -> None:
     """Raise ScheduleError unless the ranks' programs fit together, which rules out a deadlock.
 
     Rendezvous semantics: a rank that enters a round posts its receives; then it sends in order,

@@ -264,10 +264,10 @@ class Round(NamedTuple):
     sends: tuple[Transfer, ...]
 
 
-Program = tuple[Round, ...]
+Rounds = tuple[Round, ...]
 
 
-def project(schedule: Schedule) -> list[Program]:
+def project(schedule: Schedule) -> list[Rounds]:
     """Each rank's program; a step in which a rank has no part is not in it."""
     programs: list[list[Round]] = [[] for _ in range(schedule.ranks)]
     for number, step in enumerate(schedule.steps):

@@ -70,7 +70,7 @@ class ScheduleHook:
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = selection.transport in (SHARED, BOTH)
-        self._shares = in_memory and communicator.neighbourhood is not None
+        self._shares = in_memory and communicator.node_memory is not None
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
         """For each bucket's memory, room for it in the narrower type."""
@@ -120,7 +120,7 @@ class ScheduleHook:
             assert self._wire_dtype is not None
             if self._shares:
                 shape = (gradients.numel(),)
-                wire = self._communicator.segments.empty(shape, self._wire_dtype)
+                wire = self._communicator.shared_memory.empty(shape, self._wire_dtype)
             else:
                 wire = torch.empty_like(gradients, dtype=self._wire_dtype)
             self._wires[storage] = wire
@@ -149,7 +149,7 @@ class ScheduleHook:
             # Somebody else has taken the room; the gradients are where they were.
             is_shared = False
         if self._agree(is_shared):
-            self._communicator.segments.adopt(gradients)
+            self._communicator.shared_memory.adopt(gradients)
 
     def _agree(self, flag: bool) -> bool:
         """Whether it is true on all ranks. Collective."""

@@ -30,7 +30,7 @@ GAIN = 0.05
 
 
 @dataclass(frozen=True)
-class Choice:
+class Pace:
     """Seconds of a forward and backward pass on the slowest rank, either way."""
 
     with_overlap: float
@@ -42,7 +42,7 @@ class Choice:
         return self.with_overlap < (1 - GAIN) * self.without
 
 
-def describe(pace: Choice) -> str:
+def describe(pace: Pace) -> str:
     """What was measured, and why the quicker way was not taken where it was not."""
     text = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
     if pace.with_overlap < pace.without and not pace.pays:
@@ -52,7 +52,7 @@ def describe(pace: Choice) -> str:
 
 def settle(
     configuration: Configuration, replica: Replica, batch: Batch
-) -> tuple[Configuration, Choice | None]:
+) -> tuple[Configuration, Pace | None]:
     """Choose by measurement whether gradients travel during the backward pass, if that is open.
 
     The passes are taken in any case, so that DDP's buckets are the same ones from the first step
@@ -83,7 +83,7 @@ def warm_up(take_pass: Callable[[], None]) -> None:
         take_pass()
 
 
-def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.device) -> Choice:
+def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.device) -> Pace:
     """Time passes both ways, in turns; the same answer on all ranks. Collective.
 
     ``hook.overlap`` is as it was afterwards; what else the passes change is the caller's to
@@ -105,4 +105,4 @@ def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.dev
         [statistics.median(times[overlap]) for overlap in (True, False)], device=device
     )
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
-    return Choice(*medians.tolist())
+    return Pace(*medians.tolist())

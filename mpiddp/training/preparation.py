@@ -66,7 +66,7 @@ class Engine:
     """What takes a batch: DDP's wrapper, or the module itself."""
     module: nn.Module
     update: Update
-    pace: overlap.Choice | None = None
+    pace: overlap.Pace | None = None
     """How quick passes are with overlap and without, if that was measured."""
 
 

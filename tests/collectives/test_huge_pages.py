@@ -82,7 +82,7 @@ def test_calls_visit_private_buffers_alone(kind, collapsed):
     def part(rank, communicator):
         tensor = torch.ones(LEAST // 4)
         if kind == "shared":
-            tensor = communicator.segments.empty((LEAST // 4,), torch.float32).fill_(1)
+            tensor = communicator.shared_memory.empty((LEAST // 4,), torch.float32).fill_(1)
         for request in requests[:COMES_BACK]:
             communicator.run(request, tensor)
 

@@ -61,7 +61,7 @@ def check_result(call: Call, operator, communicator, tensor, before) -> None:
 
 def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torch.Tensor:
     if kind == "shared":
-        return communicator.segments.empty((count,), dtype)
+        return communicator.shared_memory.empty((count,), dtype)
     return torch.empty(count, dtype=dtype)
 
 

@@ -196,7 +196,7 @@ def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> 
                 hook._share(bucket)
             hook._average(bucket, hook._request)
             assert torch.equal(bucket, torch.full_like(bucket, (ranks - 1) / 2 + number))
-            found.append(communicator.segments.find(bucket.data_ptr(), BUCKET) is not None)
+            found.append(communicator.shared_memory.find(bucket.data_ptr(), BUCKET) is not None)
         return found
 
     with monkeypatch.context() as patch:

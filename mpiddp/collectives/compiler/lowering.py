@@ -40,8 +40,7 @@ from mpiddp.collectives.compiler.instructions import (
 )
 from mpiddp.collectives.compiler.tiling import Cut, Grid, Incoming, Outgoing, Pieces, Scratch
 from mpiddp.schedules.replay import Sums, find_sums
-from mpiddp.schedules.schedule import Program as RankProgram
-from mpiddp.schedules.schedule import Round, Schedule, Transfer, project
+from mpiddp.schedules.schedule import Round, Rounds, Schedule, Transfer, project
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class Part:
     rank: int
     group: frozenset[int]
     """The other ranks that share their memory with this one."""
-    rounds: RankProgram
+    rounds: Rounds
     needs: Dependencies
     ends: Mapping[int, frozenset[int]]
     """For each chunk the steps in which this rank completes it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mpiddp.collectives.compiler.hazards import Dependencies, Stages
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.schedules.schedule import Program, Transfer
+from mpiddp.schedules.schedule import Rounds, Transfer
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Pieces:
     """The rounds of one rank, cut; by step."""
 
     def __init__(
-        self, rounds: Program, grid: Grid, cut: Cut, group: Collection[int], needs: Dependencies
+        self, rounds: Rounds, grid: Grid, cut: Cut, group: Collection[int], needs: Dependencies
     ) -> None:
         """``group``: the other ranks that share their memory with this one."""
         self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)

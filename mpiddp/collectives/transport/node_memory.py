@@ -8,6 +8,7 @@ promises, so other processors are refused.
 
 from __future__ import annotations
 
+import mmap
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
-from mpiddp.collectives.transport.shared_memory import Place, Segments, view_of
+from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
 from mpiddp.collectives.transport.single_copy import bind_read, bind_write
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -120,7 +121,7 @@ class NodeResolver:
 
     processes: Mapping[int, int]
     """Process id of each rank."""
-    segments: Segments
+    shared_memory: SharedMemory
 
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
@@ -130,7 +131,7 @@ class NodeResolver:
             return PrivateMemory(process, location.first, dtype)
         place = Place(location.first, location.second, location.third)
         try:
-            memory = self.segments.map_foreign(process, place)
+            memory = self.shared_memory.map_foreign(process, place)
         except (FileNotFoundError, ProcessLookupError):
             raise PeerLostError(
                 f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
@@ -173,25 +174,24 @@ def _join(actions: Sequence[Action]) -> Action:
     return act
 
 
-class Neighbourhood:
+class NodeMemory:
     """The ranks of a node, as one of them sees them."""
 
     def __init__(
         self,
         rank: int,
         ranks: Sequence[int],
-        block: memoryview,
-        address: int,
+        block: mmap.mmap,
         waiter: Waiter,
         resolver: Resolver,
-        segments: Segments,
+        shared_memory: SharedMemory,
         can_copy: bool,
     ) -> None:
-        """A neighbourhood over a block of zeros.
+        """A node_memory over a block of zeros.
 
         Args:
             ranks: of this node, in an order that they all have.
-            block: ``block_size`` bytes, mapped by all; it lies at ``address``.
+            block: ``block_size`` bytes, mapped by all.
             can_copy: whether these ranks can read and write each other's private memory.
         """
         self.rank = rank
@@ -199,19 +199,17 @@ class Neighbourhood:
         self.waiter = waiter
         self._pauses = waiter.first_pauses
         self.resolver = resolver
-        self.segments = segments
+        self.shared_memory = shared_memory
         self.can_copy = can_copy
         self.base = 0
         """What this rank's progress is in stage 0 of the call that it is in."""
-        self._block = block
-        self.words = block[: 8 * WORDS * len(ranks)].cast("q")
+        self._block = memoryview(block)
+        self.words = self._block[: 8 * WORDS * len(ranks)].cast("q")
         self.places = {each: WORDS * index for index, each in enumerate(ranks)}
         """Where each rank's words begin."""
-        self._mailboxes = address + 8 * WORDS * len(ranks)
+        self._mailboxes = address_of(block) + 8 * WORDS * len(ranks)
         self._own = self.places[rank]
         self._told: Location | None = None
-        self._known = dict.fromkeys(self.ranks, (0, Location(PRIVATE, 0)))
-        """What the others have told, with the version of it."""
         self.parity = 0
         """Which of its two mailboxes this rank has used last."""
 
@@ -245,13 +243,8 @@ class Neighbourhood:
 
     def location(self, rank: int) -> Location:
         """Where the buffer of a rank lies that has entered."""
-        words, place = self.words, self.places[rank]
-        version, location = self._known[rank]
-        if words[place + _VERSION] != version:
-            first = place + _KIND
-            location = Location(*words[first : first + len(Location._fields)])
-            self._known[rank] = (words[place + _VERSION], location)
-        return location
+        first = self.places[rank] + _KIND
+        return Location(*self.words[first : first + len(Location._fields)])
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
         """A mailbox of a rank, which it alone writes."""

@@ -71,18 +71,18 @@ class Own(NamedTuple):
 
 
 _start_of = attrgetter("start")
-_all: weakref.WeakSet[Segments] = weakref.WeakSet()
+_all: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 
 def _prepare_for_child() -> None:
-    for segments in list(_all):
-        segments.prepare_for_child()
+    for shared_memory in list(_all):
+        shared_memory.prepare_for_child()
 
 
 os.register_at_fork(before=_prepare_for_child)
 
 
-class Segments:
+class SharedMemory:
     """The segments of this process, and its mappings of the others'."""
 
     def __init__(self) -> None:

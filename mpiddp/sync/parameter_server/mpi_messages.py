@@ -37,7 +37,7 @@ class Pauses:
         self._seconds = min(self._seconds * GROWTH, LONGEST_PAUSE)
 
 
-class Message:
+class PendingMessage:
     """A buffer that is being sent or received; it stays its owner's, who leaves it alone."""
 
     def __init__(self, parts: Sequence[MPI.Request]) -> None:
@@ -81,15 +81,15 @@ class Wire:
     longest: int
     """Bytes of a part; all ranks'."""
 
-    def send(self, buffer: Array, rank: int, tag: int) -> Message:
+    def send(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
         """Begin to send a flat buffer."""
         parts = _cut(buffer, self.longest)
-        return Message([self.communicator.Isend(part, rank, tag) for part in parts])
+        return PendingMessage([self.communicator.Isend(part, rank, tag) for part in parts])
 
-    def receive(self, buffer: Array, rank: int, tag: int) -> Message:
+    def receive(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
         """The other end, with as large a buffer."""
         parts = _cut(buffer, self.longest)
-        return Message([self.communicator.Irecv(part, rank, tag) for part in parts])
+        return PendingMessage([self.communicator.Irecv(part, rank, tag) for part in parts])
 
     def meet(self, is_due: Callable[[], bool], what: str) -> None:
         """Wait for all ranks, for any time until ``is_due()``, then for the time-out.
@@ -104,7 +104,7 @@ class Wire:
                 raise PeerLostError(f"{what} within {self.timeout:g} s")
             pauses.sleep()
 
-    def wait(self, message: Message, what: str, patience: float = 0.0) -> None:
+    def wait(self, message: PendingMessage, what: str, patience: float = 0.0) -> None:
         """Until it is complete, which may take ``patience`` seconds more than the others' time-out.
 
         Raises PeerLostError, which begins with ``what``.

@@ -26,9 +26,9 @@ import torch
 from mpiddp.collectives.transport.mpi import find_thread_limit
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
-from mpiddp.sync.parameter_server.mpi_messages import Array, Message, Pauses, Wire
+from mpiddp.sync.parameter_server.mpi_messages import Array, Pauses, PendingMessage, Wire
 from mpiddp.sync.parameter_server.staleness import Clock
-from mpiddp.sync.parameter_server.worker_deadlines import Watch
+from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
 GRADIENT, WEIGHTS, TICKET, SIGN = range(4)
 """What a message is, added to four times the number of its server to make its tag."""
@@ -100,7 +100,7 @@ class Server:
         self._workers = tuple(workers)
         self._rate = rate
         self.clock = clock
-        self._watch = Watch(len(workers), wire.timeout)
+        self._deadlines = WorkerDeadlines(len(workers), wire.timeout)
         self._weights = weights.clone()
         self._pieces = tuple(pieces)
         self._parameters = [
@@ -115,7 +115,7 @@ class Server:
             if clock.bound == 0
             else [torch.empty_like(weights) for _ in workers]
         )
-        self._sends: dict[int, list[Message]] = {}
+        self._sends: dict[int, list[PendingMessage]] = {}
         """What each worker has not taken yet, as far as is known."""
         self._here: set[int] = set()
         self._added = 0
@@ -124,7 +124,7 @@ class Server:
         self._tickets = np.zeros((len(workers), 1), np.int64)
         """For each worker, the batch that it was last told to take."""
         self._next_ticket = len(workers)
-        self._receives: dict[int, Message] = {}
+        self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
         self._finished: set[int] = set()
         self._sign_due = 0.0
@@ -142,7 +142,7 @@ class Server:
             came = [place for place, each in self._receives.items() if each.test(status)]
             for place in came:
                 self._hear(place, self._receives.pop(place))
-            if lost := self._watch.find_lost():
+            if lost := self._deadlines.find_lost():
                 missing = ", ".join(self._name(place) for place in lost)
                 raise PeerLostError(
                     f"parameter server {self.number} has heard nothing of {missing} for "
@@ -163,9 +163,9 @@ class Server:
         """Have ``serve`` return; from another thread, once no worker will send anything more."""
         self._stopped.set()
 
-    def _hear(self, place: int, message: Message) -> None:
+    def _hear(self, place: int, message: PendingMessage) -> None:
         if message.is_empty:
-            self._watch.excuse(place)
+            self._deadlines.excuse(place)
             self._listen(place)
             self._finished.add(place)
             if len(self._finished) == len(self._workers):
@@ -173,7 +173,7 @@ class Server:
                 self._finished.clear()
                 self.epochs += 1
         else:
-            self._watch.hear(place)
+            self._deadlines.hear(place)
             self._take(place)
 
     def _sign(self, sign: Array) -> None:
@@ -238,13 +238,13 @@ class Server:
         """Copy the present weights, and begin an epoch; all workers wait for it elsewhere."""
         target.copy_(self._weights)
         self.clock.renew()
-        self._watch.rest()
+        self._deadlines.rest()
         self._next_ticket = len(self._workers)
 
     def _answer(self, place: int) -> None:
         self._finish_sends(place)
         self._listen(place)
-        self._watch.expect(place)
+        self._deadlines.expect(place)
         if self._shares_batches:
             self._tickets[place] = self._next_ticket
             self._next_ticket += 1
@@ -291,7 +291,7 @@ class Worker:
         self._weights = _stage(model.parameters)
         self._gradients = _stage(model.gradients)
         self._shards = model.shards(len(servers))
-        self._messages: list[tuple[Message, int]] = []
+        self._messages: list[tuple[PendingMessage, int]] = []
         """And the servers' ranks."""
         self._place = place
         self._shares_batches = shares_batches(0, bound)

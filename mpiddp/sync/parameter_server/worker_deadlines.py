@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Watch:
+class WorkerDeadlines:
     """Knows of whom a message is due, and until when.
 
     Who waits for weights owes nothing. Nor does anybody between two epochs, which the ranks spend
