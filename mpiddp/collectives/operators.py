@@ -79,7 +79,6 @@ def find_operator(name: str) -> Operator:
 
 
 def name_type(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -55,7 +55,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.nodes)
 
     @cached_property

@@ -100,8 +100,6 @@ def split_in_two(ranks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StepPrice:
-    """One step."""
-
     seconds: float
     messages: int
     """Of all ranks together; transfers of nothing are not made."""

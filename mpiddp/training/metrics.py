@@ -146,7 +146,6 @@ def describe_start(
 
 
 def describe_epoch(row: Row) -> str:
-    """Return the console's line for one epoch."""
     line = f"Epoch {row.epoch} - Avg Loss: {row.loss:.6f}, Accuracy: {row.accuracy:.2%}"
     if row.test_accuracy is not None:
         line += f", Test Accuracy: {row.test_accuracy:.2%}"
@@ -166,7 +165,6 @@ def describe_staleness(counts: Mapping[int, int]) -> str:
 
 
 def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) -> str:
-    """Return the console's last line."""
     return (
         f"Training done: test accuracy {accuracy:.2%} after {_count(epochs, 'epoch')} in "
         f"{seconds:.1f} s (run directory {directory})"

@@ -43,11 +43,9 @@ class LocalUpdate:
         self._step = 0
 
     def begin_step(self) -> None:
-        """See ``Update``."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def finish_step(self) -> None:
-        """See ``Update``."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(self._step)
         self._optimizer.step()

@@ -54,7 +54,6 @@ class Task:
 
     @property
     def computes(self) -> bool:
-        """Whether this rank does."""
         return self.session.world.rank in self.workers
 
 

@@ -41,7 +41,6 @@ def parse_straggler(text: str) -> Straggler:
 
 
 def describe_straggler(straggler: Straggler) -> str:
-    """For people."""
     who = "a worker drawn for each step" if straggler.rank is None else f"rank {straggler.rank}"
     return f"Straggler: {who}, whose passes take {straggler.factor:g} times as long"
 

@@ -39,8 +39,6 @@ def done_stage(step: int) -> int:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """One rank's waits."""
-
     reading: Mapping[Key, Stages]
     """Before it reads the source of a transfer, in its own memory or in a neighbour's."""
     writing: Mapping[Key, Stages]
@@ -136,7 +134,6 @@ class _Analysis:
         return waits
 
     def waits(self) -> Iterator[Stages]:
-        """All waits of all ranks."""
         for table in (self.reading, self.writing):
             for waits in table.values():
                 yield from waits.values()

@@ -20,8 +20,6 @@ class Source(enum.Enum):
 
 
 class Operand(NamedTuple):
-    """One contribution to a sum."""
-
     source: Source
     rank: int
     """Whose buffer it is; who sent it, if it lies in the scratch space."""

@@ -47,7 +47,6 @@ class Grid:
         return range(self.first[transfer.lo], self.first[transfer.hi])
 
     def length(self, cells: range) -> int:
-        """Elements of neighbouring cells."""
         return self.edges[cells.stop] - self.edges[cells.start]
 
     def group(self, cells: range, most: int) -> Iterator[range]:
@@ -201,7 +200,6 @@ class Scratch:
 
     @property
     def is_full(self) -> bool:
-        """Whether no slot is free."""
         return not self._free
 
     def take(self, piece: Incoming) -> int:

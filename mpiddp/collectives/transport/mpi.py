@@ -54,8 +54,6 @@ def check_thread() -> None:
 
 
 class MpiMessages:
-    """Persistent requests of one program."""
-
     def __init__(
         self, requests: Sequence[MPI.Prequest], messages: Sequence[Message], waiter: Waiter,
         describe: Describe,
@@ -71,7 +69,6 @@ class MpiMessages:
         self.free.atexit = False
 
     def start(self, numbers: Sequence[int]) -> Action:
-        """Starts these, in their order."""
         requests = [self._requests[number] for number in numbers]
         start: Action = partial(type(requests[0]).Startall, requests)
         if len(numbers) == 1:
@@ -86,7 +83,6 @@ class MpiMessages:
         return start_here
 
     def finish(self, number: int) -> Action:
-        """Waits for this one."""
         test, wait = self._requests[number].Test, self._waiter.wait
         describe = partial(self._describe, self._messages[number])
         pauses = self._waiter.first_pauses
@@ -130,7 +126,6 @@ class MpiMessenger:
         self._bound: weakref.WeakSet[MpiMessages] = weakref.WeakSet()
 
     def cut(self, itemsize: int) -> Cut:
-        """Messages flow from step to step."""
         most = max(1, self._longest // itemsize)
         return Cut(cell=most, message=most, flows=True)
 

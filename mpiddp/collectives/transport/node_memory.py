@@ -376,6 +376,5 @@ class NodeMemory:
                 raise _differ(rank, self.rank)
 
     def close(self) -> None:
-        """Let go of the block."""
         self.words.release()
         self._block.release()

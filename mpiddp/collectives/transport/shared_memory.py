@@ -62,8 +62,6 @@ class Place(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A segment of this process."""
-
     start: int
     end: int
     number: int
@@ -240,7 +238,6 @@ def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes =
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where it begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 

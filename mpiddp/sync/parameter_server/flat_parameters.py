@@ -38,7 +38,6 @@ class FlatModel:
             each.data = room
 
     def _split(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One view for each parameter."""
         return torch.split(flat, self._lengths)
 
     def let_go_of_gradients(self) -> None:

@@ -32,7 +32,6 @@ class Pauses:
         self._seconds = SHORTEST_PAUSE
 
     def sleep(self) -> None:
-        """Before the next look."""
         time.sleep(self._seconds)
         self._seconds = min(self._seconds * GROWTH, LONGEST_PAUSE)
 

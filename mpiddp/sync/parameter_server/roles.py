@@ -141,7 +141,6 @@ class Serving:
             self._fail(error)
 
     def begin_step(self) -> None:
-        """Before a backward pass."""
         self._model.let_go_of_gradients()
 
     def finish_step(self) -> None:
@@ -193,7 +192,6 @@ class Serving:
 
 
 def describe_roles(roles: Roles, bound: int | None) -> str:
-    """For people."""
     servers, workers = len(roles.servers), len(roles.workers)
     noun = "server" if servers == 1 else "servers"
     others = "worker" if workers == 1 else "workers"

@@ -190,7 +190,6 @@ class Server:
         self._receives[place] = self._wire.receive(buffer, self._workers[place], tag)
 
     def _take(self, place: int) -> None:
-        """A gradient has come."""
         self.clock.push(place)
         if self.clock.bound == 0:
             self._here.add(place)

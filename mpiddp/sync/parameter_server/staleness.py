@@ -33,7 +33,6 @@ class Clock:
 
     @property
     def updates(self) -> int:
-        """That were made so far."""
         return self._updates
 
     def push(self, worker: int) -> None:
