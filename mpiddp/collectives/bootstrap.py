@@ -47,7 +47,7 @@ TOKEN_BYTES = 16
 
 @dataclass(frozen=True)
 class _Facts:
-    """What each rank tells all others."""
+    """What each rank tells all other ranks."""
 
     node: int
     hostname: str
@@ -59,9 +59,9 @@ class _Facts:
     is_checked: bool
     has_order: bool
     namespace: str
-    """In which its process number counts."""
+    """The namespace of its process number."""
     thread_limit: str
-    """MPI's level of thread support, if it is less than all."""
+    """MPI's level of thread support; empty for MPI_THREAD_MULTIPLE."""
     block: int
     """File descriptor of the node's block, at the first rank of each node."""
     token: bytes
@@ -70,7 +70,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Reach:
-    """What a rank has found out about its neighbours."""
+    """What a rank has found out about the other ranks of its node."""
 
     memory: str = ""
     """Why it cannot map their memory; empty if it can."""
@@ -169,7 +169,7 @@ def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:
 def _reach(
     facts: list[_Facts], ranks: list[int], rank: int, block: mmap.mmap | None
 ) -> tuple[mmap.mmap | None, _Reach]:
-    """Map the node's block; try what is possible with each neighbour."""
+    """Map the node's block; try to copy from each rank of the node."""
     first = facts[ranks[0]]
     if not first.has_order:
         reason = "this processor does not keep stores in order, x86-64 does"
@@ -219,7 +219,7 @@ def _lay_out(
         )
     possible = [SHARED, BOTH, MPI, TORCH]
     if several and len(set(nodes)) == len(nodes):
-        # Nobody has a neighbour: messages alone are the same, with less to look at.
+        # One rank on each node: messages alone are the same, and simpler.
         possible = [MPI, BOTH, TORCH]
     transports = tuple(name for name in possible if name not in absent)
     layout = Layout(rank, tuple(each.hostname for each in facts), nodes, transports, absent)
@@ -276,7 +276,7 @@ def _make_group(session: Session, on_gpu: bool) -> Any:
 
 
 def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
-    """Bytes of an MPI message: what the environment says, or what suits where the ranks are.
+    """Bytes of an MPI message: from the environment, or what suits the network.
 
     ``wishes``: every rank's variable. Raises ConfigurationError.
     """
@@ -295,7 +295,7 @@ def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
 
 
 def _make_alone(session: Session) -> Communicator:
-    """For one process that was started alone."""
+    """For a session of one rank."""
     layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
     planner = Planner(layout, SharedMemory(), None, {})
@@ -303,7 +303,7 @@ def _make_alone(session: Session) -> Communicator:
 
 
 def describe(communicator: Communicator) -> dict[str, Any]:
-    """What benchmarks and users want to know of it."""
+    """See ``mpiddp.describe_collectives``."""
     node_memory = communicator.node_memory
     return {
         "wait": communicator.waiter.policy.value,

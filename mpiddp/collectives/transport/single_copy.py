@@ -26,11 +26,11 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 COLLAPSE = 25
 """MADV_COLLAPSE, of <linux/mman.h>."""
 PAGE = 2 << 20
-"""Bytes of a large page on x86-64, to which this is confined with the rest of the node's memory."""
+"""Bytes of a large page on x86-64."""
 LEAST = 2 * PAGE
-"""Bytes of a buffer that has one such page at least, wherever it lies, and mostly more."""
+"""Bytes of a buffer that contains at least one large page at any address."""
 COMES_BACK = 3
-"""The visit with which the pages are changed, which costs what it saves in some four calls."""
+"""The visit at which pages are replaced, which costs as much as it saves in some four calls."""
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -96,8 +96,8 @@ def _fail(number: int, describe: Callable[[], str]) -> NoReturn:
 def bind_read(process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
     """Fills the array ``own`` from ``address`` of the other process.
 
-    ``describe()`` says who that is and what this rank does, for errors: PeerLostError where the
-    process is gone, ConfigurationError where its memory cannot be copied.
+    Errors begin with ``describe()``: PeerLostError where the process is gone, ConfigurationError
+    where its memory cannot be copied.
     """
     assert _read is not None
     return _bind(_read, process, own, address, describe)
@@ -110,7 +110,7 @@ def bind_write(process: int, own: Any, address: int, describe: Callable[[], str]
 
 
 def can_copy(process: int, address: int, expected: bytes) -> bool:
-    """Whether the other process's memory can be read, and is what it is said to be."""
+    """Whether the other process's memory can be read and written, and holds ``expected``."""
     if _read is None or _write is None:
         return False
     buffer = ctypes.create_string_buffer(len(expected))
@@ -136,7 +136,7 @@ _madvise = _find_madvise()
 
 
 def is_welcome(setting: Path = SETTING) -> bool:
-    """Whether this system's administrator lets programs have large pages."""
+    """Whether the administrator allows large pages."""
     try:
         return "[never]" not in setting.read_text()
     except OSError:
@@ -144,10 +144,10 @@ def is_welcome(setting: Path = SETTING) -> bool:
 
 
 def collapse(address: int, size: int) -> bool:
-    """Have ``size`` bytes at ``address`` lie in large pages, as far as these lie in them.
+    """Put ``size`` bytes at ``address`` into large pages, where they contain whole ones.
 
-    Returns whether they do. Where not all of them can (an older kernel, no memory in such pieces,
-    memory that a device has pinned) the contents are as they were.
+    Returns whether that was possible. The contents do not change. It is not possible with an older
+    kernel, without free large pages, and where a device has pinned the memory.
     """
     first = -(-address // PAGE) * PAGE
     length = (address + size - first) // PAGE * PAGE
@@ -157,16 +157,15 @@ def collapse(address: int, size: int) -> bool:
 
 
 class LargePages:
-    """Gives large pages to private buffers that are seen several times."""
+    """Gives large pages to private buffers that are used several times."""
 
     def __init__(self) -> None:
         self._is_welcome = is_welcome()
         self._visits: WeakKeyDictionary[torch.UntypedStorage, dict[int, int]] = WeakKeyDictionary()
-        """Of each buffer in a piece of memory, by its address; at which there may be another piece
-        the next time."""
+        """For each storage, the visits of each address in it."""
 
     def visit(self, tensor: torch.Tensor) -> None:
-        """This contiguous CPU tensor is about to be worked in."""
+        """Count a use of this contiguous CPU tensor."""
         size = tensor.numel() * tensor.element_size()
         if size < LEAST or not self._is_welcome:
             return

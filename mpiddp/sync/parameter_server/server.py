@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -60,15 +61,27 @@ def check_threads() -> None:
         )
 
 
+@dataclass(frozen=True)
+class UpdateRule:
+    """How servers turn gradients into weights."""
+
+    make_optimizer: MakeOptimizer
+    """Makes each server's own, for its part of the weights."""
+    rate: Callable[[int], float]
+    """The learning rate of a step, counted from 0."""
+    bound: int | None
+    """How many steps a worker may be ahead of the slowest; None for any number."""
+
+
 class Server:
-    """One server's weights and optimiser; ``serve`` is its life."""
+    """One server's weights and optimiser."""
 
     number: int
     """Of this server, from 0."""
     clock: Clock
-    """Who has come how far, and how stale gradients were."""
+    """Counts the steps of each worker, and how stale gradients were."""
     epochs: int
-    """In how many all workers have said that they have no more gradients; from any thread."""
+    """Epochs in which all workers have sent their last gradient; may be read in any thread."""
 
     def __init__(
         self,
@@ -77,52 +90,46 @@ class Server:
         workers: Sequence[int],
         weights: torch.Tensor,
         pieces: Sequence[int],
-        make_optimizer: MakeOptimizer,
-        rate: Callable[[int], float],
-        clock: Clock,
+        rule: UpdateRule,
     ) -> None:
-        """A server that has not heard of anybody yet.
-
+        """
         Args:
-            wire: used for nothing else but parameter servers. A worker that was given weights is
-                lost after its time-out.
+            wire: used by parameter servers only. A worker that was given weights is lost after its
+                timeout.
             number: of this server, from 0.
             workers: their ranks, in the order in which gradients are added.
             weights: this server's part, flat, on the CPU; copied.
-            pieces: how many of them belong to each parameter, in order. An optimiser may round a
-                number by where in its tensor it stands.
-            make_optimizer: its optimiser is this server's own.
-            rate: the learning rate of a step, counted from 0.
-            clock: says who may go on; this server's own.
+            pieces: how many of them belong to each parameter, in order: the rounding of an
+                optimiser may depend on the position in a tensor.
         """
         self._wire = wire
         self.number = number
         self._workers = tuple(workers)
-        self._rate = rate
-        self.clock = clock
+        self._rate = rule.rate
+        self.clock = Clock(len(workers), rule.bound)
         self._deadlines = WorkerDeadlines(len(workers), wire.timeout)
         self._weights = weights.clone()
         self._pieces = tuple(pieces)
         self._parameters = [
             piece.requires_grad_() for piece in torch.split(self._weights, list(pieces))
         ]
-        self._optimizer = make_optimizer(self._parameters)
+        self._optimizer = rule.make_optimizer(self._parameters)
         self._sum = torch.zeros_like(weights)
         self._gradients = [torch.empty_like(weights) for _ in workers]
         # In step, weights stay as they are until all workers have them.
         self._answers = (
             [self._weights] * len(workers)
-            if clock.bound == 0
+            if rule.bound == 0
             else [torch.empty_like(weights) for _ in workers]
         )
         self._sends: dict[int, list[PendingMessage]] = {}
-        """What each worker has not taken yet, as far as is known."""
+        """What each worker may not have received yet."""
         self._here: set[int] = set()
         self._added = 0
         """Of the present step's gradients, in their order."""
-        self._shares_batches = shares_batches(number, clock.bound)
+        self._shares_batches = shares_batches(number, rule.bound)
         self._tickets = np.zeros((len(workers), 1), np.int64)
-        """For each worker, the batch that it was last told to take."""
+        """The last batch that was given to each worker."""
         self._next_ticket = len(workers)
         self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
@@ -160,7 +167,7 @@ class Server:
             self._finish_sends(place)
 
     def stop(self) -> None:
-        """Have ``serve`` return; from another thread, once no worker will send anything more."""
+        """Have ``serve`` return. Called in another thread, once no worker sends any more."""
         self._stopped.set()
 
     def _hear(self, place: int, message: PendingMessage) -> None:
@@ -177,7 +184,7 @@ class Server:
             self._take(place)
 
     def _sign(self, sign: Array) -> None:
-        """Tell those who wait for the epoch's end how things are."""
+        """Tell the workers that wait for the end of the epoch whether it is over."""
         self._sign_due = time.monotonic() + self._wire.timeout / SIGNS
         for place in self._finished:
             self._send(place, sign, SIGN)
@@ -202,7 +209,7 @@ class Server:
             self._answer(ready)
 
     def aggregate(self) -> None:
-        """Add what has come of the present step, in order; with the last one, update."""
+        """Add the gradients of the present step, in order; after the last one, update."""
         while self._added in self._here:
             gradient = self._gradients[self._added]
             if self._added == 0:
@@ -214,7 +221,7 @@ class Server:
         if self._added == len(self._workers):
             self._added = 0
             for place in range(len(self._workers)):
-                # All have taken the weights that are about to change, or they had not come here.
+                # All workers have received the weights that are about to change.
                 self._finish_sends(place)
             self.update(self._sum.div_(len(self._workers)), self.clock.updates)
             self.clock.update_together()
@@ -222,8 +229,8 @@ class Server:
     def update(self, gradient: torch.Tensor, step: int, share: float = 1.0) -> None:
         """One step of the optimiser, with this server's part of a gradient, flat.
 
-        ``share``: of the step's learning rate. It is not the gradient's: weight decay is to have
-        its share, too, and some optimisers do not care how large a gradient is.
+        ``share`` scales the learning rate, not the gradient: weight decay must be scaled too, and
+        some optimisers ignore the size of a gradient.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = share * self._rate(step)
@@ -234,7 +241,7 @@ class Server:
         self._optimizer.step()
 
     def read_weights(self, target: torch.Tensor) -> None:
-        """Copy the present weights, and begin an epoch; all workers wait for it elsewhere."""
+        """Copy the present weights, and begin an epoch, while all workers wait."""
         target.copy_(self._weights)
         self.clock.renew()
         self._deadlines.rest()
@@ -249,7 +256,7 @@ class Server:
             self._next_ticket += 1
             self._send(place, self._tickets[place], TICKET)
         if self.clock.bound != 0:
-            # The weights change while they are on their way to a slow worker.
+            # The weights may change while they are sent to a slow worker.
             self._answers[place].copy_(self._weights)
         self._send(place, _view_bytes(self._answers[place]), WEIGHTS)
 
@@ -265,7 +272,7 @@ class Server:
 
 
 class Worker:
-    """One worker's side: its model is computed with the servers' weights."""
+    """A worker: it computes gradients with the servers' weights."""
 
     def __init__(
         self,
@@ -312,7 +319,7 @@ class Worker:
             self._gradients.copy_(self._model.gradients)
         if self._shares_batches:
             self._exchange(0, TICKET, self._ticket)
-        # Each worker begins with another server, so that none of them is asked by all at once.
+        # Each worker begins with another server, so that no server gets all requests at once.
         count = len(self._servers)
         for number in ((self._place + each) % count for each in range(count)):
             shard = self._shards[number]
@@ -357,7 +364,7 @@ class Worker:
 
 
 def _view_bytes(tensor: torch.Tensor) -> Array:
-    """Its memory: NumPy has not all of torch's types."""
+    """A tensor's memory: NumPy lacks some of torch's types."""
     return tensor.view(torch.uint8).numpy()
 
 
