@@ -1,4 +1,4 @@
-"""Which schedule a call runs, and over which transport: what the user named, or a stated rule.
+"""Selects the schedule and the transport of a call: as the user named them, or by a rule.
 
 The rule of ``auto``, for buffers on the CPU:
 
@@ -33,7 +33,7 @@ MPI, TORCH, SHARED, BOTH = "mpi", "torch", "shared-memory", "shared-memory+mpi"
 TRANSPORTS = (SHARED, BOTH, MPI, TORCH)
 
 LATENCY_BYTES = 32 << 10
-"""Up to here the number of messages decides, beyond it the number of bytes."""
+"""Up to this size latency decides, beyond it bandwidth."""
 PART_BYTES = 256 << 10
 """Of a buffer that is passed along a chain."""
 MOST_PARTS = 64
@@ -49,9 +49,9 @@ class Layout:
     nodes: tuple[int, ...]
     """The node of each rank, by number."""
     transports: tuple[str, ...]
-    """What can carry a call between all ranks, the preferred one first."""
+    """The transports that connect all ranks, the preferred one first."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Of other transports, why they cannot."""
+    """Why other transports are not possible."""
 
     @property
     def size(self) -> int:
@@ -75,7 +75,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Call:
-    """What a user asked for."""
+    """What the user asked for."""
 
     kind: Collective
     algorithm: str = AUTO
@@ -88,7 +88,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is done."""
+    """What is run."""
 
     schedule: Schedule
     name: str

@@ -1,4 +1,4 @@
-"""DDP's buckets of gradients, averaged by a schedule instead of by the framework.
+"""Averages DDP's buckets of gradients by a schedule instead of torch.distributed.
 
 DDP calls a communication hook for each bucket as soon as the backward pass has filled it (Li et
 al., PyTorch Distributed, VLDB 2020, section 4). The hook hands the bucket to this session's
@@ -25,23 +25,23 @@ from mpiddp.schedules.replay import find_sums
 from mpiddp.schedules.schedule import Collective
 
 SHARED_MEMORY_FILES = "/dev/shm"
-"""Where torch puts memory that processes share."""
+"""The directory of torch's shared memory."""
 _AGREEMENT = Request(Call(Collective.ALL_REDUCE), "min")
 
 
 @dataclass(frozen=True)
 class Synchronization:
-    """How gradients become one."""
+    """How gradients are averaged."""
 
     algorithm: str
     """A registered one, or ``auto``, which goes by each bucket's size."""
     transport: str = AUTO
     wire_dtype: torch.dtype | None = None
-    """In which gradients travel; None for their own type. An algorithm that adds all contributions
-    at once (direct, one-shot) adds them in float32; another one rounds to this type in each step,
-    as else its sums would travel in float32."""
+    """The type in which gradients travel; None for their own. An algorithm that adds all
+    contributions at once (direct, one-shot) adds them in float32; other algorithms round to this
+    type in each step, since otherwise their sums would travel in float32."""
     overlap: bool = False
-    """Whether the backward pass goes on meanwhile."""
+    """Whether gradients travel during the backward pass."""
 
 
 class ScheduleHook:
@@ -50,14 +50,12 @@ class ScheduleHook:
     def __init__(
         self, synchronization: Synchronization, communicator: Communicator, *, on_gpu: bool
     ) -> None:
-        """A hook for gradients on GPUs, or on the CPU. Collective.
-
-        Raises ConfigurationError for what is not possible here, or leaves out ranks; ScheduleError
-        for an algorithm that is no all-reduce.
+        """Collective. Raises ConfigurationError for what is not possible here, ScheduleError for an
+        algorithm that is no all-reduce.
         """
         self._communicator = communicator
         self.can_overlap = on_gpu or communicator.is_concurrent
-        """Whether calls go on beside the backward pass at all."""
+        """Whether calls can run beside the backward pass."""
         self.overlap = synchronization.overlap and self.can_overlap
         """May be changed between two steps, on all ranks alike."""
         self._wire_dtype = synchronization.wire_dtype
@@ -73,7 +71,7 @@ class ScheduleHook:
         self._shares = in_memory and communicator.node_memory is not None
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
-        """For each bucket's memory, room for it in the narrower type."""
+        """For each bucket's storage, a buffer of the narrower type."""
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
         """What is done with a bucket of ``size`` bytes."""
@@ -127,17 +125,16 @@ class ScheduleHook:
         return wire
 
     def _share(self, gradients: torch.Tensor) -> None:
-        """Put a bucket's memory where the node's ranks can work in it, if it is not there yet.
+        """Move a bucket to memory that the node's ranks share, if it is not there yet.
 
         All ranks do so, or none: there must be room for all of them. DDP makes new buckets after
-        its first step, so this is asked in every one. Collective where the bucket is new.
+        its first step, so every step checks. Collective where the bucket is new.
         """
         storage = gradients.untyped_storage()
         if not self._shares or storage in self._looked_at:
             return
         self._looked_at.add(storage)
-        # All ranks ask before any of them takes its part, and nobody goes on before all have
-        # taken it: they are in the same step.
+        # All ranks check before any of them allocates, and none goes on before all have allocated.
         size = len(self._communicator.layout.neighbours) * storage.nbytes()
         if not self._agree(_has_room(size)):
             return
@@ -146,7 +143,7 @@ class ScheduleHook:
             # torch has no type for it.
             gradients.share_memory_()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError):
-            # Somebody else has taken the room; the gradients are where they were.
+            # Another program has taken the room; the gradients are where they were.
             is_shared = False
         if self._agree(is_shared):
             self._communicator.shared_memory.adopt(gradients)
@@ -160,7 +157,7 @@ class ScheduleHook:
 
 def _has_room(size: int) -> bool:
     """Whether processes can share ``size`` bytes more on this node."""
-    # Twice, since what lies there now is kept until it has been copied.
+    # Twice, since the old memory is kept until it has been copied.
     free = shutil.disk_usage(SHARED_MEMORY_FILES).free
     return 2 * size < free and not find_shortage(size)
 

@@ -1,7 +1,7 @@
-"""Whether the backward pass goes on while gradients travel: both ways are measured.
+"""Measures whether gradients should travel during the backward pass or after it.
 
-Where a rank has no core to spare, the thread that moves gradients takes its time from the backward
-pass, so that either way may be the quicker one. On a GPU they travel on a stream of their own.
+Where a rank has no spare core, the thread that sends gradients slows the backward pass down, so
+either way may be quicker. On a GPU gradients travel on a stream of their own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mpiddp.training.parallel import Replica
 from mpiddp.training.rehearsal import rehearse
 
 WARM_UP = 3
-"""Passes that are not timed: DDP makes its buckets anew after its first, and a buffer has its large
-pages from its third."""
+"""Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
+gives it large pages."""
 ROUNDS = 5
 GAIN = 0.05
-"""Share of a pass that overlap must save to be chosen: less may be noise."""
+"""Share of a pass that overlap must save; less may be noise."""
 
 
 @dataclass(frozen=True)

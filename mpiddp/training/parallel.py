@@ -24,7 +24,7 @@ class Replica:
 
     model: DistributedDataParallel
     hook: ScheduleHook | None
-    """What averages its gradients; None where DDP does."""
+    """The hook that averages its gradients; None where DDP does."""
 
 
 def replicate(model: nn.Module, device: torch.device, configuration: Configuration) -> Replica:
@@ -45,8 +45,8 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
 def share_buffers(model: nn.Module) -> None:
     """Give all ranks rank 0's buffers. Collective.
 
-    DDP does so before each forward pass; after the last one every rank has added its own samples to
-    its running averages.
+    DDP does so before each forward pass, but after the last one the running averages of ranks
+    differ.
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
@@ -90,7 +90,7 @@ def serve(
 
 
 def choose_synchronization(configuration: Configuration) -> Synchronization:
-    """What the configuration says of gradients that the framework does not average."""
+    """The options of the hook."""
     name = configuration.wire_dtype
     return Synchronization(
         configuration.sync,

@@ -1,4 +1,4 @@
-"""From a configuration to one rank's part of a run."""
+"""Prepares one rank's part of a run from the configuration."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Engine:
-    """What takes a batch to new weights."""
+    """The model and its update."""
 
     model: nn.Module
     """What takes a batch: DDP's wrapper, or the module itself."""
     module: nn.Module
     update: Update
     pace: overlap.Pace | None = None
-    """How quick passes are with overlap and without, if that was measured."""
+    """Time of a pass with overlap and without, if it was measured."""
 
 
 def agree(configuration: Configuration, session: Session) -> None:
-    """Check that all ranks were given the same; field by field only where they were not.
+    """Check that all ranks have the same configuration; field by field only if they differ.
 
     Raises ConfigurationError. Collective.
     """

@@ -1,4 +1,4 @@
-"""The training loop: the same on every rank; rank 0 also writes and speaks."""
+"""The training loop: the same on every rank; rank 0 also writes files and the console."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     test_accuracy: float
     """Share of the test samples whose class was right, 0 to 1."""

@@ -1,4 +1,4 @@
-"""What one rank does in a collective, in order, before it is known where its memory lies.
+"""The instructions of one rank in a collective, in order, independent of addresses.
 
 Numbers are elements of the buffer, or of a scratch space beside it. Messages are numbered; each is
 prepared once, started and finished once per run.

@@ -14,7 +14,7 @@ from mpiddp.schedules.schedule import Rounds, Transfer
 
 @dataclass(frozen=True)
 class Cut:
-    """How a transport wants its work."""
+    """How a transport cuts a buffer."""
 
     cell: int
     """The most elements of a chunk that are added, copied or sent at once."""
@@ -65,7 +65,7 @@ class Grid:
 
 @dataclass(eq=False)
 class Outgoing:
-    """Something that leaves this rank: a message, or a copy into a neighbour's memory."""
+    """A message, or a copy into the memory of another rank of the node."""
 
     step: int
     peer: int
@@ -208,7 +208,7 @@ class Scratch:
         return piece.slot
 
     def release(self, piece: Incoming, cells: int) -> None:
-        """So many of its cells have been added; with the last one its slot is free."""
+        """``cells`` of its cells have been added; after the last one its slot is free."""
         piece.missing -= cells
         if piece.missing == 0 and piece.slot is not None:
             self._free.append(piece.slot // self._length)
