@@ -13,6 +13,7 @@ import torch
 
 import launchers
 import trainings
+from mpiddp.training import overlap
 from mpiddp.training.config import read_toml
 from pool import Pool
 
@@ -121,6 +122,16 @@ def test_an_algorithm_that_is_no_all_reduce_is_refused_before_the_first_step(poo
     said = "double on 3 ranks is no all-reduce: step 1: the contribution of rank 1 is added twice"
     assert called.values == [f"1: {said}"] * 3
     assert not (tmp_path / "runs").exists()
+
+
+def test_it_is_told_why_overlap_was_not_chosen_although_it_was_quicker():
+    quicker = overlap.describe(overlap.Pace(0.00098, 0.001))
+    assert quicker == (
+        "0.98 ms with overlap, 1.00 without: overlap is chosen where it saves more than 5%, "
+        "since less may be noise"
+    )
+    for pace in (overlap.Pace(0.0009, 0.001), overlap.Pace(0.0011, 0.001)):
+        assert overlap.describe(pace).endswith(" without")
 
 
 @pytest.mark.mpi
