@@ -1,4 +1,4 @@
-"""Buffers on their way over MPI, in parts that MPI and the network like."""
+"""Sends and receives buffers over MPI, in parts of a suitable size."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 5e-4
-"""Seconds between two looks for messages: the rank's own work needs the core, and the more the
-longer nothing has come."""
+"""Seconds between two tests for messages, which leave the core to the rank's own work."""
 GROWTH = 1.1
 
 
 class Pauses:
-    """Sleeps between looks, longer and longer."""
+    """Sleeps between tests, longer each time."""
 
     def __init__(self) -> None:
         self._seconds = SHORTEST_PAUSE
 
     def begin(self) -> None:
-        """Something has come: look again soon."""
+        """A message has arrived: test again soon."""
         self._seconds = SHORTEST_PAUSE
 
     def sleep(self) -> None:
@@ -37,18 +36,18 @@ class Pauses:
 
 
 class PendingMessage:
-    """A buffer that is being sent or received; it stays its owner's, who leaves it alone."""
+    """A buffer that is being sent or received; its owner must not touch it meanwhile."""
 
     def __init__(self, parts: Sequence[MPI.Request]) -> None:
         self._parts = parts
         self._done = 0
         self.is_empty = False
-        """Whether what came, to a whole buffer's room, was nothing at all."""
+        """Whether an empty message has arrived."""
 
     def test(self, status: MPI.Status | None = None) -> bool:
         """Whether it is complete; with ``status``, of a receive, also whether it was empty.
 
-        Parts of one message come in their order, so that one of them at a time is asked for.
+        The parts of a message arrive in order, so one part at a time is tested.
         """
         while self._done < len(self._parts):
             if not self._parts[self._done].Test(status):
@@ -60,7 +59,7 @@ class PendingMessage:
         return True
 
     def cancel(self) -> None:
-        """Nothing will come, or nothing more."""
+        """Cancel the parts that have not arrived."""
         for part in self._parts[self._done :]:
             part.Cancel()
             part.Wait()
@@ -69,14 +68,14 @@ class PendingMessage:
 
 @dataclass(frozen=True)
 class Wire:
-    """What carries messages between all ranks."""
+    """Sends messages between all ranks."""
 
     communicator: MPI.Intracomm
     """Used for nothing else."""
     names: tuple[str, ...]
-    """Of all ranks, for people."""
+    """Of all ranks, for messages to the user."""
     timeout: float
-    """Seconds after which a rank that should have answered is lost."""
+    """Seconds after which a rank that does not answer is lost."""
     longest: int
     """Bytes of a part; all ranks'."""
 
@@ -91,7 +90,7 @@ class Wire:
         return PendingMessage([self.communicator.Irecv(part, rank, tag) for part in parts])
 
     def meet(self, is_due: Callable[[], bool], what: str) -> None:
-        """Wait for all ranks, for any time until ``is_due()``, then for the time-out.
+        """Wait for all ranks: without a limit until ``is_due()``, then for the timeout.
 
         Raises PeerLostError, which begins with ``what``.
         """
@@ -104,7 +103,7 @@ class Wire:
             pauses.sleep()
 
     def wait(self, message: PendingMessage, what: str, patience: float = 0.0) -> None:
-        """Until it is complete, which may take ``patience`` seconds more than the others' time-out.
+        """Wait until it is complete, for the timeout and ``patience`` seconds more.
 
         Raises PeerLostError, which begins with ``what``.
         """
@@ -118,5 +117,5 @@ class Wire:
 
 def _cut(buffer: Array, longest: int) -> list[Array]:
     step = max(1, longest // buffer.itemsize)
-    # An empty buffer is a message, too.
+    # An empty buffer is one part.
     return [buffer[start : start + step] for start in range(0, max(1, len(buffer)), step)]

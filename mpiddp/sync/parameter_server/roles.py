@@ -1,4 +1,4 @@
-"""Parameter servers in a job: who serves, who computes, and this rank's part in it."""
+"""Parameter servers in a job: which ranks serve, which compute, and this rank's part."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Serving:
             shard = self._shards[number]
             weights, pieces = self._model.parameters[shard].cpu(), self._model.pieces(shard)
             self._server = Server(wire, number, roles.workers, weights, pieces, rule)
-            # An error elsewhere in this process is not to wait for workers that will not come.
+            # A daemon: an error elsewhere in this process must not wait for the workers.
             self._thread = threading.Thread(
                 target=self._serve, name="parameter-server", daemon=True
             )

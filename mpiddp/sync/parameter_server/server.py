@@ -3,15 +3,13 @@
 A server holds a part of the weights and the optimiser's state for them (Li et al., Scaling
 Distributed Machine Learning with the Parameter Server, OSDI 2014). Synchronous servers wait for all
 workers, add their gradients in the order of ranks, and make one update of the average; others make
-an update of each gradient as it comes, at the learning rate divided by the number of workers, so
-that a pass over the data moves the weights as far. Which worker may go on when is the `Clock`'s to
-say.
+an update of each gradient as it arrives, at the learning rate divided by the number of workers, so
+that a pass over the data moves the weights as far. `Clock` says which worker may continue.
 
-Messages, for each server and worker: one from the worker with its gradient, which asks for weights,
-too, and one back with the weights. An empty one from the worker says that its epoch is over; it is
-answered by signs of life until all workers' are.
-Without a bound server 0 also says which batch the worker should take next, so that a slow worker
-takes fewer of them, and nobody waits for it before the epoch is over.
+Messages between a server and a worker: the worker sends its gradient, which also asks for weights,
+and the server sends the weights back. An empty message of the worker says that its epoch is over;
+the server answers with signs of life until all workers' epochs are over. Without a bound, server 0
+also says which batch the worker takes next, so that a slow worker takes fewer batches.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
 GRADIENT, WEIGHTS, TICKET, SIGN = range(4)
-"""What a message is, added to four times the number of its server to make its tag."""
+"""Kinds of messages; a tag is the kind plus four times the number of the server."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
-"""Signs to a worker that waits for an epoch's end."""
+"""Signs of life to a worker that waits for the end of an epoch."""
 SIGNS = 4
-"""Of them in the time after which a server that gives none is lost."""
+"""Signs of life in each timeout."""
 PATIENCE = 2.0
-"""Seconds by which workers wait longer than servers, who know which worker all wait for."""
+"""Seconds by which workers wait longer than servers, which know which worker is missing."""
 
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -53,7 +51,7 @@ def shares_batches(server: int, bound: int | None) -> bool:
 
 
 def check_threads() -> None:
-    """Raise ConfigurationError where a rank cannot serve and compute at once."""
+    """Raise ConfigurationError where a rank cannot serve and compute at the same time."""
     if limit := find_thread_limit():
         raise ConfigurationError(
             f"parameter servers need MPI_THREAD_MULTIPLE, but MPI has {limit} in this process: use "
