@@ -73,10 +73,10 @@ def find_call(trace: TracebackType | None) -> str:
     place, is_call = "", False
     while trace is not None:
         name, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        path = Path(name)
+        path, module = Path(name), str(trace.tb_frame.f_globals.get("__name__"))
         if PACKAGE in path.parents:
             is_call = is_call or path.relative_to(PACKAGE).parts[0] in CALLS
-        elif not name.startswith("<frozen") and "torch" not in path.parts:
+        elif not name.startswith("<frozen") and module.partition(".")[0] != "torch":
             place, is_call = f" (called at {name}:{line})", False
         trace = trace.tb_next
     return place if is_call else ""
