@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 5e-4
-"""Seconds between two tests for messages, which leave the core to the rank's own work."""
+"""Seconds between two looks for messages: the rank's own work needs the core, and the more the
+longer nothing has come."""
 GROWTH = 1.1
 
 
 class Pauses:
-    """Sleeps between tests, longer each time."""
+    """Sleeps between looks, longer and longer."""
 
     def __init__(self) -> None:
         self._seconds = SHORTEST_PAUSE
 
     def begin(self) -> None:
-        """A message has arrived: test again soon."""
+        """Something has come: look again soon."""
         self._seconds = SHORTEST_PAUSE
 
     def sleep(self) -> None:
+        """Before the next look."""
         time.sleep(self._seconds)
         self._seconds = min(self._seconds * GROWTH, LONGEST_PAUSE)
 
@@ -90,7 +92,7 @@ class Wire:
         return PendingMessage([self.communicator.Irecv(part, rank, tag) for part in parts])
 
     def meet(self, is_due: Callable[[], bool], what: str) -> None:
-        """Wait for all ranks: without a limit until ``is_due()``, then for the timeout.
+        """Wait for all ranks, for any time until ``is_due()``, then for the time-out.
 
         Raises PeerLostError, which begins with ``what``.
         """
@@ -103,7 +105,7 @@ class Wire:
             pauses.sleep()
 
     def wait(self, message: PendingMessage, what: str, patience: float = 0.0) -> None:
-        """Wait until it is complete, for the timeout and ``patience`` seconds more.
+        """Until it is complete, which may take ``patience`` seconds more than the others' time-out.
 
         Raises PeerLostError, which begins with ``what``.
         """
