@@ -1,7 +1,7 @@
 """Prices as formulas, for more ranks than can be simulated.
 
-A closed form is a few kinds of steps, each with the load of the rank that decides how long it
-takes. On chunks of equal size it says what ``simulate`` says, which the tests show.
+A closed form is a few kinds of steps, each with the load of its slowest rank. For chunks of equal
+size it equals ``simulate``, which the tests show.
 """
 
 from __future__ import annotations

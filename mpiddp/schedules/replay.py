@@ -96,13 +96,13 @@ def _take(
 
 @dataclass(frozen=True)
 class Sums:
-    """What is known of a schedule's sums."""
+    """Where a schedule completes its sums."""
 
     final: frozenset[tuple[int, int, int]]
     """Step, rank and chunk of each addition after which every contribution is in the chunk."""
     is_single: bool
-    """Whether each sum is made at once, of contributions as they were: nothing is rounded on the
-    way, in whatever type it travels."""
+    """Whether each sum is made at once from original contributions, so that no partial sum is
+    rounded on the way."""
 
 
 def find_sums(schedule: Schedule) -> Sums:
@@ -128,7 +128,7 @@ def find_sums(schedule: Schedule) -> Sums:
                 after[place] = value
         reduced = {(t.dst, chunk) for t in step if t.reduce for chunk in range(t.lo, t.hi)}
         is_single = is_single and all(after[place] == whole for place in reduced)
-        # A sum that was complete when it came is not completed once more.
+        # A sum that was complete when it arrived is not completed again.
         complete = {place for place in reduced - passed_on if after[place] == whole}
         final |= {(number, rank, chunk) for rank, chunk in complete}
         held |= after
@@ -136,7 +136,7 @@ def find_sums(schedule: Schedule) -> Sums:
 
 
 def is_order_fixed(schedule: Schedule) -> bool:
-    """Whether all chunks are summed in the same order, wherever the buffer is cut.
+    """Whether all chunks are summed in the same order, independent of where the buffer is cut.
 
     The two operands of one addition may be swapped, which changes no bit. Where nothing is added,
     it is.
