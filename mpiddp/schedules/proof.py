@@ -1,8 +1,8 @@
 """Proves that a schedule keeps its promise, without running it.
 
 The proof propagates the exact state, with symbols for the contributions, like SCCL (Cai et al.,
-PPoPP'21). Equal reduction trees show that two ranks hold bitwise equal sums. Most algorithms need no
-symbols: if a rank never uses what it has sent away, counting the contributions is enough.
+PPoPP'21). Equal reduction trees show that two ranks hold bitwise equal sums. Most algorithms need
+no symbols: if a rank never uses what it has sent away, counting the contributions is enough.
 """
 
 from __future__ import annotations
