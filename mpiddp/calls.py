@@ -90,13 +90,10 @@ def all_reduce(
         mpiddp.all_reduce(tensor, "ring:segments=4", op="average")
 
     Args:
-        tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on the CPU or a
-            GPU.
-        algorithm: a registered algorithm, with parameters, for example ``ring:segments=4``, or
-            ``auto``. The algorithm's docstring says how many steps, bytes and extra bytes of memory
-            it takes with messages. In shared memory the extra memory is one block of 256 KiB for
-            each rank whose memory is private, and copies of a chunk where many ranks exchange it,
-            for example in recursive-doubling.
+        tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on CPU or GPU.
+        algorithm: ``auto``, or a registered one, for example ``ring:segments=4``. Its docstring
+            says how many steps, bytes and bytes of memory it takes with messages. In shared memory
+            it takes 256 KiB for each rank whose memory is private, and room for exchanged chunks.
         transport: ``shared-memory``, ``mpi``, ``shared-memory+mpi`` (the first inside nodes, the
             second between them), ``torch`` (point-to-point over Gloo or NCCL), or ``auto``.
         op: sum, average, product, min or max.
@@ -107,8 +104,8 @@ def all_reduce(
             so the result does not depend on how a buffer was cut.
 
     ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
-    ``mpiddp.shared_empty`` no copy is made inside a node. An algorithm whose
-    dedicated servers contribute nothing (``central``) is refused.
+    ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers contribute
+    nothing (``central``) is refused.
 
     Raises:
         ScheduleError: the algorithm is no all-reduce; says why.
