@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from mpiddp.launch.session import Session
     from mpiddp.launch.world import World
+    from mpiddp.sync.ddp_hook import synchronize
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "shared_empty",
+    "synchronize",
 ]
 
 _HOMES = {
@@ -67,6 +69,7 @@ _HOMES = {
     "Session": "mpiddp.launch.session",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.world",
+    "synchronize": "mpiddp.sync.ddp_hook",
     **dict.fromkeys(
         (
             "all_gather",
@@ -93,10 +96,13 @@ def init(
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
-    Collective: every process of the launch calls it, once. The Session is a context manager;
-    leaving it closes everything in the right order. An exception that leaves it, on any rank,
-    ends the whole job. Without ``with``, uncaught exceptions do so too, but Python tells nobody
-    about sys.exit(n): the other ranks then wait.
+        with mpiddp.init(timeout=60) as session:
+            model = DistributedDataParallel(net.to(session.device))
+
+    Collective: every process of the launch calls it, once. The Session is a context manager, which
+    closes everything at its end. An exception that leaves it, on any rank, ends the whole job.
+    Without ``with``, uncaught exceptions end the job too, but not sys.exit(n): the other ranks then
+    wait.
 
     Args:
         backend: ``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU.
@@ -121,6 +127,11 @@ def init(
         session = start(options, way_out)
     catch_uncaught(session, way_out)
     return session
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion and ``help(mpiddp)``."""
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

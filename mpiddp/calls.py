@@ -1,13 +1,13 @@
-"""The collective calls on the current session: ``mpiddp.all_reduce`` and its kin.
+"""The collective calls of the current session: ``mpiddp.all_reduce`` and the others.
 
 All ranks make the same calls in the same order, with buffers of the same length and type. Buffers
-are the caller's, contiguous, and changed in place. When a call returns its result is there; on a
-GPU, once the current stream has come so far, and calls on different streams must not overlap. The
-first call of a session, and the first over each transport, make ready what later ones use, and wait
-for all ranks.
+are the caller's, contiguous, and changed in place. When a call returns, its result is there. On a
+GPU the result is there once the current stream has reached it, and calls on different streams must
+not overlap. The first call of a session, and the first call over each transport, prepare what later
+calls use, and wait for all ranks.
 
-An algorithm is proved for the session's number of ranks when it is first used. All ranks end with
-the same bits, but for NaNs: what is a NaN on one rank is one on all, but payloads may differ.
+An algorithm is proved for the session's number of ranks when it is first used. The results of all
+ranks are bitwise equal, except for the payloads of NaNs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives import bootstrap
+from mpiddp.collectives.bootstrap import describe, find_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import TRANSPORTS, Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
-from mpiddp.sync.session_communicator import find_communicator
 
 _OPERATORS = tuple(operator.value for operator in Operator)
 _requests: dict[tuple[Any, ...], Request] = {}
-"""The requests that were made so far: constants, since the same call has to be the same object."""
+"""The requests that were made so far: plans are kept for the object, so a call is one object."""
 
 
 def _find_request(
@@ -85,35 +84,35 @@ def all_reduce(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
 ) -> torch.Tensor:
-    """Make ``tensor`` the sum of all ranks' tensors, in place, and return it.
+    """Replace ``tensor`` by the sum of all ranks' tensors, in place, and return it.
+
+        mpiddp.all_reduce(tensor)
+        mpiddp.all_reduce(tensor, "ring:segments=4", op="average")
 
     Args:
-        tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on the CPU or a
-            GPU.
-        algorithm: a registered algorithm, with parameters as in ``ring:segments=4``, or ``auto``;
-            its docstring says how many steps and bytes it takes, and how much extra memory with
-            messages. In shared memory blocks of 256 KiB are enough, one for each rank whose memory
-            is private, and where many ranks swap the same chunk, as in recursive-doubling, copies
-            of it.
+        tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on CPU or GPU.
+        algorithm: ``auto``, or a registered one, for example ``ring:segments=4``. Its docstring
+            says how many steps, bytes and bytes of memory it takes with messages. In shared memory
+            it takes 256 KiB for each rank whose memory is private, and room for exchanged chunks.
         transport: ``shared-memory``, ``mpi``, ``shared-memory+mpi`` (the first inside nodes, the
             second between them), ``torch`` (point-to-point over Gloo or NCCL), or ``auto``.
         op: sum, average, product, min or max.
         reduction_dtype: the type in which contributions are added; by default the tensor's own, but
-            float32 for float16 and bfloat16. Where an algorithm adds in several steps, wider sums
-            travel in the wider type.
-        fixed_order: the order of additions does not depend on an element's place in the buffer, so
-            neither does the result depend on how a buffer was cut.
+            float32 for float16 and bfloat16. Where an algorithm adds in several steps, sums travel
+            in this type.
+        fixed_order: the order of additions does not depend on an element's position in the buffer,
+            so the result does not depend on how a buffer was cut.
 
     ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
-    ``mpiddp.shared_empty`` no copy is made inside a node. ``central``'s dedicated servers
-    contribute nothing; the sum is that of the other ranks.
+    ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers contribute
+    nothing (``central``) is refused.
 
     Raises:
         ScheduleError: the algorithm is no all-reduce; says why.
-        ConfigurationError: a tensor, name or combination that cannot be used; a neighbour that
-            makes another call. With MPIDDP_DEBUG=1 all calls are compared first, and the error
-            says on every rank who differs.
-        PeerLostError: a rank did not come, or left, within the timeout; says which, and the step.
+        ConfigurationError: a tensor, name or combination that cannot be used; another rank of the
+            node makes a different call. With MPIDDP_DEBUG=1 all calls are compared first, and the
+            error says on every rank which ranks differ.
+        PeerLostError: a rank did not come within the timeout, or left; says which, and the step.
     """
     communicator = find_communicator()
     try:
@@ -147,12 +146,16 @@ def all_reduce_async(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
 ) -> torch.futures.Future[torch.Tensor]:
-    """As ``all_reduce``, but return at once, with a future that will have ``tensor``.
+    """Start an ``all_reduce`` and return a future, whose value is ``tensor``.
 
-    The tensor must stay untouched until then. Calls are made in the order in which they were
-    begun, on a GPU on a stream of their own; a later call that is not asynchronous waits for them.
-    Where MPI has less than MPI_THREAD_MULTIPLE, a call on a CPU tensor is made at once, and done
-    when this returns.
+        future = mpiddp.all_reduce_async(tensor)
+        compute_something_else()
+        future.wait()
+
+    Do not touch the tensor until the future is done. Calls are made in the order in which they were
+    started, on a GPU on a stream of their own; a later call that is not asynchronous waits for
+    them. Where MPI has less than MPI_THREAD_MULTIPLE, a call on a CPU tensor is complete when this
+    returns. Arguments and errors are those of ``all_reduce``.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
@@ -169,14 +172,19 @@ def prepare_all_reduce(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
 ) -> Callable[[], torch.Tensor]:
-    """What makes ``all_reduce`` on this tensor whenever it is called, as often as one likes.
+    """Return a function that makes ``all_reduce`` on this tensor each time it is called.
 
-    It saves the microseconds in which ``all_reduce`` finds out what to do, as MPI's
-    ``MPI_Allreduce_init`` does. It belongs to the memory that the tensor has now: torch refuses to
-    resize it from now on, and whatever the tensor's name is given later (``tensor.data = …``, or a
-    new ``grad`` after ``zero_grad()``, which sets it to None unless told otherwise) is not summed.
-    Autograd is not told that the memory changes. All ranks prepare the same calls in the same
-    order, since the first one over a transport makes it ready.
+        reduce_gradients = mpiddp.prepare_all_reduce(gradients)
+        for batch in batches:
+            compute(batch, gradients)
+            reduce_gradients()
+
+    It saves the microseconds in which ``all_reduce`` finds out what to do, like MPI's
+    ``MPI_Allreduce_init``. The function belongs to the memory that the tensor has now. From now on
+    torch refuses to resize that memory, and other memory that the tensor is given later
+    (``tensor.data = …``, or a new ``grad`` after ``zero_grad()``) is not summed. Autograd is not
+    told that the memory changes. All ranks prepare the same calls in the same order. Arguments and
+    errors are those of ``all_reduce``.
     """
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
@@ -195,9 +203,11 @@ def reduce_scatter(
 ) -> torch.Tensor:
     """Sum this rank's part of all ranks' tensors; return the part, a view of the flat tensor.
 
-    Rank r of n owns elements ⌊r·count/n⌋ to ⌊(r+1)·count/n⌋. The rest of the tensor is worked in,
-    and holds nothing useful afterwards. Arguments and errors as those of ``all_reduce``; the
-    algorithm must be one whose halves give each rank one part: ring, direct, …
+        mine = mpiddp.reduce_scatter(tensor)
+
+    Rank r of n owns elements ⌊r·count/n⌋ to ⌊(r+1)·count/n⌋. The rest of the tensor is overwritten
+    and undefined afterwards. Arguments and errors are those of ``all_reduce``; the algorithm must
+    give each rank one part, for example ring or direct.
     """
     communicator = find_communicator()
     request = _find_request(
@@ -211,8 +221,10 @@ def all_gather(
 ) -> torch.Tensor:
     """Fill ``tensor`` with every rank's part of it, in place, and return it.
 
-    Each rank has put its own part, as ``reduce_scatter`` describes it, where it belongs. Elements
-    of any type of 1, 2, 4 or 8 bytes.
+        mpiddp.all_gather(tensor)
+
+    Before the call each rank has its own part, as ``reduce_scatter`` describes it, in its position.
+    The elements may have any type of 1, 2, 4 or 8 bytes. Errors are those of ``all_reduce``.
     """
     request = _find_request(Collective.ALL_GATHER, algorithm, transport)
     return find_communicator().run(request, tensor)
@@ -221,10 +233,13 @@ def all_gather(
 def broadcast(
     tensor: torch.Tensor, root: int = 0, algorithm: str = "auto", transport: str = "auto"
 ) -> torch.Tensor:
-    """Make ``tensor`` what it is on rank ``root``, in place, and return it.
+    """Replace ``tensor`` by that of rank ``root``, in place, and return it.
 
-    Elements of any type of 1, 2, 4 or 8 bytes. A root that differs between ranks may leave tensors
-    as they were: no rank waits for one that only receives. MPIDDP_DEBUG=1 finds that.
+        mpiddp.broadcast(parameters, root=0)
+
+    The elements may have any type of 1, 2, 4 or 8 bytes. A root that differs between ranks may
+    leave tensors unchanged without an error; MPIDDP_DEBUG=1 finds that. Errors are those of
+    ``all_reduce``.
     """
     request = _find_request(Collective.BROADCAST, algorithm, transport, root=root)
     return find_communicator().run(request, tensor)
@@ -240,10 +255,12 @@ def reduce(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
 ) -> torch.Tensor:
-    """Make ``tensor`` the sum of all ranks' tensors on rank ``root``, in place, and return it.
+    """Replace ``tensor`` on rank ``root`` by the sum of all ranks' tensors, and return it.
 
-    On the other ranks it is worked in, and holds nothing useful afterwards. Arguments and errors
-    as those of ``all_reduce``.
+        mpiddp.reduce(loss, root=0, op="average")
+
+    On the other ranks it is overwritten and undefined afterwards. Arguments and errors are those
+    of ``all_reduce``.
     """
     request = _find_request(
         Collective.REDUCE, algorithm, transport, op, reduction_dtype, fixed_order, root
@@ -252,19 +269,25 @@ def reduce(
 
 
 def barrier() -> None:
-    """Return once every rank has come; what a GPU has been told to do is not waited for."""
+    """Wait until every rank has called it; queued work of a GPU is not waited for.
+
+        mpiddp.barrier()
+
+    Raises PeerLostError where a rank does not come within the timeout.
+    """
     find_communicator().barrier()
 
 
 def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A CPU tensor in memory that the other ranks of this node can work in.
+    """A CPU tensor of zeros in memory that the other ranks of this node can read and write.
 
-    Collective calls on it make no copy inside a node. It is zeros at first, belongs to the caller,
-    and is freed as any tensor is. Not collective, unless it is the first of these functions that is
-    called in a session.
+        gradients = mpiddp.shared_empty((1024, 1024))
 
-    Raises ConfigurationError where there is no memory left, in the machine or within the limit of a
-    job's or a container's control group, or no session.
+    Collective calls on it make no copy inside a node. It belongs to the caller, and is freed like
+    any tensor. Not collective, unless it is the first call of a session.
+
+    Raises ConfigurationError where there is no session, or no memory left, in the machine or within
+    the limit of a job's or a container's control group.
     """
     lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     if not all(isinstance(length, int) for length in lengths):
@@ -273,9 +296,16 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
         raise ConfigurationError(
             f"dtype: expected a torch type, found {dtype!r}; a shape is one argument, as (4, 3)"
         )
-    return find_communicator().segments.empty(lengths, dtype)
+    return find_communicator().shared_memory.empty(lengths, dtype)
 
 
 def describe_collectives() -> dict[str, Any]:
-    """How ranks wait, what transports there are, and what a user should know of them."""
-    return bootstrap.describe(find_communicator())
+    """How ranks wait, and which transports there are; collective where it is the first call.
+
+        print(mpiddp.describe_collectives()["transports"])
+
+    Returns ``wait`` (spin, yield or sleep), ``transports`` (the preferred one first),
+    ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``notes``
+    (what is missing, and why) and ``torch`` (its version).
+    """
+    return describe(find_communicator())

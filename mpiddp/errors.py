@@ -26,7 +26,15 @@ FAILURE = 1
 
 
 class MpiddpError(Exception):
-    """The root of mpiddp's own errors; printed as one line, without a traceback."""
+    """The root of mpiddp's own errors; printed as one line, without a traceback.
+
+        try:
+            mpiddp.all_reduce(tensor, transport="shared-memory")
+        except mpiddp.MpiddpError as error:
+            print(error)
+
+    ``exit_code`` is what the job ends with where nobody catches it.
+    """
 
     exit_code: int = FAILURE
 

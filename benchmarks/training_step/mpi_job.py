@@ -16,10 +16,10 @@ from benchmarks.training_step.orders import Order
 from benchmarks.training_step.slowness import make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
+from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.selection import Call, select
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
-from mpiddp.sync.session_communicator import find_communicator
 from mpiddp.training import overlap
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration

@@ -1,4 +1,4 @@
-"""Gets the ranks of a launch ready for collective calls: who is where, and what can reach whom."""
+"""Makes a session ready for collective calls: who is where, and what can reach whom."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
 from mpiddp import environment
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import NCCL, Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH
-from mpiddp.collectives.topology import Layout, count_cores, find_quota
+from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Layout
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.mpi import (
     LONGEST_MESSAGE,
@@ -26,77 +25,29 @@ from mpiddp.collectives.transport.mpi import (
     find_thread_limit,
 )
 from mpiddp.collectives.transport.node_memory import (
-    Neighbourhood,
+    NodeMemory,
     NodeResolver,
     block_size,
     is_ordered,
 )
 from mpiddp.collectives.transport.shared_memory import (
-    Segments,
+    SharedMemory,
     address_of,
     map_descriptor,
 )
 from mpiddp.collectives.transport.single_copy import can_copy
-from mpiddp.collectives.waiting import Waiter, choose_policy
-from mpiddp.errors import ConfigurationError
+from mpiddp.collectives.waiting import Waiter, choose_policy, count_cores, find_quota
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.rendezvous.store import find_group_timeout
+from mpiddp.launch.session import Session, current_session
+from mpiddp.launch.world import World
 
-if TYPE_CHECKING:
-    from mpi4py import MPI as Module
-
-T = TypeVar("T")
 TOKEN_BYTES = 16
-
-
-class Launch(Protocol):
-    """What the collective calls need of a launch."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def node(self) -> int:
-        """The number of its node."""
-
-    @property
-    def local_rank(self) -> int:
-        """Its place on the node."""
-
-    @property
-    def local_size(self) -> int:
-        """The ranks on the node."""
-
-    @property
-    def hostname(self) -> str:
-        """For messages."""
-
-    @property
-    def device(self) -> torch.device:
-        """The one of the session."""
-
-    @property
-    def timeout(self) -> float:
-        """Seconds of one wait."""
-
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank. Collective."""
-
-    def agree(self, value: Any, what: str) -> Any:
-        """Raise ConfigurationError unless all ranks have the same value. Collective."""
-
-    def make_mpi(self) -> Module.Intracomm:
-        """An MPI communicator over all ranks that is used for nothing else. Collective."""
-
-    def make_group(self, on_gpu: bool) -> Any:
-        """A process group over all ranks that is used for nothing else: NCCL's or Gloo's.
-
-        Collective. Raises ConfigurationError where there can be no NCCL.
-        """
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What each rank tells all others."""
+    """What each rank tells all other ranks."""
 
     node: int
     hostname: str
@@ -108,9 +59,9 @@ class _Facts:
     is_checked: bool
     has_order: bool
     namespace: str
-    """In which its process number counts."""
+    """The namespace of its process number."""
     thread_limit: str
-    """MPI's level of thread support, if it is less than all."""
+    """MPI's level of thread support; empty for MPI_THREAD_MULTIPLE."""
     block: int
     """File descriptor of the node's block, at the first rank of each node."""
     token: bytes
@@ -119,7 +70,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Reach:
-    """What a rank has found out about its neighbours."""
+    """What a rank has found out about the other ranks of its node."""
 
     memory: str = ""
     """Why it cannot map their memory; empty if it can."""
@@ -127,57 +78,68 @@ class _Reach:
     """Why it cannot copy from their private memory; empty if it can."""
 
 
-def make_communicator(launch: Launch) -> Communicator:
-    """Collective over all ranks of the launch.
+def find_communicator() -> Communicator:
+    """The current session's; made, collectively, by the first call of all.
+
+    Raises ConfigurationError.
+    """
+    session = current_session()
+    if session.collectives is None:
+        is_alone = session.world.size == 1
+        session.collectives = (_make_alone if is_alone else _make_communicator)(session)
+    found: Communicator = session.collectives
+    return found
+
+
+def _make_communicator(session: Session) -> Communicator:
+    """Collective over all ranks of the session.
 
     Raises ConfigurationError for environment variables that make no sense or differ.
     """
-    segments = Segments()
+    world = session.world
+    shared_memory = SharedMemory()
     token = mmap.mmap(-1, TOKEN_BYTES)
     token[:] = secrets.token_bytes(TOKEN_BYTES)
     block = None
-    if launch.local_rank == 0:
-        # A quick rank leaves while others still read its last letter.
-        block = segments.allocate(block_size(launch.local_size) + TOKEN_BYTES, is_common=True)
+    if world.local_rank == 0:
+        # A quick rank leaves while others still read its last call's words.
+        block = shared_memory.allocate(block_size(world.local_size) + TOKEN_BYTES, is_common=True)
         block[-TOKEN_BYTES:] = token[:]
-    facts = launch.gather(_find_facts(launch, segments, block, token))
-    ranks = [rank for rank, each in enumerate(facts) if each.node == launch.node]
-    block, found = _reach(facts, ranks, launch.rank, block)
-    reaches = launch.gather(found)
+    facts = session.gather(_find_facts(world, shared_memory, block, token))
+    ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
+    block, found = _reach(facts, ranks, world.rank, block)
+    reaches = session.gather(found)
     nodes = [(len(group), _count_cores(group)) for group in _by_node(facts)]
     policy = choose_policy([each.wish for each in facts], nodes)
-    waiter = Waiter(policy, launch.timeout)
-    layout, notes = _lay_out(launch.rank, facts, reaches)
-    neighbourhood = None
+    waiter = Waiter(policy, session.timeout)
+    layout, notes = _lay_out(world.rank, facts, reaches)
+    node_memory = None
     if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
-        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, segments)
+        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, shared_memory)
         copies = not any(reaches[rank].copies for rank in ranks)
-        neighbourhood = Neighbourhood(
-            launch.rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
-            copies,
-        )  # fmt: skip
+        node_memory = NodeMemory(world.rank, ranks, block, waiter, resolver, shared_memory, copies)
     if len({each.is_checked for each in facts}) > 1:
         raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
-    is_checked = facts[0].is_checked
-    messengers = _list_messengers(launch, waiter, facts)
-    planner = Planner(layout, segments, neighbourhood, messengers)
-    return Communicator(
-        planner,
+    messengers = _list_messengers(session, waiter, facts)
+    communicator = Communicator(
+        Planner(layout, shared_memory, node_memory, messengers),
         waiter,
         notes,
-        launch.agree if is_checked else None,
-        launch.device,
+        session.agree if facts[0].is_checked else None,
+        session.device,
         is_concurrent=not any(each.thread_limit for each in facts),
     )
+    session.at_close(communicator.close)
+    return communicator
 
 
 def _find_facts(
-    launch: Launch, segments: Segments, block: mmap.mmap | None, token: mmap.mmap
+    world: World, shared_memory: SharedMemory, block: mmap.mmap | None, token: mmap.mmap
 ) -> _Facts:
-    place = segments.find(address_of(block), 1) if block is not None else None
+    place = shared_memory.find(address_of(block), 1) if block is not None else None
     return _Facts(
-        launch.node,
-        launch.hostname,
+        world.node_rank,
+        world.hostname,
         os.getpid(),
         tuple(sorted(os.sched_getaffinity(0))),
         find_quota(),
@@ -207,7 +169,7 @@ def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:
 def _reach(
     facts: list[_Facts], ranks: list[int], rank: int, block: mmap.mmap | None
 ) -> tuple[mmap.mmap | None, _Reach]:
-    """Map the node's block; try what is possible with each neighbour."""
+    """Map the node's block; try to copy from each rank of the node."""
     first = facts[ranks[0]]
     if not first.has_order:
         reason = "this processor does not keep stores in order, x86-64 does"
@@ -257,7 +219,7 @@ def _lay_out(
         )
     possible = [SHARED, BOTH, MPI, TORCH]
     if several and len(set(nodes)) == len(nodes):
-        # Nobody has a neighbour: messages alone are the same, with less to look at.
+        # One rank on each node: messages alone are the same, and simpler.
         possible = [MPI, BOTH, TORCH]
     transports = tuple(name for name in possible if name not in absent)
     layout = Layout(rank, tuple(each.hostname for each in facts), nodes, transports, absent)
@@ -265,24 +227,56 @@ def _lay_out(
 
 
 def _list_messengers(
-    launch: Launch, waiter: Waiter, facts: list[_Facts]
+    session: Session, waiter: Waiter, facts: list[_Facts]
 ) -> Mapping[str, Callable[[], Messenger]]:
+    """What makes each messenger; collective."""
     longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
 
     def make_mpi() -> Messenger:
         check_thread()
-        return MpiMessenger(launch.make_mpi(), waiter, longest)
+        communicator = session.duplicate()
+        assert communicator is not None
+        return MpiMessenger(communicator, waiter, longest)
 
     def make_torch(on_gpu: bool) -> Messenger:
         from mpiddp.collectives.transport.torch_messages import TorchMessenger
 
-        return TorchMessenger(launch.make_group(on_gpu))
+        return TorchMessenger(_make_group(session, on_gpu))
 
     return {MPI: make_mpi, TORCH: partial(make_torch, False), NCCL: partial(make_torch, True)}
 
 
+def _make_group(session: Session, on_gpu: bool) -> Any:
+    """A process group over all ranks that is used for nothing else: NCCL's or Gloo's.
+
+    Collective. Raises ConfigurationError where there can be none.
+    """
+    backend = session.backend if on_gpu else "gloo"
+    if on_gpu and backend != "nccl":
+        raise ConfigurationError(
+            f"tensors on GPUs travel over NCCL, but this session has {backend}: NCCL needs a "
+            "GPU for each rank; or make the call on a CPU tensor"
+        )
+    if not torch.distributed.is_initialized():
+        raise ConfigurationError(
+            "transport torch needs torch.distributed's group: call init_process_group() first"
+        )
+    wait = find_group_timeout(backend, session.timeout)
+    try:
+        group = torch.distributed.new_group(backend=backend, timeout=wait)
+    except torch.distributed.DistStoreError as error:
+        raise PeerLostError(
+            f"transport torch waited {session.timeout:g} s for the other ranks: every rank must "
+            "make the same collective calls"
+        ) from error
+    if on_gpu:
+        # NCCL wants all ranks in a group's first call.
+        torch.distributed.all_reduce(torch.zeros(1, device=session.device), group=group)
+    return group
+
+
 def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
-    """Bytes of an MPI message: what the environment says, or what suits where the ranks are.
+    """Bytes of an MPI message: from the environment, or what suits the network.
 
     ``wishes``: every rank's variable. Raises ConfigurationError.
     """
@@ -300,21 +294,21 @@ def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
     return int(wishes[0])
 
 
-def make_alone(device: torch.device) -> Communicator:
-    """For one process that was started alone."""
+def _make_alone(session: Session) -> Communicator:
+    """For a session of one rank."""
     layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
-    planner = Planner(layout, Segments(), None, {})
-    return Communicator(planner, Waiter(policy, 0.0), device=device)
+    planner = Planner(layout, SharedMemory(), None, {})
+    return Communicator(planner, Waiter(policy, 0.0), device=session.device)
 
 
 def describe(communicator: Communicator) -> dict[str, Any]:
-    """What benchmarks and users want to know of it."""
-    neighbourhood = communicator.neighbourhood
+    """See ``mpiddp.describe_collectives``."""
+    node_memory = communicator.node_memory
     return {
         "wait": communicator.waiter.policy.value,
         "transports": list(communicator.layout.transports),
-        "single_copy": neighbourhood is not None and neighbourhood.can_copy,
+        "single_copy": node_memory is not None and node_memory.can_copy,
         "nodes": list(communicator.layout.sizes),
         "notes": list(communicator.notes),
         "torch": torch.__version__,

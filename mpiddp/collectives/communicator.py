@@ -1,4 +1,4 @@
-"""The ranks of a launch, ready for collective calls."""
+"""Makes the collective calls of one rank: plans, order, asynchronous calls, errors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Any
 import torch
 
 from mpiddp.collectives.operators import name_type
-from mpiddp.collectives.planner import Planner, Request
-from mpiddp.collectives.plans import Plan, Shortcut
-from mpiddp.collectives.selection import Call, Selection
-from mpiddp.collectives.topology import Layout
-from mpiddp.collectives.transport.node_memory import Neighbourhood
-from mpiddp.collectives.transport.shared_memory import Segments
+from mpiddp.collectives.planner import Plan, Planner, Request, Shortcut
+from mpiddp.collectives.selection import Call, Layout, Selection
+from mpiddp.collectives.transport.node_memory import NodeMemory
+from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
 MOST_PLANS = 256
-"""Plans that are kept; then the oldest goes, to be made anew when it is needed again."""
+"""Plans that are kept; beyond that the oldest is dropped."""
 
 
 _communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -49,19 +47,19 @@ class Communicator:
         device: torch.device | None = None,
         is_concurrent: bool = True,
     ) -> None:
-        """Made by ``setup.make_communicator``.
+        """Made by ``bootstrap.find_communicator``.
 
         Args:
             device: the session's; a tensor on another GPU is refused.
-            notes: what a user should know of the transports.
-            agree: compares a value between all ranks before each call, if calls are to be checked.
+            notes: what a user should know about the transports.
+            agree: with MPIDDP_DEBUG, compares a value between all ranks before each call.
             is_concurrent: whether a second thread may make calls.
         """
         self._planner = planner
         self.waiter = waiter
         self.notes = notes
         self.is_concurrent = is_concurrent
-        """Whether calls that were begun go on beside the program."""
+        """Whether asynchronous calls run beside the program."""
         self._agree = agree
         self._device = device
         self._calls = 0
@@ -69,37 +67,35 @@ class Communicator:
         self._worker: ThreadPoolExecutor | None = None
         self._pending = 0
         self._stream: torch.cuda.Stream | None = None
-        """On which a GPU makes the calls that were begun; None until there is one."""
+        """The GPU stream of asynchronous calls; None before the first one."""
         self.shortcuts: dict[Hashable, Shortcut] = {}
-        """Calls that were made before, by all that tells them from others, the address of the
-        buffer included: they are found in one look. Empty as long as calls are compared, or others
-        are under way."""
+        """Earlier calls by all their arguments and the buffer's address. Empty while calls are
+        compared, or asynchronous ones are running."""
         self._lock = threading.Lock()
         self._worker_thread = 0
         self._refusal = ""
-        """Why no calls can be made any more; empty as long as they can."""
+        """Why calls are refused from now on; empty while they are not."""
         _communicators.add(self)
         self._make_barrier: Callable[[], object] | None = None
 
     @property
     def layout(self) -> Layout:
-        """Which ranks share a node."""
         return self._planner.layout
 
     @property
-    def neighbourhood(self) -> Neighbourhood | None:
-        """The ranks of this node, if they can work in each other's memory."""
-        return self._planner.neighbourhood
+    def node_memory(self) -> NodeMemory | None:
+        """None where the node's ranks cannot work in each other's memory."""
+        return self._planner.node_memory
 
     @property
-    def segments(self) -> Segments:
-        """Where memory comes from that the node's ranks share."""
-        return self._planner.segments
+    def shared_memory(self) -> SharedMemory:
+        """Allocates memory that the node's ranks share."""
+        return self._planner.shared_memory
 
     def make_ready(self, selection: Selection, *, on_gpu: bool) -> None:
-        """Make what carries the messages of such calls, if there is none yet. Collective.
+        """Make the messenger of such calls, if there is none yet. Collective.
 
-        Raises ConfigurationError where there can be none.
+        Raises ConfigurationError where it is not possible.
         """
         self._planner.find_messenger(selection, on_gpu=on_gpu)
 
@@ -113,7 +109,7 @@ class Communicator:
             torch.cuda.current_stream(tensor.device).wait_stream(self._stream)
         if plan is None or self._looks_twice(tensor) or not tensor.is_contiguous():
             if self._pending and not self._is_worker():
-                # Behind those that were begun before.
+                # After the asynchronous calls that were started before.
                 if tensor.is_cpu:
                     return self.start(request, tensor).wait()
                 self._drain()
@@ -132,7 +128,7 @@ class Communicator:
         tell_autograd(tensor)
 
     def _looks_twice(self, tensor: torch.Tensor) -> bool:
-        """Whether more is to be looked at than the memory of a plain tensor."""
+        """Whether the call needs checks that a plain tensor does not need."""
         return (
             self._agree is not None
             or self._pending > 0
@@ -150,7 +146,7 @@ class Communicator:
         self._worker.submit(_do_nothing).result()
 
     def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
-        """Have a call that was just made found under ``key`` in ``shortcuts``."""
+        """Store a call that was just made in ``shortcuts``."""
         plan = self._plans.get(_key(request, tensor))
         if plan is None or self._looks_twice(tensor):
             return
@@ -160,7 +156,7 @@ class Communicator:
             self.shortcuts[key] = plan.find_shortcut(tensor)
 
     def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What makes a call on this tensor, as often as it is called."""
+        """A function that makes the call on this tensor each time it is called."""
         plan = self._prepare(_key(request, tensor), request, tensor)
         call = plan.prepare(tensor)
         held = _hold_memory(tensor)
@@ -183,12 +179,12 @@ class Communicator:
         return make_call
 
     def start(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin a call; its future has the tensor once it is done.
+        """Start a call; its future's value is the tensor.
 
-        Such calls are made in the order in which they were begun: on a GPU on a stream of their
-        own, behind what has been queued on the current one; on the CPU in a thread. Callbacks of a
-        future run in that thread, and calls that they make are made at once. So are all calls on
-        the CPU where there can be no such thread.
+        Such calls are made in order: on a GPU on a stream of their own, after what is queued on the
+        current stream; on the CPU in a thread. Callbacks of a future run in that thread, and calls
+        that they make are complete when they return. The same holds for all calls on the CPU where
+        there can be no such thread.
         """
         self._check_open()
         key = _key(request, tensor)
@@ -209,7 +205,7 @@ class Communicator:
         return future
 
     def _queue(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin a call on a GPU, beside what is queued on the current stream from now on."""
+        """Start a call on a GPU, beside what is queued on the current stream later."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[tensor.device])
         current = torch.cuda.current_stream(tensor.device)
         # A tensor on another GPU is refused before it is worked on.
@@ -251,21 +247,21 @@ class Communicator:
             raise ConfigurationError(self._refusal)
 
     def _give_up(self, error: BaseException, tensor: torch.Tensor) -> None:
-        """After a call that failed: nobody knows how far it got, so there are no more of them.
+        """Refuse all calls after one that failed, since its state is unknown.
 
-        Neighbours who wait for this rank are told at once; over messages their deadlines tell them.
-        The tensor is kept, since a peer that is late may still work in it.
+        Ranks of this node that wait for this one are told at once; the others wait until their
+        timeout. The tensor is kept alive, since a peer may still work in it.
         """
         _kept.append(tensor)
         if self._refusal:
             return
         self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}
-        if self.neighbourhood is not None:
-            self.neighbourhood.give_up(error)
+        if self.node_memory is not None:
+            self.node_memory.give_up(error)
 
     def disown(self) -> None:
-        """In a forked child: the calls are its parent's."""
+        """Refuse all calls in a forked child."""
         self._refusal = "a forked child takes no part in collective calls: its parent does"
         self.shortcuts = {}
 
@@ -276,7 +272,7 @@ class Communicator:
         self._make_barrier()
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What this rank owns in a reduce-scatter or an all-gather: a view of the flat tensor.
+        """This rank's part in a reduce-scatter or an all-gather: a view of the flat tensor.
 
         Rank r of n owns elements ⌊r·count/n⌋ to ⌊(r+1)·count/n⌋.
         """
@@ -284,7 +280,7 @@ class Communicator:
         return tensor.view(-1)[count * rank // size : count * (rank + 1) // size]
 
     def close(self) -> None:
-        """Wait for calls that were begun; give back requests and memory. Collective."""
+        """Wait for asynchronous calls; free requests and memory. Collective."""
         if self._worker is not None:
             self._worker.shutdown(wait=True)
         self.shortcuts = {}
@@ -319,7 +315,7 @@ class Communicator:
 
 
 _kept: list[object] = []
-"""What must not be freed before the process ends."""
+"""Kept alive until the process ends."""
 _BARRIER = Request(Call(Collective.ALL_REDUCE))
 
 
@@ -328,7 +324,6 @@ def _do_nothing() -> None:
 
 
 def _describe(request: Request, tensor: torch.Tensor) -> str:
-    """A call, for people."""
     if request is _BARRIER:
         return "barrier"
     call = request.call
@@ -347,7 +342,7 @@ def _describe(request: Request, tensor: torch.Tensor) -> str:
 
 
 def _hold_memory(tensor: torch.Tensor) -> object:
-    """Keeps the tensor's memory, and where it is: torch resizes nothing that NumPy looks at."""
+    """Keeps the tensor's memory at its address: torch does not resize memory that NumPy uses."""
     if not tensor.is_cpu or tensor.numel() == 0:
         return tensor.untyped_storage()
     return tensor.detach().view(-1).view(torch.uint8).numpy()
@@ -370,18 +365,18 @@ _increment_version: Callable[[tuple[torch.Tensor, ...]], None] = getattr(
 
 
 def tell_autograd(tensor: torch.Tensor) -> None:
-    """A backward pass that needs what was in the tensor before must notice that it has changed."""
+    """Have autograd notice that the tensor has changed, if a backward pass needs the old value."""
     _increment_version((tensor,))
 
 
 def check_tensor(tensor: Any) -> None:
-    """Raise ConfigurationError for what is no tensor whose memory can be worked in."""
+    """Raise ConfigurationError for a tensor that calls cannot work in."""
     if problem := find_problem(tensor):
         raise ConfigurationError(problem)
 
 
 def find_problem(tensor: Any, device: torch.device | None = None) -> str:
-    """Why it is no tensor whose memory can be worked in; empty if it is one.
+    """Why calls cannot work in this tensor; empty if they can.
 
     ``device``: the session's, if it matters.
     """

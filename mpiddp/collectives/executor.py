@@ -1,13 +1,13 @@
-"""Runs one rank's program: binds it to memory once, then makes nothing anew.
+"""Binds one rank's program to memory once, and then runs it without creating objects.
 
 A bound program is a list of callables without arguments. It belongs to addresses, not to tensors:
-it keeps no tensor alive, and is looked up by where the buffers of all ranks that it touches lie at
-this moment, so memory that was freed and used again finds either the same addresses, which is all
-that matters, or another entry.
+it keeps no tensor alive, and is found by the addresses of all buffers that it uses. So memory that
+was freed and allocated again either has the same addresses, which is correct, or is a new entry.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,9 +29,10 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.operators import Action, Arithmetic, Span, View, make_span
+from mpiddp.collectives.operators import Action, Arithmetic, Span, View, convert, make_span
 from mpiddp.collectives.transport import Messages, Messenger
-from mpiddp.collectives.transport.node_memory import Neighbourhood, PeerMemory
+from mpiddp.collectives.transport.node_memory import NodeMemory, PeerMemory
+from mpiddp.collectives.transport.shared_memory import SharedMemory, view_of
 
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""
@@ -39,16 +40,16 @@ MOST_BINDINGS = 16
 
 @dataclass(frozen=True)
 class Description:
-    """What a call is, for messages: who waits in it, and for whom."""
+    """Names a call in error messages."""
 
     call: str
-    """As ``all_reduce (ring over mpi)``."""
+    """For example ``all-reduce (ring over mpi)``."""
     steps: int
     hosts: Mapping[int, str]
-    """Of each rank, as far as it is known."""
+    """Of each rank where it is known."""
 
     def wait(self, step: int, rank: int) -> str:
-        """Where a rank waits, without how long."""
+        """In which step a rank waits, and for which rank."""
         host = self.hosts.get(rank)
         where = f"rank {rank} on {host}" if host else f"rank {rank}"
         last = step >= self.steps
@@ -56,7 +57,6 @@ class Description:
         return f"{self.call}, {place}: waited for {where}"
 
     def message(self, message: Message) -> str:
-        """The same for a message."""
         return self.wait(message.step, message.peer)
 
 
@@ -66,30 +66,29 @@ class Binding:
 
     actions: tuple[Action, ...]
     messages: Messages | None
-    """Kept alive, and with them what they hold."""
+    """Kept alive with the binding."""
     kept: tuple[object, ...]
-    """Likewise: views of mapped memory do not keep it mapped."""
+    """Kept alive too: views of mapped memory do not keep it mapped."""
     workspace: int
-    """Bytes beside the buffer: scratch, and room for what is read or added."""
+    """Bytes used beside the buffer: scratch, copies of peers' data, and wide sums."""
 
     def run(self) -> None:
-        """Do it once."""
         for action in self.actions:
             action()
 
     def between(self, before: Action, after: Action) -> Binding:
-        """The same with something done before it and something after it."""
+        """The same actions with one more before and after them."""
         return replace(self, actions=(before, *self.actions, after))
 
 
 @dataclass
 class Bindings:
-    """The last bound programs of one plan, by where their memory lies."""
+    """The bound programs of one plan that were used last, by their addresses."""
 
     _entries: OrderedDict[Hashable, Binding] = field(default_factory=OrderedDict)
 
     def find(self, key: Hashable, make: Callable[[], Binding]) -> Binding:
-        """The one for ``key``; made now if it is new, in the place of the one unused longest."""
+        """The one for ``key``; a new one replaces the one that was not used for longest."""
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= MOST_BINDINGS:
@@ -101,7 +100,7 @@ class Bindings:
 
 
 def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
-    """Fresh memory beside a buffer, on its device; kept alive by who holds it."""
+    """New memory on the device of ``like``; the caller keeps it alive."""
     device = like.memory.device if isinstance(like.memory, torch.Tensor) else "cpu"
     tensor = torch.empty(count, dtype=dtype, device=device)
     if tensor.device.type == "cpu":
@@ -111,15 +110,15 @@ def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
 
 
 class Workspace:
-    """Memory beside the buffers that all bound programs of a rank use in turns."""
+    """Memory beside the buffers that all bound programs of a rank share, one at a time."""
 
     def __init__(self) -> None:
         self._spaces: dict[Hashable, Span] = {}
 
     def find(self, purpose: Hashable, count: int, dtype: torch.dtype, like: Span) -> Span:
-        """Room for ``count`` elements, for this purpose alone, on the device of ``like``.
+        """Room for ``count`` elements for one purpose, on the device of ``like``.
 
-        Where it has to grow, bound programs keep what they have.
+        When it grows, programs that are bound already keep the old memory.
         """
         stream = None
         if isinstance(like.memory, torch.Tensor):
@@ -131,21 +130,71 @@ class Workspace:
         return Span(space.memory[:count], dtype)
 
 
+class Stage:
+    """Memory for copies of buffers, as long as the longest copy so far."""
+
+    def __init__(self, shared_memory: SharedMemory | None) -> None:
+        """With ``shared_memory`` peers can map it."""
+        self._shared_memory = shared_memory or SharedMemory()
+        self._memory: mmap.mmap | None = None
+        self._size = 0
+        self._on_gpus: dict[tuple[int, int], torch.Tensor] = {}
+        """By device and stream: calls on two streams work at the same time."""
+
+    def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
+        """Room for ``count`` elements, with undefined values."""
+        size = count * dtype.itemsize
+        if isinstance(like.memory, torch.Tensor):
+            return self._find_on_gpu(size, dtype, like.memory)
+        if self._memory is None or size > self._size:
+            self._memory = self._shared_memory.allocate(size)
+            self._size = size
+        return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
+
+    def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
+        key = (like.get_device(), torch.cuda.current_stream(like.device).cuda_stream)
+        memory = self._on_gpus.get(key)
+        if memory is None or size > memory.numel():
+            memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+            self._on_gpus[key] = memory
+        return Span(memory[:size].view(dtype), dtype)
+
+
 @dataclass(frozen=True)
 class Execution:
-    """All that a program is run with, but for the memory that it works in."""
+    """A program and all that it needs except buffers."""
 
     program: Program
     arithmetic: Arithmetic
     signature: int
-    """24 bits that tell this call from others."""
+    """24 bits that differ between different calls."""
     description: Description
     messenger: Messenger | None = None
-    """Needed where the program has messages."""
-    neighbourhood: Neighbourhood | None = None
-    """Needed where it has partners."""
+    """None where the program has no messages."""
+    node_memory: NodeMemory | None = None
+    """None where it has no partners."""
     workspace: Workspace = field(default_factory=Workspace)
-    """Shared with programs that are never run at the same time."""
+    """Shared with programs that never run at the same time."""
+    stage: Stage | None = None
+    """Where it works if it cannot work in the buffers."""
+    buffer_type: torch.dtype | None = None
+    """Type of the buffers' elements; None for the type that is added and sent."""
+
+    @property
+    def count(self) -> int:
+        return self.program.count
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it works in a wider type than that of the buffers."""
+        return self.buffer_type not in (None, self.arithmetic.dtype)
+
+    def enter_stage(self, tensor: torch.Tensor) -> tuple[Span, Action, Action]:
+        """Room in the stage, and the actions that copy the tensor into it and back."""
+        assert self.stage is not None
+        buffer = make_span(tensor, self.buffer_type)
+        room = self.stage.find(self.count, self.arithmetic.dtype, buffer)
+        return room, convert(room, buffer, self.count), convert(buffer, room, self.count)
 
 
 class _Binder:
@@ -157,7 +206,7 @@ class _Binder:
         self.arithmetic = arithmetic = execution.arithmetic
         self.own = own
         self.peers = peers
-        self.neighbourhood = execution.neighbourhood
+        self.node_memory = execution.node_memory
         self.description = description = execution.description
         messenger = execution.messenger if program.messages else None
         self.progress = messenger.progress if messenger is not None else None
@@ -191,12 +240,12 @@ class _Binder:
                 assert self.messages is not None
                 return [self.messages.finish(number)]
             case Wait(step, rank, stage):
-                assert self.neighbourhood is not None
+                assert self.node_memory is not None
                 describe = self._describe(step, rank)
-                return [self.neighbourhood.wait(rank, stage, describe, self.progress)]
+                return [self.node_memory.wait(rank, stage, describe, self.progress)]
             case Publish(stage):
-                assert self.neighbourhood is not None
-                return [self.neighbourhood.publish(stage)]
+                assert self.node_memory is not None
+                return [self.node_memory.publish(stage)]
             case Fetch(step, rank, start, length, slot):
                 target = self.scratch.move(slot, slot + length)
                 return [self.peers[rank].read(start, target, self._describe(step, rank))]

@@ -1,8 +1,7 @@
-"""What is done with two contributions, in which type, and by which library.
+"""Operators on contributions: in which type, and with which library.
 
-Numbers are added by NumPy where it knows their type well, since its calls cost less than torch's;
-float16, which NumPy adds one by one, bfloat16, which it does not know, and whatever lies on a GPU
-by torch.
+NumPy adds where it can, since its calls cost less than torch's. torch adds float16, for which NumPy
+has no vector code, bfloat16, which NumPy lacks, and everything on a GPU.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ View = Any
 
 
 class Operator(enum.Enum):
-    """How contributions become one."""
+    """How contributions are combined."""
 
     SUM = "sum"
     AVERAGE = "average"
-    """The sum, divided by the number of contributions once it is complete."""
+    """The complete sum, divided by the number of contributions."""
     PRODUCT = "product"
     MIN = "min"
     MAX = "max"
@@ -45,13 +44,13 @@ _RAW: dict[torch.dtype, np.dtype[Any]] = {
     torch.float16: np.dtype("u2"),
     torch.bfloat16: np.dtype("u2"),
 }
-"""Types that NumPy moves, but torch adds."""
+"""Types that NumPy copies and torch adds."""
 _KINDS: dict[torch.dtype, np.dtype[Any]] = {**_NUMPY, **_RAW, torch.uint8: np.dtype("u1")}
-"""As what NumPy moves them; bytes are never added."""
+"""The types as NumPy copies them; bytes are never added."""
 
 TYPES = (*_NUMPY, *_RAW)
 NARROW = tuple(_RAW)
-"""Types in which sums are not made unless that is asked for."""
+"""Types in which sums are made only on request."""
 
 _UFUNCS: dict[Operator, np.ufunc] = {
     Operator.SUM: np.add,
@@ -70,7 +69,7 @@ _FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {
 
 
 def find_operator(name: str) -> Operator:
-    """The operator of that name. Raises ConfigurationError if there is none."""
+    """Raises ConfigurationError if there is none."""
     try:
         return Operator(name)
     except ValueError:
@@ -79,7 +78,6 @@ def find_operator(name: str) -> Operator:
 
 
 def name_type(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -89,7 +87,7 @@ def choose_accumulation(
     """The type in which contributions of type ``dtype`` are added.
 
     Raises ConfigurationError for a type that cannot be reduced, an average of integers, and a wish
-    that is neither the buffer's own type nor a wider floating one.
+    that is neither the buffer's own type nor a wider floating-point type.
     """
     if dtype not in TYPES:
         names = ", ".join(map(name_type, TYPES))
@@ -112,10 +110,7 @@ def choose_accumulation(
 
 
 def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, Any]:
-    """``count`` elements at ``address``, as an array that NumPy can move.
-
-    The memory stays its owner's, and must outlive every use of the array.
-    """
+    """``count`` elements at ``address`` as a NumPy array; the memory must outlive it."""
     kind = _KINDS[dtype]
     memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
     # NumPy's stub does not know that arrays of ctypes are buffers.
@@ -125,16 +120,13 @@ def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of memory that belongs to somebody else, as elements of one type.
-
-    It is known by its address alone, so that it keeps nobody's memory alive.
-    """
+    """Memory at an address, as elements of one type; it does not keep the memory alive."""
 
     memory: View
     """A numpy array (``map_memory``) on the CPU, a flat tensor on a GPU."""
     dtype: torch.dtype
     owner: object = None
-    """What the memory goes with, where that is not for the caller to keep."""
+    """An object that keeps the memory alive, where the caller does not."""
 
     @property
     def address(self) -> int:
@@ -147,7 +139,7 @@ class Span:
         return self.memory[lo:hi]
 
     def compute(self, lo: int, hi: int) -> View:
-        """Elements ``lo`` to ``hi``, to be calculated with."""
+        """Elements ``lo`` to ``hi``, to be added."""
         part = self.memory[lo:hi]
         if self.dtype in _RAW and isinstance(part, np.ndarray):
             return torch.from_numpy(part.view(np.int16)).view(self.dtype)
@@ -155,7 +147,7 @@ class Span:
 
 
 class _GpuMemory:
-    """Bytes on a GPU that belong to somebody else, in the form that libraries agreed on.
+    """Bytes on a GPU, for libraries that know the CUDA array interface.
 
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3.
     """
@@ -170,8 +162,10 @@ class _GpuMemory:
 
 
 def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Span:
-    """The memory of a contiguous tensor, flat, as long as the tensor lives, which it does not keep
-    alive. ``dtype``: as what its elements are seen, if not as what they are."""
+    """The memory of a contiguous tensor, flat; the caller keeps the tensor alive.
+
+    ``dtype``: of the span's elements, by default the tensor's.
+    """
     count, dtype = tensor.numel(), dtype or tensor.dtype
     if tensor.device.type == "cpu":
         return Span(map_memory(tensor.data_ptr(), count, dtype), dtype)
@@ -187,7 +181,7 @@ def copy(target: View, source: View) -> Action:
         return partial(target.copy_, source)
     if target.size == 0:
         return _do_nothing
-    # A memoryview is as quick as NumPy for long copies, and takes a third of its time to begin.
+    # A memoryview is as quick as NumPy for long copies, and starts in a third of the time.
     into, out_of = (memoryview(view.data).cast("B") for view in (target, source))
     return partial(into.__setitem__, slice(None), out_of)
 
@@ -225,16 +219,16 @@ class Arithmetic:
         return self.accumulation != self.dtype
 
     def needs_workspace(self, own: int | None, operands: int) -> bool:
-        """Whether ``reduce`` needs one: own's place among the operands, if it is one of them."""
+        """Whether ``reduce`` needs one; ``own``: position of the own operand, if it is one."""
         return self.widens or (own is not None and own >= 2 and operands > 2)
 
     def reduce(
         self, out: View, operands: Sequence[View], own: int | None, final: bool, workspace: View
     ) -> list[Action]:
-        """Puts the operands, from the left, into ``out``; divides if the result is final.
+        """Combines the operands, from the left, into ``out``; divides if the result is final.
 
         Args:
-            out: where the result belongs; operand number ``own`` is the same memory.
+            out: for the result; operand number ``own`` is the same memory.
             workspace: as long as ``out``, of type ``accumulation``; see ``needs_workspace``.
         """
         if len(operands) == 1 and not self.widens:

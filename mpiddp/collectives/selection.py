@@ -1,4 +1,4 @@
-"""Which schedule a call runs, and over which transport: what the user named, or a stated rule.
+"""Selects the schedule and the transport of a call: as the user named them, or by a rule.
 
 The rule of ``auto``, for buffers on the CPU:
 
@@ -18,41 +18,77 @@ beyond and for reduce-scatter.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
-from mpiddp.collectives.topology import Layout
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import Choice, names, parse
+from mpiddp.schedules.replay import is_order_fixed
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
-from mpiddp.schedules.summation_order import is_order_fixed
 
 AUTO = "auto"
 MPI, TORCH, SHARED, BOTH = "mpi", "torch", "shared-memory", "shared-memory+mpi"
 TRANSPORTS = (SHARED, BOTH, MPI, TORCH)
 
 LATENCY_BYTES = 32 << 10
-"""Up to here the number of messages decides, beyond it the number of bytes."""
+"""Up to this size latency decides, beyond it bandwidth."""
 PART_BYTES = 256 << 10
 """Of a buffer that is passed along a chain."""
 MOST_PARTS = 64
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The ranks of a communicator."""
+
+    rank: int
+    hosts: tuple[str, ...]
+    """The host of each rank."""
+    nodes: tuple[int, ...]
+    """The node of each rank, by number."""
+    transports: tuple[str, ...]
+    """The transports that connect all ranks, the preferred one first."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Why other transports are not possible."""
+
+    @property
+    def size(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks on this rank's node, itself among them."""
+        return tuple(r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank])
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The ranks node by node; they need not be numbered so."""
+        return tuple(sorted(range(self.size), key=lambda rank: (self.nodes[rank], rank)))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The ranks of each node, in the order of ``order``."""
+        return tuple(map(self.nodes.count, sorted(set(self.nodes))))
+
+
 @dataclass(frozen=True)
 class Call:
-    """What a user asked for."""
+    """What the user asked for."""
 
     kind: Collective
     algorithm: str = AUTO
     transport: str = AUTO
     root: int = 0
     fixed_order: bool = False
+    allows_servers: bool = False
+    """Whether an all-reduce may leave out the buffers of dedicated servers: to measure that."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is done."""
+    """What is run."""
 
     schedule: Schedule
     name: str
@@ -63,17 +99,18 @@ class Selection:
 def select(call: Call, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
-    Raises ConfigurationError for what does not exist or is not possible here, ScheduleError for an
-    algorithm that does not do what it promises.
+    Raises ConfigurationError for what does not exist, is not possible here or would leave out
+    ranks, ScheduleError for an algorithm that does not do what it promises.
     """
     transport = _select_transport(call.transport, layout, on_gpu)
     if not 0 <= call.root < layout.size:
         raise ConfigurationError(f"root must be 0 to {layout.size - 1}, found {call.root}")
     if call.algorithm == AUTO:
-        choice = parse(_choose_name(call, size, layout, transport, on_gpu=on_gpu))
+        name = _choose_name(call, size, layout, transport, on_gpu=on_gpu)
     else:
-        choice = parse(call.algorithm)
-    schedule = _build(call, str(choice), layout)
+        name = call.algorithm
+    choice = parse(name)
+    schedule = _build(call, choice, layout)
     if call.fixed_order and not is_order_fixed(schedule):
         raise ConfigurationError(
             f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
@@ -128,13 +165,19 @@ def _choose_name(call: Call, size: int, layout: Layout, transport: str, *, on_gp
 
 
 @functools.lru_cache(maxsize=64)
-def _build(call: Call, name: str, layout: Layout) -> Schedule:
-    choice = parse(name)
+def _build(call: Call, choice: Choice, layout: Layout) -> Schedule:
     nodes = order = None
     if choice.algorithm.knows_nodes and len(layout.sizes) > 1:
         nodes, order = layout.sizes, layout.order
     if call.kind is Collective.ALL_REDUCE:
-        return choice.build(layout.size, nodes, order)
+        schedule = choice.build(layout.size, nodes, order)
+        left_out = schedule.ranks - len(schedule.members)
+        if left_out and not call.allows_servers:
+            raise ConfigurationError(
+                f"{choice} leaves out the buffers of {left_out} of {schedule.ranks} ranks, which "
+                "only serve: use gather-broadcast or direct, which include them"
+            )
+        return schedule
     half = choice.build_half(call.kind, layout.size, nodes, order)
     if call.kind in (Collective.REDUCE, Collective.BROADCAST):
         return _root(call, choice, half)
@@ -160,7 +203,7 @@ def _list_fixed(call: Call, layout: Layout) -> str:
     fitting = []
     for name in names():
         try:
-            schedule = _build(call, name, layout)
+            schedule = _build(call, parse(name), layout)
         except (ConfigurationError, ScheduleError):
             continue
         if is_order_fixed(schedule):

@@ -1,41 +1,45 @@
 """How a rank waits for another one: one policy for all ranks and all waits, barriers included.
 
-Ranks that spin beside ranks that sleep keep the very ones from their cores that they wait for, so
-the policy is agreed once. With a core for each rank spinning is quickest; with fewer, a rank that
-waits gives its core away.
+A wait looks for a tenth of a millisecond, in which ranks that come together meet, and then sleeps.
+A rank that spins for longer uses up its share of a core where other processes want it, too, and is
+made to wait when its message has come: beside busy processes calls took forty times as long. While
+it looks, a rank with a core of its own spins; with fewer cores than ranks it gives its core away.
+The policy is agreed once: ranks that spin keep those from their cores that they wait for.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from mpiddp.errors import ConfigurationError, PeerLostError
 
-SPINS = 3000
-"""Tests before a spinning rank begins to yield: some 1 ms, longer than peers usually differ."""
 FIRST_SPINS, FIRST_YIELDS = 50, 20
 """Pauses before a wait is begun in earnest, which takes about as long as twenty tests."""
-ROUNDS_PER_LOOK = 256
-"""Tests between two looks at the clock."""
-FIRST_PAUSE = 2e-5
-LONGEST_PAUSE = 1e-3
+LOOK = 1e-4
+"""Seconds before a wait sleeps."""
+FIRST_PAUSE, LONGEST_PAUSE = 2e-5, 1e-3
+"""Seconds of a sleep."""
+PAUSE_SHARE = 1 / 8
+"""Of the time waited so far, for the next sleep: what is overslept stays small beside it."""
 
 
 class Policy(enum.Enum):
     """What a rank does between two tests of what it waits for."""
 
     SPIN = "spin"
-    """Test again; yield only where it takes long."""
+    """Test again, and sleep if it takes long."""
     YIELD = "yield"
-    """Let another process have the core (sched_yield)."""
+    """Let another process have the core (sched_yield), and sleep if it takes long."""
     SLEEP = "sleep"
-    """Sleep, longer each time up to a millisecond."""
+    """Sleep at once."""
 
 
 def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, float]]) -> Policy:
@@ -64,6 +68,21 @@ def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, float]]) -> 
         return Policy(wishes[0])
     crowded = any(ranks > cores for ranks, cores in nodes)
     return Policy.YIELD if crowded else Policy.SPIN
+
+
+def count_cores(affinities: Sequence[Sequence[int]], quotas: Sequence[float] = ()) -> float:
+    """The cores that ranks of one node may use between them: at most their container's share."""
+    return min(len(set().union(*affinities)), max(quotas, default=math.inf))
+
+
+def find_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
+    """The cores' worth of time that this process's container has (cgroup v2); no limit is inf."""
+    try:
+        share, period = file.read_text().split()
+        return float(share) / float(period)
+    except (OSError, ValueError):
+        # There is no such file, or it says "max".
+        return math.inf
 
 
 def _do_nothing() -> None:
@@ -96,37 +115,30 @@ class Waiter:
         Raises PeerLostError after ``seconds``, with ``describe()``, which says for whom and where
         it waited.
         """
-        end = time.monotonic() + self.seconds
-        wait = self._sleep if self.policy is Policy.SLEEP else self._spin
-        if not wait(test, end):
+        begin = now = time.monotonic()
+        end = begin + self.seconds
+        looks_until = begin if self.policy is Policy.SLEEP else min(begin + LOOK, end)
+        give_way = self._find_give_way()
+        while now < looks_until:
+            if test():
+                return
+            give_way()
+            now = time.monotonic()
+        while now < end:
+            if test():
+                return
+            time.sleep(min(max(FIRST_PAUSE, PAUSE_SHARE * (now - begin)), LONGEST_PAUSE))
+            now = time.monotonic()
+        # This rank may have been stopped meanwhile, while all others came.
+        if not test():
             raise PeerLostError(
                 f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
-                "call; MPIDDP_DEBUG=1 compares the calls, a longer timeout waits longer"
+                "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
             )
 
-    def _spin(self, test: Callable[[], object], end: float) -> bool:
-        give_way: Callable[[], object] = os.sched_yield
+    def _find_give_way(self) -> Callable[[], object]:
         if threading.current_thread() is not threading.main_thread():
             # The program goes on beside this thread, so the interpreter's lock is given away, too,
             # which sched_yield does only from Python 3.12 on.
-            give_way = partial(time.sleep, 0)
-        elif self.policy is Policy.SPIN:
-            for _ in range(SPINS):
-                if test():
-                    return True
-        while time.monotonic() < end:
-            for _ in range(ROUNDS_PER_LOOK):
-                if test():
-                    return True
-                give_way()
-        return bool(test())
-
-    def _sleep(self, test: Callable[[], object], end: float) -> bool:
-        pause = FIRST_PAUSE
-        while time.monotonic() < end:
-            if test():
-                return True
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        # This rank may have been stopped meanwhile, while all others came.
-        return bool(test())
+            return partial(time.sleep, 0)
+        return os.sched_yield if self.policy is Policy.YIELD else _do_nothing

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place. Ranks, local ranks and nodes count from 0."""
+    """One rank's place. Ranks, local ranks and nodes count from 0.
+
+    if session.world.rank == 0:
+        print(session.world.node_count, "nodes")
+    """
 
     rank: int
     size: int

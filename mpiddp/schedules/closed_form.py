@@ -1,7 +1,7 @@
 """Prices as formulas, for more ranks than can be simulated.
 
-A closed form is a few kinds of steps, each with the load of the rank that decides how long it
-takes. On chunks of equal size it says what ``simulate`` says, which the tests show.
+A closed form is a few kinds of steps, each with the load of its slowest rank. For chunks of equal
+size it equals ``simulate``, which the tests show.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Load(NamedTuple):
     volume: float = 0
 
     def scaled(self, messages: float, volume: float) -> Load:
-        """With both multiplied."""
         return Load(self.messages * messages, self.volume * volume)
 
 
@@ -43,7 +42,6 @@ class Phase:
     """What it adds in each step, as a multiple of the buffer."""
 
     def seconds(self, size: float, machine: Machine) -> float:
-        """For a buffer of ``size`` bytes."""
         near, far = machine.inside, machine.between
         rank = (
             self.near.messages * near.latency
@@ -76,11 +74,9 @@ class ClosedForm:
 
     @property
     def steps(self) -> int:
-        """How many there are."""
         return sum(phase.steps for phase in self.phases)
 
     def seconds(self, size: float, machine: Machine) -> float:
-        """For a buffer of ``size`` bytes."""
         return math.fsum(phase.seconds(size, machine) for phase in self.phases)
 
     @property

@@ -2,13 +2,12 @@
 
 The model is Hockney's (α seconds for a message, β for each of its bytes) with γ seconds for each
 byte that is added, a rank that sends and receives at once but one message at a time each way,
-and, for each node, one link to the network that its ranks share. What a step takes is decided
-by its slowest rank: the greater of its sending and its receiving, or its node's link if that is
-slower, and then its adding. Steps follow each other without overlap.
+and, for each node, one link to the network that its ranks share. The slowest rank decides the time
+of a step: the longer of its sending and its receiving, or its node's link if that is slower, and
+then its adding. Steps do not overlap.
 
-Two things that real networks do are left out: the latency of one message may be hidden behind
-another (LogP), so that real pipelines of small segments do better; and switches above the nodes
-may be shared, too.
+The model leaves out two things: the latency of one message may be hidden behind another (LogP), so
+real pipelines of small segments are quicker; and switches above the nodes may be shared, too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Link:
-    """What a message takes from one rank to another."""
+    """The cost of a message between two ranks."""
 
     latency: float
     """α: seconds for each message."""
@@ -100,8 +99,6 @@ def split_in_two(ranks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StepPrice:
-    """One step."""
-
     seconds: float
     messages: int
     """Of all ranks together; transfers of nothing are not made."""

@@ -1,8 +1,8 @@
 """Proves that a schedule keeps its promise, without running it.
 
-The state is propagated exactly, with symbols for the contributions, as SCCL does (Cai et al.,
-PPoPP'21); that two ranks hold bitwise equal sums is shown by equal reduction trees. Most algorithms
-need no symbols: where whatever is added is given away, counting the contributions is enough.
+The proof propagates the exact state, with symbols for the contributions, like SCCL (Cai et al.,
+PPoPP'21). Equal reduction trees show that two ranks hold bitwise equal sums. Most algorithms need
+no symbols: if a rank never uses what it has sent away, counting the contributions is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules.replay import State, replay
-from mpiddp.schedules.schedule import Collective, Program, Schedule, Step, Transfer, halve
+from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Step, Transfer, halve
 
 Table = NDArray[np.int64]
 
@@ -318,7 +318,7 @@ def _list_cells(rows: Table, chunks: int) -> tuple[Table, Table, NDArray[np.bool
 # ---- no deadlock --------------------------------------------------------------------------
 
 
-def check_programs(programs: Sequence[Program]) -> None:
+def check_programs(programs: Sequence[Rounds]) -> None:
     """Raise ScheduleError unless the ranks' programs fit together, which rules out a deadlock.
 
     Rendezvous semantics: a rank that enters a round posts its receives; then it sends in order,

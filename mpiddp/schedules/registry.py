@@ -22,7 +22,7 @@ Maker = Callable[..., Schedule]
 Phases = Callable[..., Sequence[Phase] | None]
 
 _algorithms: dict[str, Algorithm] = {}
-"""Filled while ``algorithms`` is imported, and by whoever registers one more."""
+"""Filled while ``algorithms`` is imported, and by ``register``."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Algorithm:
     """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
     where none is known."""
     proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
-    """For which ranks, nodes and parameters its schedule has been proved in this process."""
+    """The ranks, nodes and parameters for which its schedule was proved in this process."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What may be chosen, besides ``nodes``, which the machine decides."""
+        """Its parameters without ``nodes``, which the machine determines."""
         names = list(inspect.signature(self.make).parameters)[1:]
         return tuple(name for name in names if name != "nodes")
 
@@ -61,7 +61,7 @@ def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
 
 
 def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
-    """Make an algorithm known by ``name``, which is all it takes to be proved, priced, drawn.
+    """Register an algorithm, which is then proved, priced, drawn, run and tested like all others.
 
     The function returns the same schedule whenever it is given the same arguments, since only the
     first one is proved. Without ``phases`` the algorithm has no closed form, and a price only
@@ -162,7 +162,7 @@ def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """What an all-reduce takes."""
+    """The price of an all-reduce."""
 
     seconds: float
     source: str
@@ -174,11 +174,14 @@ class Price:
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm with its parameters, as a user writes it: ``ring:segments=16``."""
+    """An algorithm with its parameters, for example ``ring:segments=16``."""
 
     algorithm: Algorithm
     parameters: Mapping[str, Any] = field(default_factory=dict)
     segments: int = 1
+
+    def __hash__(self) -> int:
+        return hash((self.algorithm.name, *self.parameters.items(), self.segments))
 
     def __str__(self) -> str:
         values = {**self.parameters, **({"segments": self.segments} if self.segments > 1 else {})}
@@ -256,13 +259,13 @@ class Choice:
         return None if phases is None else ClosedForm(tuple(phases))
 
     def price(self, size: int, machine: Machine, nodes: Sequence[int], *, item: int = 4) -> Price:
-        """What a buffer of ``size`` bytes takes; see ``prices``."""
+        """The price for ``size`` bytes; see ``prices``."""
         return self.prices([size], machine, nodes, item=item)[0]
 
     def prices(
         self, sizes: Sequence[int], machine: Machine, nodes: Sequence[int], *, item: int = 4
     ) -> list[Price]:
-        """Simulated up to LARGEST_SIMULATED ranks, by the closed form beyond; one for each size.
+        """A price for each size: simulated up to LARGEST_SIMULATED ranks, beyond by closed form.
 
         Sizes in bytes, rounded down to whole elements of ``item`` bytes. Raises
         ConfigurationError where there are too many ranks and no closed form.

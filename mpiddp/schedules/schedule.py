@@ -1,4 +1,4 @@
-"""What a collective algorithm is: who sends which chunks to whom, step by step.
+"""A collective algorithm as data: which rank sends which chunks to which rank, step by step.
 
 A buffer is cut into equal chunks. Within a step every transfer reads the state before the
 step. What arrives for one chunk to be reduced is added in the order of the source ranks, the
@@ -68,13 +68,13 @@ class Schedule:
     chunks: int
     steps: tuple[Step, ...]
     members: tuple[int, ...]
-    """Whose contributions are summed, and who is owed the result; dedicated servers are not."""
+    """The ranks that contribute and get the result: all but dedicated servers."""
     owners: tuple[int, ...] = ()
     """The owner of each chunk. In an all-reduce: who holds its sum after half of the steps; empty
     if it has no such halves."""
 
     def contributors(self, chunk: int) -> tuple[int, ...]:
-        """The ranks whose value of ``chunk`` is in the result, and that hold one to begin with."""
+        """The ranks whose value of ``chunk`` is in the result."""
         gathers = self.collective in (Collective.ALL_GATHER, Collective.BROADCAST)
         return (self.owners[chunk],) if gathers else self.members
 
@@ -194,7 +194,7 @@ def place(
 
 
 def beside(parts: Iterable[Sequence[Iterable[Transfer]]]) -> list[list[Transfer]]:
-    """Steps that are taken at the same time, of parts that share no chunk of any one rank."""
+    """Steps of several parts at the same time; no two parts share a chunk of a rank."""
     return [
         list(itertools.chain.from_iterable(step))
         for step in itertools.zip_longest(*parts, fillvalue=())
@@ -264,10 +264,10 @@ class Round(NamedTuple):
     sends: tuple[Transfer, ...]
 
 
-Program = tuple[Round, ...]
+Rounds = tuple[Round, ...]
 
 
-def project(schedule: Schedule) -> list[Program]:
+def project(schedule: Schedule) -> list[Rounds]:
     """Each rank's program; a step in which a rank has no part is not in it."""
     programs: list[list[Round]] = [[] for _ in range(schedule.ranks)]
     for number, step in enumerate(schedule.steps):

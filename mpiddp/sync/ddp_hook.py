@@ -1,4 +1,4 @@
-"""DDP's buckets of gradients, averaged by a schedule instead of by the framework.
+"""Averages DDP's buckets of gradients by a schedule instead of torch.distributed.
 
 DDP calls a communication hook for each bucket as soon as the backward pass has filled it (Li et
 al., PyTorch Distributed, VLDB 2020, section 4). The hook hands the bucket to this session's
@@ -15,33 +15,33 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
-from mpiddp.collectives.transport.memory_limits import find_shortage
+from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.replay import find_sums
 from mpiddp.schedules.schedule import Collective
-from mpiddp.schedules.summation_order import find_sums
-from mpiddp.sync.session_communicator import find_communicator
 
 SHARED_MEMORY_FILES = "/dev/shm"
-"""Where torch puts memory that processes share."""
+"""The directory of torch's shared memory."""
 _AGREEMENT = Request(Call(Collective.ALL_REDUCE), "min")
 
 
 @dataclass(frozen=True)
 class Synchronization:
-    """How gradients become one."""
+    """How gradients are averaged."""
 
     algorithm: str
     """A registered one, or ``auto``, which goes by each bucket's size."""
     transport: str = AUTO
     wire_dtype: torch.dtype | None = None
-    """In which gradients travel; None for their own type. An algorithm that adds all contributions
-    at once (direct, one-shot) adds them in float32; another one rounds to this type in each step,
-    as else its sums would travel in float32."""
+    """The type in which gradients travel; None for their own. An algorithm that adds all
+    contributions at once (direct, one-shot) adds them in float32; other algorithms round to this
+    type in each step, since otherwise their sums would travel in float32."""
     overlap: bool = False
-    """Whether the backward pass goes on meanwhile."""
+    """Whether gradients travel during the backward pass."""
 
 
 class ScheduleHook:
@@ -50,14 +50,12 @@ class ScheduleHook:
     def __init__(
         self, synchronization: Synchronization, communicator: Communicator, *, on_gpu: bool
     ) -> None:
-        """A hook for gradients on GPUs, or on the CPU. Collective.
-
-        Raises ConfigurationError for what is not possible here, or leaves out ranks; ScheduleError
-        for an algorithm that is no all-reduce.
+        """Collective. Raises ConfigurationError for what is not possible here, ScheduleError for an
+        algorithm that is no all-reduce.
         """
         self._communicator = communicator
         self.can_overlap = on_gpu or communicator.is_concurrent
-        """Whether calls go on beside the backward pass at all."""
+        """Whether calls can run beside the backward pass."""
         self.overlap = synchronization.overlap and self.can_overlap
         """May be changed between two steps, on all ranks alike."""
         self._wire_dtype = synchronization.wire_dtype
@@ -65,16 +63,15 @@ class ScheduleHook:
             Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
         )
         selection = self._select(0, on_gpu)
-        _check_members(selection)
         communicator.make_ready(selection, on_gpu=on_gpu)
         self._request = Request(self._call, "average")
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = selection.transport in (SHARED, BOTH)
-        self._shares = in_memory and communicator.neighbourhood is not None
+        self._shares = in_memory and communicator.node_memory is not None
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
-        """For each bucket's memory, room for it in the narrower type."""
+        """For each bucket's storage, a buffer of the narrower type."""
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
         """What is done with a bucket of ``size`` bytes."""
@@ -121,24 +118,23 @@ class ScheduleHook:
             assert self._wire_dtype is not None
             if self._shares:
                 shape = (gradients.numel(),)
-                wire = self._communicator.segments.empty(shape, self._wire_dtype)
+                wire = self._communicator.shared_memory.empty(shape, self._wire_dtype)
             else:
                 wire = torch.empty_like(gradients, dtype=self._wire_dtype)
             self._wires[storage] = wire
         return wire
 
     def _share(self, gradients: torch.Tensor) -> None:
-        """Put a bucket's memory where the node's ranks can work in it, if it is not there yet.
+        """Move a bucket to memory that the node's ranks share, if it is not there yet.
 
         All ranks do so, or none: there must be room for all of them. DDP makes new buckets after
-        its first step, so this is asked in every one. Collective where the bucket is new.
+        its first step, so every step checks. Collective where the bucket is new.
         """
         storage = gradients.untyped_storage()
         if not self._shares or storage in self._looked_at:
             return
         self._looked_at.add(storage)
-        # All ranks ask before any of them takes its part, and nobody goes on before all have
-        # taken it: they are in the same step.
+        # All ranks check before any of them allocates, and none goes on before all have allocated.
         size = len(self._communicator.layout.neighbours) * storage.nbytes()
         if not self._agree(_has_room(size)):
             return
@@ -147,10 +143,10 @@ class ScheduleHook:
             # torch has no type for it.
             gradients.share_memory_()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError):
-            # Somebody else has taken the room; the gradients are where they were.
+            # Another program has taken the room; the gradients are where they were.
             is_shared = False
         if self._agree(is_shared):
-            self._communicator.segments.adopt(gradients)
+            self._communicator.shared_memory.adopt(gradients)
 
     def _agree(self, flag: bool) -> bool:
         """Whether it is true on all ranks. Collective."""
@@ -161,7 +157,7 @@ class ScheduleHook:
 
 def _has_room(size: int) -> bool:
     """Whether processes can share ``size`` bytes more on this node."""
-    # Twice, since what lies there now is kept until it has been copied.
+    # Twice, since the old memory is kept until it has been copied.
     free = shutil.disk_usage(SHARED_MEMORY_FILES).free
     return 2 * size < free and not find_shortage(size)
 
@@ -173,23 +169,63 @@ ScheduleHook.synchronize.__annotations__ = {}
 def attach(synchronization: Synchronization, model: DistributedDataParallel) -> ScheduleHook:
     """Have a model's gradients averaged that way, over the current session's ranks.
 
-    The model must have been wrapped with ``gradient_as_bucket_view=True``, so that gradients follow
-    their bucket into shared memory. What carries the gradients is made here. Collective. Raises
-    ConfigurationError, ScheduleError.
+    What carries the gradients is made here. Collective. Raises ConfigurationError, ScheduleError.
     """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigurationError(
+            f"expected a model in DistributedDataParallel, found {type(model).__name__}"
+        )
+    communicator = find_communicator()
+    ranks = model.process_group.size()
+    if ranks != communicator.layout.size:
+        raise ConfigurationError(
+            f"the model's process group has {ranks} ranks, and the session "
+            f"{communicator.layout.size}: mpiddp averages gradients over all ranks"
+        )
     on_gpu = next(model.parameters()).is_cuda
-    hook = ScheduleHook(synchronization, find_communicator(), on_gpu=on_gpu)
-    model.register_comm_hook(None, hook.synchronize)
+    hook = ScheduleHook(synchronization, communicator, on_gpu=on_gpu)
+    try:
+        model.register_comm_hook(None, hook.synchronize)
+    except RuntimeError as error:
+        raise ConfigurationError(f"the model has a communication hook already: {error}") from None
     return hook
 
 
-def _check_members(selection: Selection) -> None:
-    ranks, members = selection.schedule.ranks, len(selection.schedule.members)
-    if members < ranks:
-        raise ConfigurationError(
-            f"{selection.name} leaves out the gradients of {ranks - members} of {ranks} ranks, "
-            "which only serve: use gather-broadcast"
-        )
+def synchronize(
+    model: DistributedDataParallel,
+    algorithm: str = "auto",
+    transport: str = "auto",
+    wire_dtype: torch.dtype | None = None,
+    *,
+    overlap: bool = False,
+) -> DistributedDataParallel:
+    """Have mpiddp average a DDP model's gradients, instead of torch.distributed; returns the model.
+
+    Collective: every rank calls it, once for each model, after ``mpiddp.init()`` or in a script
+    that ``python -m mpiddp`` started. Gradients are averaged over all ranks of the session::
+
+        model = mpiddp.synchronize(DistributedDataParallel(net, gradient_as_bucket_view=True))
+
+    With ``gradient_as_bucket_view=True`` DDP makes no copy of the gradients.
+
+    Args:
+        model: wrapped in ``torch.nn.parallel.DistributedDataParallel`` over the default group.
+        algorithm: as in ``all_reduce``; ``auto`` goes by the size of each bucket.
+        transport: as in ``all_reduce``.
+        wire_dtype: the type in which gradients travel, for example ``torch.bfloat16``; None for
+            their own.
+        overlap: whether gradients travel during the backward pass; which is quicker depends on the
+            machine. Without effect on CPUs where MPI has less than MPI_THREAD_MULTIPLE.
+
+    Raises:
+        ConfigurationError: no DDP model, one over other ranks than the session's or with a hook of
+            its own; an algorithm or a transport that is not possible here.
+        ScheduleError: the algorithm is no all-reduce.
+    """
+    if not isinstance(wire_dtype, torch.dtype | None):
+        raise ConfigurationError(f"wire_dtype: expected a torch type, found {wire_dtype!r}")
+    attach(Synchronization(algorithm, transport, wire_dtype, overlap), model)
+    return model
 
 
 def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

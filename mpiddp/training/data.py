@@ -42,7 +42,6 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
         return self.train.features.shape[1:]
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""What the C library does with memory that a pass has freed."""
+"""Keeps memory that a pass has freed in the process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ NEVER = -1
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep what it frees, and use it again, from now on.
+    """Have glibc keep freed memory and use it again; without effect on other C libraries.
 
-    glibc gives each block above 32 MiB back to the kernel as soon as it is freed, and gets it anew,
-    page by page, in the next step: for a large model on a CPU that takes as long as the backward
-    pass itself. Kept memory counts as this process's until its end. Without effect where the C
-    library is another one.
+    glibc returns each block above 32 MiB to the kernel when it is freed, and allocates it again,
+    page by page, in the next step. For a large model on a CPU that takes as long as the backward
+    pass. Kept memory belongs to the process until it ends.
     """
     adjust = getattr(ctypes.CDLL(None), "mallopt", None)
     if adjust is not None:

@@ -59,7 +59,7 @@ class Row:
     """One line of ``metrics.jsonl``: an epoch."""
 
     attempt: int
-    """How often this run had been started before."""
+    """Of the run, counted from 1."""
     epoch: int
     """Counted from 1."""
     step: int
@@ -146,7 +146,6 @@ def describe_start(
 
 
 def describe_epoch(row: Row) -> str:
-    """Return the console's line for one epoch."""
     line = f"Epoch {row.epoch} - Avg Loss: {row.loss:.6f}, Accuracy: {row.accuracy:.2%}"
     if row.test_accuracy is not None:
         line += f", Test Accuracy: {row.test_accuracy:.2%}"
@@ -166,7 +165,6 @@ def describe_staleness(counts: Mapping[int, int]) -> str:
 
 
 def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) -> str:
-    """Return the console's last line."""
     return (
         f"Training done: test accuracy {accuracy:.2%} after {_count(epochs, 'epoch')} in "
         f"{seconds:.1f} s (run directory {directory})"

@@ -1,4 +1,4 @@
-"""From a backward pass to new weights: by this rank's optimizer, or by parameter servers."""
+"""Updates the weights after a backward pass, with this rank's optimizer or parameter servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARM_UP = 0.05
 
 
 class Update(Protocol):
-    """This rank's way; ``mpiddp.sync.parameter_server.roles.Serving`` is another one."""
+    """How a rank updates; ``mpiddp.sync.parameter_server.roles.Serving`` is the other way."""
 
     def begin_step(self) -> None:
         """Before a backward pass."""
@@ -34,7 +34,7 @@ class Update(Protocol):
 
 
 class LocalUpdate:
-    """Every rank makes the same step, since its gradients are the average of all."""
+    """Every rank makes the same step, with the average of all gradients."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rate: Callable[[int], float]) -> None:
         """``rate``: the learning rate of a step, counted from 0."""
@@ -43,11 +43,9 @@ class LocalUpdate:
         self._step = 0
 
     def begin_step(self) -> None:
-        """See ``Update``."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def finish_step(self) -> None:
-        """See ``Update``."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(self._step)
         self._optimizer.step()
@@ -68,8 +66,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The one that the configuration names, for these parameters.
 
-    torch's fused form reads and writes each number once: with momentum and decay it took a quarter
-    of the plain one's time on a CPU, which for a large model is longer than the backward pass.
+    The fused form reads and writes each number once. With momentum and decay on a CPU it took a
+    quarter of the plain form's time, which is longer than a large model's backward pass.
     """
     rate, decay = configuration.learning_rate, configuration.weight_decay
     assert rate is not None

@@ -1,7 +1,7 @@
-"""Whether the backward pass goes on while gradients travel: both ways are measured.
+"""Measures whether gradients should travel during the backward pass or after it.
 
-Where a rank has no core to spare, the thread that moves gradients takes its time from the backward
-pass, so that either way may be the quicker one. On a GPU they travel on a stream of their own.
+Where a rank has no spare core, the thread that sends gradients slows the backward pass down, so
+either way may be quicker. On a GPU gradients travel on a stream of their own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from mpiddp.training.parallel import Replica
 from mpiddp.training.rehearsal import rehearse
 
 WARM_UP = 3
-"""Passes that are not timed: DDP makes its buckets anew after its first, and a buffer has its large
-pages from its third."""
+"""Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
+gives it large pages."""
 ROUNDS = 5
 GAIN = 0.05
-"""Share of a pass that overlap must save to be chosen: less may be noise."""
+"""Share of a pass that overlap must save; less may be noise."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Pace:
     """Seconds of a forward and backward pass on the slowest rank, either way."""
 
     with_overlap: float
@@ -42,9 +42,17 @@ class Choice:
         return self.with_overlap < (1 - GAIN) * self.without
 
 
+def describe(pace: Pace) -> str:
+    """What was measured, and why the quicker way was not taken where it was not."""
+    text = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
+    if pace.with_overlap < pace.without and not pace.pays:
+        text += f": overlap is chosen where it saves more than {GAIN:.0%}, since less may be noise"
+    return text
+
+
 def settle(
     configuration: Configuration, replica: Replica, batch: Batch
-) -> tuple[Configuration, Choice | None]:
+) -> tuple[Configuration, Pace | None]:
     """Choose by measurement whether gradients travel during the backward pass, if that is open.
 
     The passes are taken in any case, so that DDP's buckets are the same ones from the first step
@@ -75,7 +83,7 @@ def warm_up(take_pass: Callable[[], None]) -> None:
         take_pass()
 
 
-def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.device) -> Choice:
+def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.device) -> Pace:
     """Time passes both ways, in turns; the same answer on all ranks. Collective.
 
     ``hook.overlap`` is as it was afterwards; what else the passes change is the caller's to
@@ -97,4 +105,4 @@ def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.dev
         [statistics.median(times[overlap]) for overlap in (True, False)], device=device
     )
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
-    return Choice(*medians.tolist())
+    return Pace(*medians.tolist())

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
+from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
 from mpiddp.training.optimizer_step import make_optimizer
 
@@ -23,7 +24,7 @@ class Replica:
 
     model: DistributedDataParallel
     hook: ScheduleHook | None
-    """What averages its gradients; None where DDP does."""
+    """The hook that averages its gradients; None where DDP does."""
 
 
 def replicate(model: nn.Module, device: torch.device, configuration: Configuration) -> Replica:
@@ -44,8 +45,8 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
 def share_buffers(model: nn.Module) -> None:
     """Give all ranks rank 0's buffers. Collective.
 
-    DDP does so before each forward pass; after the last one every rank has added its own samples to
-    its running averages.
+    DDP does so before each forward pass, but after the last one the running averages of ranks
+    differ.
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
@@ -75,7 +76,7 @@ def serve(
     """Move the model to this rank's device, and have parameter servers hold its weights.
 
     All ranks have rank 0's weights from now on. ``rate``: the learning rate of a step, counted from
-    0; ``fail`` is told what ends a server's thread. Collective.
+    0; ``fail`` is called with the error that ends a server's thread. Collective.
     """
     module.to(session.device)
     for tensor in (*module.parameters(), *module.buffers()):
@@ -84,11 +85,12 @@ def serve(
     def make(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         return make_optimizer(configuration, parameters)
 
-    return Serving(session, roles, module, make, rate, find_bound(configuration), fail)
+    rule = UpdateRule(make, rate, find_bound(configuration))
+    return Serving(session, roles, module, rule, fail)
 
 
 def choose_synchronization(configuration: Configuration) -> Synchronization:
-    """What the configuration says of gradients that the framework does not average."""
+    """The options of the hook."""
     name = configuration.wire_dtype
     return Synchronization(
         configuration.sync,

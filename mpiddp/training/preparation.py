@@ -1,4 +1,4 @@
-"""From a configuration to one rank's part of a run."""
+"""Prepares one rank's part of a run from the configuration."""
 
 from __future__ import annotations
 
@@ -54,26 +54,23 @@ class Task:
 
     @property
     def computes(self) -> bool:
-        """Whether this rank does."""
         return self.session.world.rank in self.workers
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What takes a batch to new weights."""
+    """The model and its update."""
 
     model: nn.Module
     """What takes a batch: DDP's wrapper, or the module itself."""
     module: nn.Module
     update: Update
-    serving: Serving | None = None
-    """The update's other name, where parameter servers make it."""
-    pace: overlap.Choice | None = None
-    """How quick passes are with overlap and without, if that was measured."""
+    pace: overlap.Pace | None = None
+    """Time of a pass with overlap and without, if it was measured."""
 
 
 def agree(configuration: Configuration, session: Session) -> None:
-    """Check that all ranks were given the same; field by field only where they were not.
+    """Check that all ranks have the same configuration; field by field only if they differ.
 
     Raises ConfigurationError. Collective.
     """
@@ -119,7 +116,7 @@ def prepare(configuration: Configuration, session: Session, way_out: WayOut) -> 
         engine=engine,
         workers=workers,
         roles=roles,
-        training=_share_batches(configuration, data, engine.serving, len(workers)) or static,
+        training=_share_batches(configuration, data, engine.update, len(workers)) or static,
         evaluation=make_evaluation_batches(data.test, EVALUATION_BATCH, world.rank, world.size),
         rate=rate,
         slowdown=slowdown,
@@ -168,7 +165,7 @@ def _start_engine(
 ) -> tuple[Configuration, Engine]:
     if roles is not None:
         serving = serve(configuration, session, roles, module, rate, fail)
-        return configuration, Engine(module, module, serving, serving)
+        return configuration, Engine(module, module, serving)
     replica = replicate(module, session.device, configuration)
     configuration, pace = overlap.settle(configuration, replica, batch)
     optimizer = make_optimizer(configuration, list(module.parameters()))
@@ -176,17 +173,17 @@ def _start_engine(
 
 
 def _share_batches(
-    configuration: Configuration, data: DataSet, serving: Serving | None, workers: int
+    configuration: Configuration, data: DataSet, update: Update, workers: int
 ) -> SharedBatches | None:
     """What workers without a bound take in turns; None for the others, who have their own."""
-    if serving is None or find_bound(configuration) is not None:
+    if not isinstance(update, Serving) or find_bound(configuration) is not None:
         return None
     return SharedBatches(
         data.train,
         configuration.batch_size,
         configuration.seed,
         workers,
-        lambda: serving.ticket,
+        lambda: update.ticket,
     )
 
 

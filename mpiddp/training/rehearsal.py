@@ -1,4 +1,4 @@
-"""Forward and backward passes that are taken to be timed, and leave no trace."""
+"""Forward and backward passes for timing, without lasting effects."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WARM_UP, PASSES = 3, 20
 
 @contextlib.contextmanager
 def rehearse(model: nn.Module, module: nn.Module, batch: Batch) -> Iterator[Callable[[], None]]:
-    """What is yielded takes a pass over ``batch``; afterwards all is as before.
+    """Yields a function that takes a pass over ``batch``; restores all state at the end.
 
-    Gradients are none then, and buffers and the state of the random generators are restored.
+    Gradients are None at the end; buffers and random generators are restored.
     ``model`` is what takes a batch: DDP's wrapper of ``module``, or itself. The batch lies on the
     module's device.
     """

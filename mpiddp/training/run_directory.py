@@ -38,7 +38,7 @@ class RunDirectory:
 
     path: Path
     attempt: int
-    """How often the run had been started before."""
+    """Counted from 1."""
     _lock: int
     """File descriptor of the lock. Nothing else may open and close the file meanwhile: a POSIX
     lock goes with the first descriptor that its process closes."""
@@ -158,7 +158,7 @@ def _lock_or_refuse(lock: int, path: Path) -> None:
 def _sign(lock: int) -> int:
     """Write this process into the lock, as the holder of the next attempt; return the attempt."""
     last = _read_holder(lock).get("attempt")
-    attempt = last + 1 if isinstance(last, int) else 0
+    attempt = last + 1 if isinstance(last, int) else 1
     holder = {
         "job": environment.job_name(),
         "host": socket.gethostname(),

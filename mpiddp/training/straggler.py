@@ -1,4 +1,4 @@
-"""A worker made slow on purpose, to see how each way to synchronise takes it."""
+"""Makes a worker slow on purpose, to compare how synchronisations cope with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Straggler:
-    """Who is slow, and how much."""
+    """Which worker is slow, and by how much."""
 
     rank: int | None
     """None for another worker in each step, drawn from the seed."""
@@ -34,14 +34,13 @@ def parse_straggler(text: str) -> Straggler:
         found = None
     if found is None or (found.rank or 0) < 0 or not 1 <= found.factor < float("inf"):
         raise ConfigurationError(
-            f"straggler: expected RANK=FACTOR or random=FACTOR, with a factor of 1 or more, as 0=4 "
-            f"or random=4, found {text!r}"
+            f"straggler: expected RANK=FACTOR or random=FACTOR, with a factor of 1 or more, for "
+            f"example 0=4 or random=4, found {text!r}"
         )
     return found
 
 
 def describe_straggler(straggler: Straggler) -> str:
-    """For people."""
     who = "a worker drawn for each step" if straggler.rank is None else f"rank {straggler.rank}"
     return f"Straggler: {who}, whose passes take {straggler.factor:g} times as long"
 
@@ -87,8 +86,8 @@ class Slowdown:
     def wait(self, step: int) -> None:
         """Sleep as much longer as this worker's step, counted from 0, is to take.
 
-        A slow machine would keep its own core busy; this one leaves it to ranks that share it. What
-        a GPU has been told to do is done first: it would go on during the sleep.
+        A slow machine would keep its core busy; the sleep leaves it to ranks that share it. A GPU's
+        queued work is waited for first: it would go on during the sleep.
         """
         if not self.is_slow(step):
             return

@@ -1,4 +1,4 @@
-"""The training loop: the same on every rank; rank 0 also writes and speaks."""
+"""The training loop: the same on every rank; rank 0 also writes files and the console."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tqdm import tqdm
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import describe_roles
-from mpiddp.training import metrics, run_directory
+from mpiddp.sync.parameter_server.roles import Serving, describe_roles
+from mpiddp.training import metrics, overlap, run_directory
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.malloc import keep_freed_memory
@@ -32,7 +32,7 @@ from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     test_accuracy: float
     """Share of the test samples whose class was right, 0 to 1."""
@@ -68,8 +68,8 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     configuration = task.configuration
     run = _open_run(configuration, session, way_out)
     _say(session, *_describe_start(task))
-    if way_out.attempt > 0:
-        _say(session, f"Attempt {way_out.attempt + 1} in {way_out.run_directory}: starting over")
+    if way_out.attempt > 1:
+        _say(session, f"Attempt {way_out.attempt} in {way_out.run_directory}: starting over")
     row = _run_epochs(task, way_out.attempt)
     task.engine.update.close()
     path = way_out.run_directory
@@ -161,8 +161,7 @@ def _describe_synchronization(task: Task) -> str:
     how = "during" if configuration.overlap == "on" else "after"
     parts.append(f"{how} the backward pass of their bucket")
     if pace is not None:
-        found = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
-        parts.append(f"({found})")
+        parts.append(f"({overlap.describe(pace)})")
     return " ".join(parts)
 
 
@@ -229,11 +228,11 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
 
 def _count_staleness(task: Task) -> dict[int, int] | None:
     """How often a gradient was so many updates late, over all servers; None without any."""
-    serving = task.engine.serving
-    if serving is None:
+    update = task.engine.update
+    if not isinstance(update, Serving):
         return None
     counts: Counter[int] = Counter()
-    for found in task.session.gather(serving.staleness):
+    for found in task.session.gather(update.staleness):
         counts.update(found)
     return dict(sorted(counts.items()))
 

@@ -125,6 +125,8 @@ SAID = {
     "algorithm": r"no algorithm is called 'rong'; there are .*\bring\b.*",
     "parameter": r"'parts=3' in 'ring:parts=3': ring takes segments=…",
     "segments": r"segments must be an integer >= 1, found '0'",
+    "server": r"central leaves out the buffers of 1 of \d ranks, which only serve: use "
+    r"gather-broadcast or direct, which include them",
     "transport": r"no transport is called 'pigeon'; there are auto, .*\bmpi\b.*",
     "operator": r"no operator is called 'median'; there are sum, average, product, min, max",
     "bool": SUMMED + "bool",
@@ -203,7 +205,13 @@ def test_a_mistake_ends_the_job(arguments, variables, said):
         row, 2, [launchers.PROGRAMS / "mistakes.py", *arguments], timeout=60, env=variables
     ).expect(1 if "no all-reduce" in arguments else 2)
     (line,) = [line for line in facts.messages(result) if "started" not in line]
-    assert re.fullmatch(r"mpiddp: rank [01] of 2 on \S+: " + said, line), line
+    # A variable that is wrong is found where the first call is made.
+    place = re.escape(str(launchers.PROGRAMS / "mistakes.py"))
+    at = rf" \(called at {place}:(\d+)\)"
+    found = re.fullmatch(r"mpiddp: rank [01] of 2 on \S+: " + said + at, line)
+    assert found, line
+    text = (launchers.PROGRAMS / "mistakes.py").read_text().splitlines()[int(found[1]) - 1]
+    assert "mpiddp.all_reduce(" in text, text
     if "alone" in arguments:
         assert "rank 1 of 2" in line
     assert "Traceback" not in result.output and "not reached" not in result.output
@@ -236,7 +244,8 @@ def test_calls_that_are_compared_are_named_in_words():
     second = "call 2: broadcast of 2 int64 on cpu, algorithm auto, transport mpi, root {}"
     (line,) = [line for line in facts.messages(result) if "started" not in line]
     said = f"{differs} rank 0 has '{second.format(0)}', rank 1 has '{second.format(1)}'"
-    assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + re.escape(said), line), line
+    said = re.escape(f"{said} (called at <string>:9)")
+    assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + said, line), line
     assert "Traceback" not in result.output
 
 

@@ -134,6 +134,24 @@ def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transp
     assert refused.startswith("ConfigurationError: an earlier collective call failed (")
 
 
+LEAVES = """
+import torch, mpiddp
+with mpiddp.init(timeout=3) as session:
+    mpiddp.all_reduce(torch.ones(4))
+    if session.world.rank == 0:
+        mpiddp.all_reduce(torch.ones(4), transport="torch")
+"""
+
+
+def test_a_rank_that_leaves_instead_of_a_first_call_over_torch_is_told_of_in_one_line(tmp_path):
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-c", LEAVES], timeout=60, cwd=tmp_path).expect(6)
+    report = find_report(result)
+    assert "transport torch waited 3 s for the other ranks" in report
+    assert report.endswith(" (called at <string>:6)"), report
+    assert "Traceback" not in result.output
+
+
 def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
     """For each transport the ranks' reports of calls in which rank 1 differs."""
     folders = ranks.make_folders(parent, jobs)

@@ -170,7 +170,7 @@ with mpiddp.init(timeout=60) as session:
     is_late, other = rank > 0, pids[0]
     if is_late:
         # What this rank's calls work in.
-        (memory,) = session.collectives.segments._foreign.values()
+        (memory,) = session.collectives.shared_memory._foreign.values()
         view = numpy.frombuffer(memory, numpy.float32)
 if is_late:
     while os.path.exists(f"/proc/{other}"):

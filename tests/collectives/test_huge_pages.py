@@ -12,8 +12,8 @@ import torch
 from crews import Crew
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import Call
-from mpiddp.collectives.transport import huge_pages
-from mpiddp.collectives.transport.huge_pages import COMES_BACK, LEAST, PAGE, LargePages, collapse
+from mpiddp.collectives.transport import single_copy
+from mpiddp.collectives.transport.single_copy import COMES_BACK, LEAST, PAGE, LargePages, collapse
 from mpiddp.schedules.schedule import Collective
 
 KERNEL = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
@@ -42,9 +42,9 @@ def collapsed(monkeypatch, tmp_path):
     """The sizes of the buffers whose pages would be changed, on a system that welcomes that."""
     setting = tmp_path / "enabled"
     setting.write_text(WELCOME)
-    monkeypatch.setattr(huge_pages.is_welcome, "__defaults__", (setting,))
+    monkeypatch.setattr(single_copy.is_welcome, "__defaults__", (setting,))
     found: list[int] = []
-    monkeypatch.setattr(huge_pages, "collapse", lambda address, size: found.append(size))
+    monkeypatch.setattr(single_copy, "collapse", lambda address, size: found.append(size))
     return found
 
 
@@ -82,7 +82,7 @@ def test_calls_visit_private_buffers_alone(kind, collapsed):
     def part(rank, communicator):
         tensor = torch.ones(LEAST // 4)
         if kind == "shared":
-            tensor = communicator.segments.empty((LEAST // 4,), torch.float32).fill_(1)
+            tensor = communicator.shared_memory.empty((LEAST // 4,), torch.float32).fill_(1)
         for request in requests[:COMES_BACK]:
             communicator.run(request, tensor)
 
@@ -108,15 +108,15 @@ def test_other_memory_at_the_same_address_is_not_the_same_buffer(collapsed):
 )
 def test_an_administrator_who_wants_none_gets_none(setting, expected, tmp_path):
     file = tmp_path / "enabled"
-    assert not huge_pages.is_welcome(file)
+    assert not single_copy.is_welcome(file)
     file.write_text(setting)
-    assert huge_pages.is_welcome(file) is expected
+    assert single_copy.is_welcome(file) is expected
 
 
 def test_the_contents_stay_and_the_pages_become_large():
     buffer = make_buffer(4 * PAGE)
     before = buffer.clone()
-    if KERNEL < (6, 1) or not huge_pages.SETTING.exists():
+    if KERNEL < (6, 1) or not single_copy.SETTING.exists():
         pytest.skip(f"Linux {platform.release()} collapses no pages on demand")
     assert collapse(buffer.data_ptr(), 4 * PAGE)
     # Wherever it begins, three of its four lie in it as a whole.

@@ -21,9 +21,10 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.compiler.lowering import Cut, Grid, compile_program
+from mpiddp.collectives.compiler.lowering import Cut, Grid
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Transfer, all_reduce
+from promises import compile_program
 
 WHOLE = Cut(1 << 20, 1 << 20, True)
 

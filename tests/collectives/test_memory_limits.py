@@ -17,8 +17,8 @@ import torch
 
 import launchers
 import mpiddp
-from mpiddp.collectives.transport import memory_limits
-from mpiddp.collectives.transport.memory_limits import ControlGroup, find_groups, find_shortage
+from mpiddp.collectives.transport import shared_memory
+from mpiddp.collectives.transport.shared_memory import ControlGroup, find_groups, find_shortage
 from mpiddp.sync.ddp_hook import Synchronization, attach
 from pool import Pool
 
@@ -42,7 +42,7 @@ which there is room on all of them."""
 def plenty(monkeypatch):
     """A machine with so much memory that only groups matter; no group is remembered."""
     found = SimpleNamespace(available=PLENTY)
-    monkeypatch.setattr(memory_limits.psutil, "virtual_memory", lambda: found)
+    monkeypatch.setattr(shared_memory.psutil, "virtual_memory", lambda: found)
     find_groups.cache_clear()
     yield
     find_groups.cache_clear()
@@ -130,7 +130,7 @@ def test_a_container_sees_its_own_groups(root, path, expected, tmp_path):
 def test_where_there_are_no_groups_the_machine_counts(tmp_path, monkeypatch):
     assert find_groups(tmp_path) == ()
     assert ControlGroup(tmp_path, False).find_shortage(PLENTY) == ""
-    monkeypatch.setattr(memory_limits, "find_groups", lambda: ())
+    monkeypatch.setattr(shared_memory, "find_groups", lambda: ())
     assert find_shortage(PLENTY) == ""
     assert find_shortage(PLENTY + 1) == f"the machine has {PLENTY} bytes (32768.00 GiB) left"
 

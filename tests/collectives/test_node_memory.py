@@ -17,7 +17,7 @@ from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
     NEXT_CALL,
     PRIVATE,
-    SHARED,
+    SEGMENT,
     WORDS,
     Location,
     block_size,
@@ -34,7 +34,7 @@ def describe(rank: int) -> str:
 
 
 def make_pair(seconds: float = 0.2):
-    return Crew([0, 0], seconds=seconds).neighbourhoods
+    return Crew([0, 0], seconds=seconds).node_memories
 
 
 def do_nothing() -> None:
@@ -191,8 +191,8 @@ def test_each_rank_tells_where_its_buffer_lies():
     one, other = make_pair()
     places = [
         Location(PRIVATE, 2**47 + 5),
-        Location(SHARED, 3, 12, 4096),
-        Location(SHARED, 3, 12, 4096),
+        Location(SEGMENT, 3, 12, 4096),
+        Location(SEGMENT, 3, 12, 4096),
         Location(PRIVATE, 2**47 + 5),
         Location(PRIVATE, 0),
     ]
@@ -213,9 +213,9 @@ def test_a_rank_that_looks_seldom_sees_the_last_place():
 # ---- letters ------------------------------------------------------------------------------
 
 
-def exchange(neighbourhood, signature, puts, adds):
+def exchange(node_memory, signature, puts, adds):
     put, add = (lambda: puts.append(1)), [lambda: adds.append(1)]
-    return neighbourhood.exchange(signature, (put, put), (add, add), describe)
+    return node_memory.exchange(signature, (put, put), (add, add), describe)
 
 
 def test_letters_of_another_call_are_an_error():
@@ -291,7 +291,7 @@ def test_letters_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
 
 def test_each_rank_has_its_own_words_and_mailboxes():
     crew = Crew([0, 0, 0])
-    one = crew.neighbourhoods[0]
+    one = crew.node_memories[0]
     begin = one.mailbox(0, 0, 1, torch.uint8).memory.ctypes.data
     boxes = [
         one.mailbox(rank, parity, MAILBOX, torch.uint8) for rank in range(3) for parity in (0, 1)
@@ -301,7 +301,7 @@ def test_each_rank_has_its_own_words_and_mailboxes():
     assert [box.memory.min() for box in boxes] == [box.memory.max() for box in boxes]
     assert boxes[-1].memory.ctypes.data + MAILBOX - begin + 3 * 8 * WORDS == block_size(3)
     assert not any(one.words)
-    same = crew.neighbourhoods[2].mailbox(1, 1, MAILBOX, torch.uint8)
+    same = crew.node_memories[2].mailbox(1, 1, MAILBOX, torch.uint8)
     assert (same.memory == 4).all()
 
 

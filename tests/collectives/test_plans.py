@@ -18,8 +18,7 @@ from crews import Crew
 from mpiddp.collectives.communicator import MOST_PLANS
 from mpiddp.collectives.executor import MOST_BINDINGS
 from mpiddp.collectives.operators import TYPES, Operator
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.plans import MOST_LETTERS
+from mpiddp.collectives.planner import MOST_MAILBOX_CALLS, Request
 from mpiddp.collectives.selection import BOTH, MPI, SHARED, Call
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -62,7 +61,7 @@ def check_result(call: Call, operator, communicator, tensor, before) -> None:
 
 def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torch.Tensor:
     if kind == "shared":
-        return communicator.segments.empty((count,), dtype)
+        return communicator.shared_memory.empty((count,), dtype)
     return torch.empty(count, dtype=dtype)
 
 
@@ -115,7 +114,7 @@ def test_every_algorithm_makes_its_all_reduce_over_every_transport(nodes, name):
     crew = Crew(nodes, longest=64)
     members = range(len(nodes) - 1) if name == "central" else range(len(nodes))
     requests = [
-        Request(Call(Collective.ALL_REDUCE, name, transport), operator)
+        Request(Call(Collective.ALL_REDUCE, name, transport, allows_servers=True), operator)
         for transport in crew.communicators[0].layout.transports
         for operator in ("sum", "average")
     ]
@@ -198,7 +197,7 @@ def test_more_buffers_than_are_remembered_take_turns():
     request = Request(Call(Collective.ALL_REDUCE))
 
     def part(rank, communicator):
-        tensors = [torch.zeros(4) for _ in range(MOST_LETTERS + 3)]
+        tensors = [torch.zeros(4) for _ in range(MOST_MAILBOX_CALLS + 3)]
         for turn in range(2):
             for number, tensor in enumerate(tensors):
                 tensor.fill_(number + rank + turn)

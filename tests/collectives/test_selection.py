@@ -20,15 +20,15 @@ from mpiddp.collectives.selection import (
     SHARED,
     TORCH,
     Call,
+    Layout,
     select,
 )
-from mpiddp.collectives.topology import Layout
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import prove
+from mpiddp.schedules.replay import is_order_fixed
 from mpiddp.schedules.schedule import Collective
-from mpiddp.schedules.summation_order import is_order_fixed
 from wrong_algorithms import registered
 
 ALL, SCATTER, GATHER = Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER
@@ -148,7 +148,8 @@ def test_what_is_chosen_for_a_fixed_order_has_one(kind, layout, size):
 @pytest.mark.parametrize("name", registry.names())
 def test_a_name_is_what_is_run(name):
     for text in (name, f"{name}:segments=3"):
-        selection = select(Call(ALL, text), 100, LONELY, on_gpu=False)
+        call = Call(ALL, text, allows_servers=True)
+        selection = select(call, 100, LONELY, on_gpu=False)
         assert selection.name == text and selection.schedule.collective is ALL
         prove(selection.schedule)
 
@@ -158,7 +159,7 @@ def make_calls(size: int):
     for kind, name in itertools.product(Collective, registry.names()):
         for root in {0, size - 1, size // 2} if kind in (REDUCE, BROADCAST) else {0}:
             for segments in ("", ":segments=2"):
-                yield Call(kind, name + segments, root=root)
+                yield Call(kind, name + segments, root=root, allows_servers=True)
 
 
 @pytest.mark.parametrize("nodes", [[0], [0, 1], [0, 1, 0], [1, 0, 2, 0, 1, 1], [0, 1, 2, 0, 1, 2]])
@@ -216,7 +217,8 @@ def test_other_algorithms_do_not_depend_on_nodes():
     nodes = [dice.randrange(3) for _ in range(6)]
     for name in registry.names():
         if not registry.find(name).knows_nodes:
-            selected = select(Call(ALL, name), 0, make_layout(nodes), on_gpu=False).schedule
+            call = Call(ALL, name, allows_servers=True)
+            selected = select(call, 0, make_layout(nodes), on_gpu=False).schedule
             assert selected == promises.build(name, 6)
 
 
@@ -295,6 +297,15 @@ def test_an_algorithm_without_a_root_is_refused(kind, name):
     assert refuse(Call(kind, name)) == (
         f"{name} has no single root, so it makes no {kind.value}: binomial-tree, gather-broadcast "
         "and naive-ring do"
+    )
+
+
+@pytest.mark.parametrize("name", ["central", "central:servers=2"])
+def test_an_algorithm_whose_servers_contribute_nothing_is_refused(name):
+    servers = name[-1:] if "=" in name else "1"
+    assert refuse(Call(ALL, name)) == (
+        f"{name} leaves out the buffers of {servers} of 4 ranks, which only serve: use "
+        "gather-broadcast or direct, which include them"
     )
 
 

@@ -22,7 +22,7 @@ from mpiddp.collectives.transport import shared_memory as module
 from mpiddp.collectives.transport.shared_memory import (
     MOST_FOREIGN,
     Place,
-    Segments,
+    SharedMemory,
     address_of,
     view_of,
 )
@@ -33,8 +33,8 @@ def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def find(segments: Segments, tensor: torch.Tensor) -> Place | None:
-    return segments.find(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+def find(shared_memory: SharedMemory, tensor: torch.Tensor) -> Place | None:
+    return shared_memory.find(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 # ---- making -------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def find(segments: Segments, tensor: torch.Tensor) -> Place | None:
 @pytest.mark.parametrize("dtype", [*TYPES, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (), (2, 1, 4096)])
 def test_a_shared_tensor_is_one_of_zeros(dtype, shape):
-    tensor = Segments().empty(shape, dtype)
+    tensor = SharedMemory().empty(shape, dtype)
     assert tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
     assert not tensor.any()
     tensor.fill_(1)
@@ -52,16 +52,16 @@ def test_a_shared_tensor_is_one_of_zeros(dtype, shape):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2, 5)])
 def test_a_tensor_of_nothing_needs_no_segment(shape):
-    segments, before = Segments(), count_descriptors()
-    tensor = segments.empty(shape, torch.float32)
+    shared_memory, before = SharedMemory(), count_descriptors()
+    tensor = shared_memory.empty(shape, torch.float32)
     assert tensor.shape == shape and count_descriptors() == before
-    assert segments.find(tensor.data_ptr(), 0) is None
+    assert shared_memory.find(tensor.data_ptr(), 0) is None
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2, -3), (0, -1), (-1, 0), (-2, -2)])
 def test_negative_lengths_are_refused(shape):
     with pytest.raises(ConfigurationError) as found:
-        Segments().empty(shape, torch.float32)
+        SharedMemory().empty(shape, torch.float32)
     assert str(found.value) == f"expected lengths >= 0, found {shape}"
 
 
@@ -71,7 +71,7 @@ def test_without_descriptors_there_is_no_shared_memory(monkeypatch):
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(ConfigurationError, match="200 bytes of shared memory cannot be had"):
-        Segments().empty((25,), torch.float64)
+        SharedMemory().empty((25,), torch.float64)
 
 
 def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
@@ -81,7 +81,7 @@ def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     before = count_descriptors()
     with pytest.raises(ConfigurationError) as found:
-        Segments().empty((25,), torch.float64)
+        SharedMemory().empty((25,), torch.float64)
     assert str(found.value) == ("200 bytes of shared memory cannot be had: Cannot allocate memory")
     assert count_descriptors() == before
 
@@ -90,69 +90,69 @@ def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
 
 
 def test_memory_is_found_from_the_first_byte_to_the_last():
-    segments = Segments()
-    tensor = segments.empty((1000,), torch.float32)
+    shared_memory = SharedMemory()
+    tensor = shared_memory.empty((1000,), torch.float32)
     start, size = tensor.data_ptr(), 4000
-    whole = segments.find(start, size)
+    whole = shared_memory.find(start, size)
     assert whole is not None and whole.offset == 0 and whole.number == 1
-    assert segments.find(start + 12, size - 12) == whole._replace(offset=12)
-    assert find(segments, tensor[10:20]) == whole._replace(offset=40)
-    assert segments.find(start, size + 1) is None
-    assert segments.find(start + 12, size) is None
-    assert segments.find(start - 1, 4) is None
-    assert segments.find(start + size, 4) is None
+    assert shared_memory.find(start + 12, size - 12) == whole._replace(offset=12)
+    assert find(shared_memory, tensor[10:20]) == whole._replace(offset=40)
+    assert shared_memory.find(start, size + 1) is None
+    assert shared_memory.find(start + 12, size) is None
+    assert shared_memory.find(start - 1, 4) is None
+    assert shared_memory.find(start + size, 4) is None
 
 
 def test_private_memory_and_other_segments_are_not_found():
-    segments, others = Segments(), Segments()
-    kept = segments.empty((100,), torch.float32)
-    assert find(segments, torch.zeros(100)) is None
-    assert find(segments, others.empty((100,), torch.float32)) is None
+    shared_memory, others = SharedMemory(), SharedMemory()
+    kept = shared_memory.empty((100,), torch.float32)
+    assert find(shared_memory, torch.zeros(100)) is None
+    assert find(shared_memory, others.empty((100,), torch.float32)) is None
     assert find(others, kept) is None
-    assert Segments().find(kept.data_ptr(), 4) is None
+    assert SharedMemory().find(kept.data_ptr(), 4) is None
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=8), st.data())
 def test_each_of_many_segments_is_found_as_itself(sizes, data):
-    segments = Segments()
-    tensors = [segments.empty((size,), torch.uint8) for size in sizes]
+    shared_memory = SharedMemory()
+    tensors = [shared_memory.empty((size,), torch.uint8) for size in sizes]
     dropped = data.draw(st.sets(st.integers(0, len(sizes) - 1)), "dropped")
     for index in dropped:
         tensors[index] = None
     for index, tensor in enumerate(tensors):
         if tensor is not None:
             begin = data.draw(st.integers(0, sizes[index] - 1), "begin")
-            place = find(segments, tensor[begin:])
+            place = find(shared_memory, tensor[begin:])
             assert (place.number, place.offset) == (index + 1, begin)
 
 
 def test_memory_that_begins_in_one_segment_and_ends_in_another_is_in_none():
-    segments = Segments()
-    tensors = [segments.empty((4096,), torch.uint8) for _ in range(8)]
+    shared_memory = SharedMemory()
+    tensors = [shared_memory.empty((4096,), torch.uint8) for _ in range(8)]
     starts = sorted(tensor.data_ptr() for tensor in tensors)
     for left, right in itertools.pairwise(starts):
-        assert segments.find(left, right - left + 1) is None
-        assert segments.find(left + 100, 4096) is None
+        assert shared_memory.find(left, right - left + 1) is None
+        assert shared_memory.find(left + 100, 4096) is None
 
 
 # ---- freeing ------------------------------------------------------------------------------
 
 
 def test_a_segment_goes_with_the_last_tensor_that_uses_it():
-    segments = Segments()
+    shared_memory = SharedMemory()
     before = count_descriptors()
-    tensor = segments.empty((1 << 16,), torch.float32)
+    tensor = shared_memory.empty((1 << 16,), torch.float32)
     part = tensor.view(256, 256)[3]
-    place = find(segments, tensor)
+    place = find(shared_memory, tensor)
     again = os.open(f"/proc/self/fd/{place.descriptor}", os.O_RDWR)
     try:
         assert os.fstat(again).st_blocks > 0
         address = tensor.data_ptr()
         del tensor
-        assert find(segments, part).number == 1
+        assert find(shared_memory, part).number == 1
         del part
-        assert segments.find(address, 4) is None
+        assert shared_memory.find(address, 4) is None
         # Others may have it mapped still, but its pages are gone.
         assert os.fstat(again).st_size == 0 and os.fstat(again).st_blocks == 0
     finally:
@@ -161,19 +161,19 @@ def test_a_segment_goes_with_the_last_tensor_that_uses_it():
 
 
 def test_no_descriptors_pile_up():
-    segments = Segments()
+    shared_memory = SharedMemory()
     before = count_descriptors()
     for size in range(1, 200):
-        segments.empty((size,), torch.float64).fill_(1)
+        shared_memory.empty((size,), torch.float64).fill_(1)
     assert count_descriptors() == before
 
 
 def test_a_tensor_in_a_cycle_is_freed_with_it():
-    segments = Segments()
+    shared_memory = SharedMemory()
     # What earlier tests have left to the collector.
     gc.collect()
     before = count_descriptors()
-    cycle = [segments.empty((10,), torch.float32)]
+    cycle = [shared_memory.empty((10,), torch.float32)]
     cycle.append(cycle)
     del cycle
     gc.collect()
@@ -182,8 +182,8 @@ def test_a_tensor_in_a_cycle_is_freed_with_it():
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_goes_on_with_what_it_has_inherited():
-    segments = Segments()
-    tensor = segments.empty((1 << 16,), torch.float32)
+    shared_memory = SharedMemory()
+    tensor = shared_memory.empty((1 << 16,), torch.float32)
     before = count_descriptors()
     array = tensor.fill_(3).numpy()
     read, write = os.pipe()
@@ -219,24 +219,24 @@ def test_the_collector_may_come_while_a_segment_is_made_or_freed(name, frozen, m
         gc.collect()
         return original(*arguments)
 
-    segments, addresses = Segments(), set()
+    shared_memory, addresses = SharedMemory(), set()
     monkeypatch.setattr(module, name, collect_first, raising=False)
     for _ in range(5):
-        tensor = segments.empty((10,), torch.float32)
+        tensor = shared_memory.empty((10,), torch.float32)
         addresses.add(tensor.data_ptr())
         cycle = [tensor]
         cycle.append(cycle)
         del tensor, cycle
-        segments.empty((10,), torch.float32)
+        shared_memory.empty((10,), torch.float32)
     gc.collect()
-    assert not any(segments.find(address, 40) for address in addresses)
+    assert not any(shared_memory.find(address, 40) for address in addresses)
 
 
 def test_no_number_is_used_twice_although_addresses_are():
-    segments, numbers, addresses = Segments(), set(), []
+    shared_memory, numbers, addresses = SharedMemory(), set(), []
     for _ in range(20):
-        tensor = segments.empty((5000,), torch.float32)
-        numbers.add(find(segments, tensor).number)
+        tensor = shared_memory.empty((5000,), torch.float32)
+        numbers.add(find(shared_memory, tensor).number)
         addresses.append(tensor.data_ptr())
         del tensor
     assert numbers == set(range(1, 21))
@@ -244,7 +244,7 @@ def test_no_number_is_used_twice_although_addresses_are():
 
 
 def test_one_thread_can_look_while_another_frees():
-    segments = Segments()
+    shared_memory = SharedMemory()
     private = torch.zeros(10)
     stop, errors = threading.Event(), []
 
@@ -252,8 +252,8 @@ def test_one_thread_can_look_while_another_frees():
         try:
             while not stop.is_set():
                 # Behind all segments, so that the last of them is looked at.
-                assert segments.find((1 << 47) - 4096, 4) is None
-                assert segments.find(private.data_ptr(), 40) is None
+                assert shared_memory.find((1 << 47) - 4096, 4) is None
+                assert shared_memory.find(private.data_ptr(), 40) is None
         except BaseException as error:
             errors.append(error)
 
@@ -264,7 +264,7 @@ def test_one_thread_can_look_while_another_frees():
         thread.start()
         end = time.monotonic() + 1
         while not errors and time.monotonic() < end:
-            segments.empty((10,), torch.float32)
+            shared_memory.empty((10,), torch.float32)
         stop.set()
         thread.join()
     finally:
@@ -278,7 +278,7 @@ def test_one_thread_can_look_while_another_frees():
 @pytest.mark.parametrize("process", ["number", "self"])
 def test_what_one_side_writes_the_other_reads(process):
     process = os.getpid() if process == "number" else process
-    owner, peer = Segments(), Segments()
+    owner, peer = SharedMemory(), SharedMemory()
     tensor = owner.empty((100,), torch.float32)
     place = find(owner, tensor[30:])
     memory = peer.map_foreign(process, place)
@@ -291,7 +291,7 @@ def test_what_one_side_writes_the_other_reads(process):
 
 
 def test_a_segment_is_mapped_once_and_let_go_with_who_mapped_it():
-    owner, peer = Segments(), Segments()
+    owner, peer = SharedMemory(), SharedMemory()
     tensor = owner.empty((100,), torch.float32)
     before = count_descriptors()
     first = peer.map_foreign(os.getpid(), find(owner, tensor))
@@ -304,7 +304,7 @@ def test_a_segment_is_mapped_once_and_let_go_with_who_mapped_it():
 
 
 def test_a_new_segment_in_the_place_of_a_freed_one_is_mapped_anew():
-    owner, peer = Segments(), Segments()
+    owner, peer = SharedMemory(), SharedMemory()
     places = []
     for value in (1.0, 2.0):
         tensor = owner.empty((64,), torch.float32)
@@ -317,7 +317,7 @@ def test_a_new_segment_in_the_place_of_a_freed_one_is_mapped_anew():
 
 
 def test_mappings_that_are_no_more_used_are_let_go():
-    owner, peer = Segments(), Segments()
+    owner, peer = SharedMemory(), SharedMemory()
     tensors = [owner.empty((8,), torch.float32) for _ in range(MOST_FOREIGN + 3)]
     mapped = [peer.map_foreign(os.getpid(), find(owner, tensor)) for tensor in tensors]
     assert peer.map_foreign(os.getpid(), find(owner, tensors[-1])) is mapped[-1]
@@ -327,4 +327,4 @@ def test_mappings_that_are_no_more_used_are_let_go():
 
 def test_a_segment_of_a_process_that_is_gone_cannot_be_mapped():
     with pytest.raises(OSError, match="No such file"):
-        Segments().map_foreign(os.getpid(), Place(1, 10**6, 0))
+        SharedMemory().map_foreign(os.getpid(), Place(1, 10**6, 0))

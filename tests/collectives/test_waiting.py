@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
+import threading
 import time
 
 import pytest
 
-from mpiddp.collectives.topology import count_cores, find_quota
 from mpiddp.collectives.waiting import (
     FIRST_PAUSE,
     FIRST_SPINS,
     FIRST_YIELDS,
     LONGEST_PAUSE,
-    ROUNDS_PER_LOOK,
-    SPINS,
+    LOOK,
+    PAUSE_SHARE,
     Policy,
     Waiter,
     choose_policy,
+    count_cores,
+    find_quota,
 )
 from mpiddp.errors import ConfigurationError, PeerLostError
 
@@ -101,22 +102,46 @@ def test_a_wait_ends_at_the_first_test_that_is_true(policy, n):
     assert test.calls == n
 
 
-@pytest.mark.parametrize("n", [SPINS + 1, SPINS + ROUNDS_PER_LOOK + 3])
-def test_a_wait_goes_on_after_spinning(n):
-    test = Counter(n)
-    Waiter(Policy.SPIN, 30.0).wait(test, complain)
-    assert test.calls == n
+class Clock:
+    """Time that passes by a microsecond with each look at the clock, and with sleep."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now, self.sleeps, self.yields = 0.0, [], 0
+        monkeypatch.setattr(time, "monotonic", self.look)
+        monkeypatch.setattr(time, "sleep", self.sleep)
+        monkeypatch.setattr(os, "sched_yield", self.give_way)
+
+    def look(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps.append(seconds)
+
+    def give_way(self) -> None:
+        self.yields += 1
 
 
-def test_who_spins_keeps_its_core_at_first_and_who_yields_gives_it_away_at_once(monkeypatch):
-    yields = itertools.count()
-    monkeypatch.setattr(os, "sched_yield", lambda: next(yields))
-    Waiter(Policy.SPIN, 30.0).wait(Counter(SPINS), complain)
-    assert next(yields) == 0
-    Waiter(Policy.YIELD, 30.0).wait(Counter(6), complain)
-    assert next(yields) == 1 + 5
-    Waiter(Policy.SPIN, 30.0).wait(Counter(SPINS + 4), complain)
-    assert next(yields) == 1 + 5 + 1 + 3
+@pytest.mark.parametrize("policy", [Policy.SPIN, Policy.YIELD], ids=lambda policy: policy.value)
+def test_a_wait_looks_for_a_while_and_then_sleeps(policy, monkeypatch):
+    clock = Clock(monkeypatch)
+    looks = round(LOOK / 1e-6)
+    Waiter(policy, 30.0).wait(Counter(looks - 5), complain)
+    assert clock.sleeps == []
+    # Who spins keeps its core, and who yields gives it away at once.
+    assert clock.yields == (looks - 6 if policy is Policy.YIELD else 0)
+    Waiter(policy, 30.0).wait(Counter(looks + 5), complain)
+    assert 1 <= len(clock.sleeps) <= 9 and clock.sleeps[0] >= FIRST_PAUSE
+
+
+def test_another_thread_gives_the_interpreter_away_while_it_looks(monkeypatch):
+    clock = Clock(monkeypatch)
+    waiter = Waiter(Policy.SPIN, 30.0)
+    thread = threading.Thread(target=waiter.wait, args=(Counter(5), complain))
+    thread.start()
+    thread.join()
+    assert clock.sleeps == [0] * 4 and clock.yields == 0
 
 
 def test_the_first_pauses_are_short_and_those_of_the_policy():
@@ -125,13 +150,15 @@ def test_the_first_pauses_are_short_and_those_of_the_policy():
     assert set(yields) == {os.sched_yield} and os.sched_yield not in spins
 
 
-def test_who_sleeps_sleeps_longer_each_time_up_to_a_millisecond(monkeypatch):
-    pauses = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    Waiter(Policy.SLEEP, 30.0).wait(Counter(12), complain)
-    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert len(pauses) == 11 and pauses == sorted(pauses)
-    assert pauses[-1] == LONGEST_PAUSE == 1e-3
+def test_sleeps_are_a_share_of_the_time_waited_and_a_millisecond_at_most(monkeypatch):
+    clock = Clock(monkeypatch)
+    Waiter(Policy.SLEEP, 30.0).wait(Counter(100), complain)
+    assert clock.sleeps[0] == FIRST_PAUSE and len(clock.sleeps) == 99
+    assert clock.sleeps == sorted(clock.sleeps) and clock.sleeps[-1] == LONGEST_PAUSE == 1e-3
+    waited = 0.0
+    for pause in clock.sleeps:
+        assert pause <= max(FIRST_PAUSE, 1.1 * PAUSE_SHARE * (waited + 1e-4))
+        waited += pause
 
 
 @POLICIES
@@ -142,7 +169,7 @@ def test_a_wait_ends_with_an_error_that_says_for_whom_and_how_long(policy):
     assert time.monotonic() - begin >= 0.2
     text = str(found.value)
     assert text.startswith("ring, in step 2: waited for rank 5 for 0.2 s: ")
-    assert "MPIDDP_DEBUG=1" in text and "longer timeout" in text
+    assert "MPIDDP_DEBUG=1" in text and "increase --timeout" in text
     assert "\n" not in text
 
 
@@ -164,7 +191,11 @@ def test_a_rank_that_was_stopped_itself_looks_once_more_before_it_gives_up(polic
         clock[0] += 100.0
         arrived.append(True)
 
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    def look() -> float:
+        clock[0] += 1e-6
+        return clock[0]
+
+    monkeypatch.setattr(time, "monotonic", look)
     monkeypatch.setattr(time, "sleep", pass_time)
     monkeypatch.setattr(os, "sched_yield", pass_time)
     Waiter(policy, 10.0).wait(lambda: bool(arrived), complain)

@@ -697,7 +697,7 @@ def test_the_code_of_pytest_is_kept(checkout):
 def test_the_tests_and_the_trainer_share_an_environment(checkout):
     checkout.tests()
     mpi, mpich = installs(checkout)
-    assert mpi.endswith("-e .[mpi,plot,tensorboard,test]")
+    assert mpi.endswith("-e .[mpi,plot,test]")
     assert mpich.endswith(
         f"--prefix {checkout.root}/.mpich -c {checkout.root}/constraints.txt mpich"
     )
@@ -728,7 +728,7 @@ def test_an_active_environment_is_not_given_another_mpi(checkout):
     active = checkout.make_environment("active")
     checkout.tests(VIRTUAL_ENV=str(active))
     own, mpich, openmpi = installs(checkout)
-    assert own.endswith("-e .[plot,tensorboard,test]")
+    assert own.endswith("-e .[plot,test]")
     assert f"--prefix {checkout.root}/.mpich " in mpich
     assert f"--prefix {checkout.root}/.openmpi " in openmpi
 

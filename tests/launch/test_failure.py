@@ -152,7 +152,7 @@ def test_one_rank_raises(stage, failing, tmp_path):
             outcome = read_outcome(folder)
             assert outcome is not None
             assert (outcome["code"], outcome["rank"], outcome["step"]) == (1, who, 2)
-            assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 0
+            assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 1
             assert "on purpose" in (folder / "logs" / f"rank-{who}.log").read_text()
     check_times(seconds)
 

@@ -40,6 +40,8 @@ VARIANTS = (
 )
 PARTING = ("auto", "ring", "direct", "two-level")
 ROOTED = ("auto", "binomial-tree", "gather-broadcast", "naive-ring:segments=3")
+WHOLE = tuple(name for name in registry.names() if name != "central")
+"""Algorithms that sum all ranks' buffers."""
 IN_ORDER = ("auto", "one-shot", "direct", "gather-broadcast")
 """Algorithms that add in the same order everywhere."""
 VALUES = torch.randint(-7, 8, (2 * COUNTS[-1],), generator=torch.Generator().manual_seed(0))
@@ -47,7 +49,7 @@ VALUES = torch.randint(-7, 8, (2 * COUNTS[-1],), generator=torch.Generator().man
 
 def list_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
     """What is chosen for each call that adds."""
-    whole = ("auto", *registry.names(), *VARIANTS)
+    whole = ("auto", *WHOLE, *VARIANTS)
     what = [("all_reduce", name) for name in whole if size > 1 or name == "auto"]
     what += [("reduce_scatter", name) for name in PARTING[:3]]
     what += [("reduce", name) for name in ROOTED]
@@ -126,11 +128,6 @@ def is_sum(row: Row) -> bool:
     return row["what"][0] not in ("all_gather", "broadcast")
 
 
-def find_members(row: Row, size: int) -> range:
-    """Whose tensors are added, and who is given the result: a dedicated server is not."""
-    return range(size - 1 if row["what"][1] == "central" and size > 1 else size)
-
-
 def contribute(row: Row, rank: int, size: int, turn: int) -> torch.Tensor:
     """What ``rank`` puts in, as whole numbers."""
     operator, dtype = row.get("operator", "sum"), row["type"]
@@ -143,7 +140,7 @@ def contribute(row: Row, rank: int, size: int, turn: int) -> torch.Tensor:
     if operator == "product":
         return values.sign() + values % 2
     if operator == "average":
-        values = values * len(find_members(row, size))
+        values = values * size
     return values * SCALES.get(dtype, 1)
 
 
@@ -158,11 +155,10 @@ def move(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
 
 def add(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
     """The result of a call that adds."""
-    members = find_members(row, len(parts))
-    stack = torch.stack(parts[: len(members)])
+    stack = torch.stack(parts)
     operator = row["operator"]
     if operator == "average":
-        return stack.sum(0) // len(members)
+        return stack.sum(0) // len(parts)
     return {"sum": stack.sum, "product": stack.prod, "min": stack.amin, "max": stack.amax}[
         operator
     ](0)
@@ -217,7 +213,7 @@ def check(row: Row, buffer: torch.Tensor, rank: int, size: int, turn: int) -> st
     result = call(row, tensor)
     if not bool((buffer[:GUARDS] == 1).all() and (buffer[GUARDS + count :] == 1).all()):
         return "touched what lies beside the buffer"
-    if rank not in find_members(row, size) or (kind == "reduce" and rank != row["root"]):
+    if kind == "reduce" and rank != row["root"]:
         return None
     own = tensor
     if kind == "reduce_scatter":

@@ -5,6 +5,7 @@ Every way must lead to what plain DDP leads to, on the same samples, from the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,6 +49,46 @@ def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Ten
     shared = {parameter.grad.is_shared() for parameter in model.parameters()}
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return flat, {"shared": sorted(shared), "overlaps": len(overlaps)}
+
+
+def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> list[float]:
+    """An ordinary loop over DDP; how far its gradients are from plain DDP's with each option."""
+
+    def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
+        if way is not None:
+            assert mpiddp.synchronize(model, **way) is model
+        samples = torch.Generator().manual_seed(session.world.rank)
+        for step in range(STEPS):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            model(torch.randn(9, 40, generator=samples)).square().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = take_steps(None)
+    return [
+        max(float((one - other).abs().max()) for one, other in zip(plain, found, strict=True))
+        for found in map(take_steps, options)
+    ]
+
+
+def refuse(session: mpiddp.Session) -> list[str]:
+    """What is said where gradients cannot be averaged by mpiddp."""
+    model = DistributedDataParallel(make_model())
+    alone, _ = torch.distributed.new_subgroups(1)
+    calls: list[Callable[[], object]] = [
+        lambda: mpiddp.synchronize(model.module),  # type: ignore[arg-type]
+        lambda: mpiddp.synchronize(DistributedDataParallel(make_model(), process_group=alone)),
+        lambda: mpiddp.synchronize(model, "central"),
+        lambda: mpiddp.synchronize(model, wire_dtype="bfloat16"),  # type: ignore[arg-type]
+        lambda: mpiddp.synchronize(mpiddp.synchronize(model)),
+    ]
+    said = []
+    for call in calls:
+        try:
+            call()
+        except mpiddp.ConfigurationError as error:
+            said.append(str(error))
+    return said
 
 
 def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:

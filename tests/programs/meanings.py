@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import mpiddp
-from mpiddp.schedules import registry
+from battery import WHOLE
 
 TRANSPORTS = ("shared-memory", "shared-memory+mpi", "mpi", "torch")
 LATE = 0.3
@@ -110,9 +110,7 @@ def keep_shapes(rank: int, size: int) -> None:
 def add_widely(rank: int, size: int, transport: str) -> None:
     """Narrow types are added in float32, whatever the algorithm; others as they are told."""
     halves = {torch.float16: 2048.0, torch.bfloat16: 256.0}
-    for algorithm in ("auto", *registry.names()):
-        if algorithm == "central":
-            continue
+    for algorithm in ("auto", *WHOLE):
         for dtype, great in halves.items():
             # great + 1 is no number of this type, and rounds to great.
             tensor = torch.full((99,), great if rank == 0 else 1.0, dtype=dtype)
@@ -134,9 +132,7 @@ def round_alike(rank: int) -> list[tuple[str, int]]:
     generator = torch.Generator().manual_seed(rank)
     found = []
     for transport in TRANSPORTS:
-        for algorithm in registry.names():
-            if algorithm == "central":
-                continue
+        for algorithm in WHOLE:
             for dtype in (torch.float32, torch.bfloat16):
                 tensor = torch.randn(997, generator=generator).to(dtype)
                 mpiddp.all_reduce(tensor, algorithm, transport)

@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "algorithm": lambda: mpiddp.all_reduce(ones(), algorithm="rong"),
     "parameter": lambda: mpiddp.all_reduce(ones(), algorithm="ring:parts=3"),
     "segments": lambda: mpiddp.all_reduce(ones(), algorithm="ring:segments=0"),
+    "server": lambda: mpiddp.all_reduce(ones(), algorithm="central"),
     "transport": lambda: mpiddp.all_reduce(ones(), transport="pigeon"),
     "operator": lambda: mpiddp.all_reduce(ones(), op="median"),
     "bool": lambda: mpiddp.all_reduce(ones(dtype=torch.bool)),

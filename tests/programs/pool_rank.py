@@ -120,7 +120,7 @@ def _restored(session: Session) -> Iterator[None]:
         torch.set_rng_state(random)
         # What training tells the report of a failure.
         way_out = session._way_out
-        way_out.run_directory, way_out.step, way_out.attempt = None, None, 0
+        way_out.run_directory, way_out.step, way_out.attempt = None, None, 1
         set_timeout(session._timeout)
 
 

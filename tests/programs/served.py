@@ -23,6 +23,7 @@ from torch import nn
 import mpiddp
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, assign_roles
+from mpiddp.sync.parameter_server.server import UpdateRule
 from pool_rank import set_timeout
 
 RATE = 0.05
@@ -154,7 +155,11 @@ def train(way: Way, session: Session) -> dict[str, object]:
     if way.longest is not None:
         os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
     serving = Serving(
-        session, roles, model, make_optimizer, lambda step: RATE, way.bound, session._way_out.fail
+        session,
+        roles,
+        model,
+        UpdateRule(make_optimizer, lambda step: RATE, way.bound),
+        session._way_out.fail,
     )
     session.comm.Barrier()
     if rank in roles.workers:

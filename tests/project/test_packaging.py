@@ -19,7 +19,7 @@ import launchers
 import mpiddp
 
 REQUIREMENTS = {"mpi4py>=4.1", "torch>=2.10", "torchvision", "numpy", "psutil", "tyro", "tqdm"}
-EXTRAS = {"mpi", "plot", "tensorboard", "test"}
+EXTRAS = {"mpi", "plot", "test"}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 

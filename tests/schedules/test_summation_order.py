@@ -13,9 +13,8 @@ import oracle
 import promises
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import prove
-from mpiddp.schedules.replay import replay
+from mpiddp.schedules.replay import find_sums, is_order_fixed, replay
 from mpiddp.schedules.schedule import Transfer, all_reduce, halve, segment
-from mpiddp.schedules.summation_order import find_sums, is_order_fixed
 
 AT_ONCE = {"one-shot", "direct", "central", "gather-broadcast"}
 """Every sum is one addition of contributions as they were."""

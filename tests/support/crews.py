@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
+from in_process import InProcessMessenger, Office
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED
-from mpiddp.collectives.topology import Layout
-from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
+from mpiddp.collectives.selection import BOTH, MPI, SHARED, Layout
 from mpiddp.collectives.transport.node_memory import (
     Location,
-    Neighbourhood,
+    NodeMemory,
     NodeResolver,
     PeerMemory,
     block_size,
 )
-from mpiddp.collectives.transport.shared_memory import Segments, address_of
+from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.waiting import Policy, Waiter
 
 
@@ -31,7 +30,9 @@ class PeersResolver:
     """Peers are ranks of this process, each with segments of its own numbering."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._resolvers = {rank: NodeResolver({rank: os.getpid()}, Segments()) for rank in ranks}
+        self._resolvers = {
+            rank: NodeResolver({rank: os.getpid()}, SharedMemory()) for rank in ranks
+        }
 
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
@@ -58,24 +59,22 @@ class Crew:
         possible = (BOTH, MPI) if len(set(nodes)) > 1 else (SHARED, MPI)
         absent = {SHARED: "the ranks are on several nodes"} if len(set(nodes)) > 1 else {}
         hosts = tuple(f"host{node}" for node in nodes)
-        self.segments = [Segments() for _ in nodes]
+        self.shared_memory = [SharedMemory() for _ in nodes]
         self.blocks = {
-            node: self.segments[0].allocate(block_size(nodes.count(node))) for node in set(nodes)
+            node: self.shared_memory[0].allocate(block_size(nodes.count(node)))
+            for node in set(nodes)
         }
-        self.neighbourhoods: list[Neighbourhood] = []
+        self.node_memories: list[NodeMemory] = []
         self.communicators: list[Communicator] = []
         for rank, node in enumerate(nodes):
             ranks = [each for each, other in enumerate(nodes) if other == node]
-            block, segments = self.blocks[node], self.segments[rank]
+            block, shared_memory = self.blocks[node], self.shared_memory[rank]
             resolver = PeersResolver(ranks)
-            neighbourhood = Neighbourhood(
-                rank, ranks, memoryview(block), address_of(block), waiter, resolver, segments,
-                can_copy,
-            )  # fmt: skip
+            node_memory = NodeMemory(rank, ranks, block, waiter, resolver, shared_memory, can_copy)
             messenger = partial(InProcessMessenger, office, rank, waiter, longest, flows)
             layout = Layout(rank, hosts, self.nodes, possible, absent)
-            planner = Planner(layout, segments, neighbourhood, {MPI: messenger})
-            self.neighbourhoods.append(neighbourhood)
+            planner = Planner(layout, shared_memory, node_memory, {MPI: messenger})
+            self.node_memories.append(node_memory)
             self.communicators.append(Communicator(planner, waiter))
 
     def play(self, part: Callable[[int, Communicator], Any]) -> list[Any]:

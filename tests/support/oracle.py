@@ -16,7 +16,7 @@ import numpy as np
 
 from mpiddp.schedules.schedule import (
     Collective,
-    Program,
+    Rounds,
     Schedule,
     Transfer,
     project,
@@ -64,7 +64,7 @@ class _Run:
     def _made(self, transfers: Iterable[Transfer]) -> list[Transfer]:
         return [t for t in transfers if self._bounds[t.lo] < self._bounds[t.hi]]
 
-    def play(self, rank: int, program: Program) -> Iterator[Wait]:
+    def play(self, rank: int, program: Rounds) -> Iterator[Wait]:
         """One rank: posts, sends in order, waits for all, adds."""
         for _, receives, sends in program:
             posted = [_Receive(transfer) for transfer in self._made(receives)]
@@ -113,7 +113,7 @@ def run(
     schedule: Schedule,
     buffers: Sequence[np.ndarray],
     seed: int,
-    programs: Sequence[Program] | None = None,
+    programs: Sequence[Rounds] | None = None,
 ) -> list[np.ndarray]:
     """The buffers afterwards, in the timing that ``seed`` stands for.
 

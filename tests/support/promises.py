@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 
 import torch
 from hypothesis import strategies as st
 
 from mpiddp.collectives.compiler.instructions import Program
-from mpiddp.collectives.compiler.lowering import Cut, compile_program
+from mpiddp.collectives.compiler.lowering import Cut, compile_part, find_part
 from mpiddp.collectives.operators import Operator
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import (
@@ -152,3 +152,10 @@ def compile_all(
     return [
         compile_program(schedule, rank, count, groups[rank], cut) for rank in range(schedule.ranks)
     ]
+
+
+def compile_program(
+    schedule: Schedule, rank: int, count: int, group: Collection[int], cut: Cut
+) -> Program:
+    """The instructions of ``rank`` for ``count`` elements; ``group`` shares its memory with it."""
+    return compile_part(find_part(schedule, rank, group), count, cut)

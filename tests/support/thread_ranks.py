@@ -9,23 +9,33 @@ from functools import partial
 
 import torch
 
-from mpiddp.collectives.compiler.lowering import compile_program
+from in_process import InProcessMessenger, Office
 from mpiddp.collectives.compiler.tiling import Cut
 from mpiddp.collectives.executor import Binding, Description, Execution, bind
-from mpiddp.collectives.operators import Arithmetic, Operator, make_span
-from mpiddp.collectives.transport.in_process import InProcessMessenger, Office
+from mpiddp.collectives.operators import Arithmetic, Operator, Span, make_span, map_memory
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     Location,
-    Neighbourhood,
-    ThreadResolver,
+    MappedMemory,
+    NodeMemory,
+    PeerMemory,
     block_size,
 )
-from mpiddp.collectives.transport.shared_memory import Segments, address_of
+from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.waiting import Policy, Waiter
 from mpiddp.schedules.schedule import Schedule
+from promises import compile_program
 
 SECONDS = 20.0
+
+
+class ThreadResolver:
+    """Peers are threads of this process."""
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
 
 
 class Team:
@@ -65,18 +75,15 @@ class Team:
             compile_program(schedule, r, len(buffers[r]), groups[r], Cut(cell, message, flows))
             for r in range(ranks)
         ]
-        self.neighbourhoods: list[Neighbourhood] = []
+        self.node_memories: list[NodeMemory] = []
         blocks = {}
         for rank, group in enumerate(groups):
             if group not in blocks:
-                blocks[group] = Segments().allocate(block_size(len(group)))
+                blocks[group] = SharedMemory().allocate(block_size(len(group)))
             block = blocks[group]
-            self.neighbourhoods.append(
-                Neighbourhood(
-                    rank, group, memoryview(block), address_of(block), waiter, ThreadResolver(),
-                    Segments(), True,
-                )
-            )  # fmt: skip
+            self.node_memories.append(
+                NodeMemory(rank, group, block, waiter, ThreadResolver(), SharedMemory(), True)
+            )
         self.spans = [make_span(buffer) for buffer in buffers]
         resolver = ThreadResolver()
         self.bindings: list[Binding] = []
@@ -92,7 +99,7 @@ class Team:
                 bind(
                     Execution(
                         program, arithmetic, 7, self.description, messenger,
-                        self.neighbourhoods[rank],
+                        self.node_memories[rank],
                     ),
                     self.spans[rank],
                     peers,
@@ -105,11 +112,9 @@ class Team:
 
         def work(rank: int) -> None:
             try:
-                neighbourhood = self.neighbourhoods[rank]
-                neighbourhood.enter(7, None)
-                neighbourhood.meet(
-                    self.programs[rank].partners, 7, partial(self.description.wait, 0)
-                )
+                node_memory = self.node_memories[rank]
+                node_memory.enter(7, None)
+                node_memory.meet(self.programs[rank].partners, 7, partial(self.description.wait, 0))
                 self.bindings[rank].run()
             except BaseException as error:
                 self.errors.append(error)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 from crews import Crew
+from mpiddp.collectives import bootstrap
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import NCCL
 from mpiddp.collectives.selection import MPI
@@ -20,7 +21,6 @@ from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 from mpiddp.schedules.registry import names
-from mpiddp.sync import session_communicator
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 
 ROUNDING = 2e-6
@@ -65,6 +65,27 @@ def test_gradients_travel_in_a_narrower_type(pool):
             assert ROUNDING < report["difference"] <= NARROW, (way, report)
 
 
+@pytest.mark.mpi
+def test_one_line_in_an_ordinary_script_changes_no_gradient(pool):
+    options = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
+    # Two numbers are added in one order only, so that all bits are the same.
+    assert pool("openmpi", 2).call(hooked.train_ordinary, options).values == [[0.0] * 3] * 2
+    narrow = [{"wire_dtype": torch.bfloat16}]
+    for (difference,) in pool("openmpi", 2).call(hooked.train_ordinary, narrow).values:
+        assert 0 < difference < 1e-3
+
+
+@pytest.mark.mpi
+def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
+    for said in pool("openmpi", 2).call(hooked.refuse).values:
+        module, ranks, algorithm, dtype, twice = said
+        assert module == "expected a model in DistributedDataParallel, found Sequential"
+        assert "process group has 1 ranks, and the session 2" in ranks
+        assert algorithm.startswith("central leaves out the buffers of 1 of 2 ranks")
+        assert dtype == "wire_dtype: expected a torch type, found 'bfloat16'"
+        assert twice.startswith("the model has a communication hook already: ")
+
+
 @pytest.fixture
 def model():
     """DDP on the only rank of a session."""
@@ -100,7 +121,8 @@ def test_an_algorithm_that_leaves_ranks_out_is_refused():
     with pytest.raises(ConfigurationError) as found:
         make_hook([0, 0, 0], algorithm="central")
     assert str(found.value) == (
-        "central leaves out the gradients of 1 of 3 ranks, which only serve: use gather-broadcast"
+        "central leaves out the buffers of 1 of 3 ranks, which only serve: use gather-broadcast or "
+        "direct, which include them"
     )
     for name in ("auto", *WHOLE):
         make_hook([0, 0, 0], algorithm=name)
@@ -132,11 +154,8 @@ def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, ma
 
 def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
     communicator = Crew([0, 0]).communicators[0]
-    gpu = torch.device("cuda", 0)
-    launch = session_communicator._Launch(
-        SimpleNamespace(backend="gloo"), 0, 0, 0, 2, "host0", gpu, 60.0
-    )
-    communicator._planner._makers = {NCCL: lambda: launch.make_group(on_gpu=True)}
+    session = SimpleNamespace(backend="gloo", timeout=60.0)
+    communicator._planner._makers = {NCCL: lambda: bootstrap._make_group(session, True)}
     with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
         ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)
 
@@ -177,7 +196,7 @@ def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> 
                 hook._share(bucket)
             hook._average(bucket, hook._request)
             assert torch.equal(bucket, torch.full_like(bucket, (ranks - 1) / 2 + number))
-            found.append(communicator.segments.find(bucket.data_ptr(), BUCKET) is not None)
+            found.append(communicator.shared_memory.find(bucket.data_ptr(), BUCKET) is not None)
         return found
 
     with monkeypatch.context() as patch:

@@ -21,8 +21,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server import roles
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.roles import assign_roles, describe_roles
-from mpiddp.sync.parameter_server.server import Server
-from mpiddp.sync.parameter_server.staleness import Clock
+from mpiddp.sync.parameter_server.server import Server, UpdateRule
 from pool import Pool
 
 STEPS = 20
@@ -201,9 +200,13 @@ def test_a_pass_over_the_data_moves_weights_as_far_without_steps_in_common(kind,
     def train_with(bound: int | None) -> float:
         """How far equal gradients move a weight."""
         wire = SimpleNamespace(timeout=9.0, names=[""] * workers)
-        clock = Clock(workers, bound)
         server = Server(
-            wire, 1, range(workers), torch.ones(8), [8], OPTIMIZERS[kind], lambda _: 0.01, clock
+            wire,
+            1,
+            range(workers),
+            torch.ones(8),
+            [8],
+            UpdateRule(OPTIMIZERS[kind], lambda _: 0.01, bound),
         )
         server._answer = lambda place: None
         for _ in range(steps):
@@ -300,7 +303,7 @@ def test_more_servers_than_parameters_are_refused(monkeypatch):
     monkeypatch.setattr(roles, "check_threads", lambda: None)
     module, shared_out = nn.Linear(1, 2), assign_roles(5, 5, dedicated=False)
     with pytest.raises(ConfigurationError, match="5 servers share 4 parameters: use fewer"):
-        roles.Serving(session, shared_out, module, None, None, 0, None)
+        roles.Serving(session, shared_out, module, UpdateRule(None, None, 0), None)
 
 
 def test_a_model_of_several_types_is_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpiddp.sync.parameter_server.worker_deadlines import Watch
+from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
 
 class Time:
@@ -12,9 +12,9 @@ class Time:
         return self.now
 
 
-def make() -> tuple[Watch, Time]:
+def make() -> tuple[WorkerDeadlines, Time]:
     clock = Time()
-    return Watch(3, 10, clock), clock
+    return WorkerDeadlines(3, 10, clock), clock
 
 
 def test_nobody_is_late_before_the_first_message():

@@ -22,7 +22,7 @@ from mpiddp.training.metrics import (
 )
 
 ROW = Row(
-    attempt=0,
+    attempt=1,
     epoch=1,
     step=45,
     loss=0.2345674,

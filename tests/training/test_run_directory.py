@@ -75,7 +75,7 @@ def test_a_new_run_holds_its_configuration(configuration: Configuration) -> None
     run = open_run(configuration)
     run.close()
     assert run.path == configuration.runs_dir / "first"
-    assert run.attempt == 0
+    assert run.attempt == 1
     assert parse(["--config", str(run.path / "config.toml")]) == configuration
     assert (run.path / "logs").is_dir()
     assert sorted(path.name for path in run.path.iterdir()) == ["config.toml", "lock", "logs"]
@@ -113,7 +113,7 @@ def test_within_slurm_it_is_the_job(
 ) -> None:
     for variable, value in zip(JOB, variables, strict=False):
         monkeypatch.setenv(variable, value)
-    for attempt in (0, 1):
+    for attempt in (1, 2):
         # A job that Slurm requeues finds its own directory again.
         run = open_run(Configuration(runs_dir=tmp_path))
         run.close()
@@ -137,7 +137,7 @@ def test_the_lock_says_which_job_holds_it(
     monkeypatch.setenv(environment.SLURM_JOB_NAME, "sweep")
     with another_job(configuration.runs_dir):
         holder = json.loads((configuration.runs_dir / "first" / "lock").read_text())
-        assert (holder["job"], holder["attempt"]) == ("sweep-77", 0)
+        assert (holder["job"], holder["attempt"]) == ("sweep-77", 1)
         with pytest.raises(ConfigurationError, match=r"in use by job sweep-77, process"):
             open_run(configuration)
 
@@ -148,7 +148,7 @@ def test_the_lock_dies_with_its_holder(configuration: Configuration) -> None:
         process.wait()
         run = open_run(configuration)
         run.close()
-        assert run.attempt == 1
+        assert run.attempt == 2
 
 
 def write_outcome(configuration: Configuration, code: int) -> Path:
@@ -174,7 +174,7 @@ def test_a_run_that_did_not_finish_is_taken_over(configuration: Configuration, c
     metrics.write_text('{"epoch": 1}\n')
     run = open_run(configuration)
     run.close()
-    assert run.attempt == 1
+    assert run.attempt == 2
     assert not outcome.exists()
     assert metrics.read_text() == '{"epoch": 1}\n'
 
@@ -186,8 +186,8 @@ def test_a_lock_that_was_cut_short_does_no_harm(configuration: Configuration, co
     (path / "lock").write_text(content)
     run = open_run(configuration)
     run.close()
-    assert run.attempt == 0
-    assert json.loads((path / "lock").read_text())["attempt"] == 0
+    assert run.attempt == 1
+    assert json.loads((path / "lock").read_text())["attempt"] == 1
 
 
 def test_a_place_that_cannot_be_written_is_refused(configuration: Configuration) -> None:

@@ -33,7 +33,7 @@ def test_a_rank_or_a_random_one_is_read():
 def test_anything_else_is_refused_in_one_line(text):
     with pytest.raises(ConfigurationError) as caught:
         parse_straggler(text)
-    assert str(caught.value).endswith(f"as 0=4 or random=4, found {text!r}")
+    assert str(caught.value).endswith(f"for example 0=4 or random=4, found {text!r}")
 
 
 def test_a_rank_that_computes_nothing_is_no_straggler():

@@ -102,7 +102,7 @@ def test_a_row_is_written_for_each_epoch(
     assert [row["step"] for row in rows] == [10, 20, 30, 40, 50]
     assert [row["test_accuracy"] is not None for row in rows] == [False, True, False, True, True]
     assert [row["parameters"] for row in rows] == [None] * 4 + [result.parameters]
-    assert all(row["attempt"] == 0 for row in rows)
+    assert all(row["attempt"] == 1 for row in rows)
     assert all(0 <= row["load_seconds"] <= row["seconds"] for row in rows)
     assert rows[-1]["test_accuracy"] == result.test_accuracy
     assert result.steps == 50
@@ -136,7 +136,7 @@ def test_a_second_attempt_continues_the_metrics(
     first = run(configuration, session)
     (first.run_directory / "outcome.json").unlink(missing_ok=True)
     run(configuration, session)
-    assert [row["attempt"] for row in read_rows(first.run_directory)] == [0, 0, 1, 1]
+    assert [row["attempt"] for row in read_rows(first.run_directory)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
     run = tmp_path / "runs" / "digits"
     outcome = read_outcome(run)
     assert outcome is not None
-    assert (outcome["code"], outcome["attempt"]) == (0, 0)
+    assert (outcome["code"], outcome["attempt"]) == (0, 1)
     last = read_rows(run)[-1]
     assert last["test_accuracy"] >= 0.97
     assert last["epoch"] == Configuration().epochs
@@ -372,7 +372,7 @@ def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_pat
     pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     outcome = read_outcome(run)
     assert outcome is not None
-    assert (outcome["code"], outcome["attempt"]) == (0, 1)
+    assert (outcome["code"], outcome["attempt"]) == (0, 2)
     before = (run / "metrics.jsonl").read_bytes()
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
         assert "has finished and is not overwritten" in said

@@ -1,13 +1,13 @@
-"""Who has to wait for whom where ranks work in each other's memory.
+"""Which rank has to wait for which other where ranks work in each other's memory.
 
-With messages a receive says all. In shared memory a rank reads a neighbour's buffer, to add it to
-its own, and writes its results into the neighbours' buffers. Each rank publishes how far it has
-come, and this module finds out, from the schedule alone, which reading or writing must wait
-for which stage of which rank, so that every rank sees the state that the schedule promises.
+With messages, a receive is the wait. In shared memory a rank reads another rank's buffer, to add it
+to its own, and writes its results into the others' buffers. Each rank publishes its progress. This
+module derives from the schedule which reads and writes must wait for which stage of which rank, so
+that every rank sees the state that the schedule promises.
 
 A step has two stages: what must be read early (READ: the source's owner changes the same chunk in
 this step), and everything else (DONE). READ waits for earlier steps only, DONE for earlier steps
-and the READ of its own, so nobody waits in a circle.
+and the READ of its own, so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ def done_stage(step: int) -> int:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """One rank's waits."""
-
     reading: Mapping[Key, Stages]
     """Before it reads the source of a transfer, in its own memory or in a neighbour's."""
     writing: Mapping[Key, Stages]
@@ -50,7 +48,7 @@ class Dependencies:
     leaving: Stages
     """Before it returns: until then others work in its memory."""
     published: frozenset[int]
-    """The stages of its own that anybody waits for."""
+    """Its own stages for which other ranks wait."""
 
 
 class _Analysis:
@@ -136,7 +134,6 @@ class _Analysis:
         return waits
 
     def waits(self) -> Iterator[Stages]:
-        """All waits of all ranks."""
         for table in (self.reading, self.writing):
             for waits in table.values():
                 yield from waits.values()

@@ -1,4 +1,4 @@
-"""What one rank does in a collective, in order, before it is known where its memory lies.
+"""The instructions of one rank in a collective, in order, independent of addresses.
 
 Numbers are elements of the buffer, or of a scratch space beside it. Messages are numbered; each is
 prepared once, started and finished once per run.
@@ -20,8 +20,6 @@ class Source(enum.Enum):
 
 
 class Operand(NamedTuple):
-    """One contribution to a sum."""
-
     source: Source
     rank: int
     """Whose buffer it is; who sent it, if it lies in the scratch space."""

@@ -39,9 +39,8 @@ from mpiddp.collectives.compiler.instructions import (
     Wait,
 )
 from mpiddp.collectives.compiler.tiling import Cut, Grid, Incoming, Outgoing, Pieces, Scratch
-from mpiddp.schedules.schedule import Program as RankProgram
-from mpiddp.schedules.schedule import Round, Schedule, Transfer, project
-from mpiddp.schedules.summation_order import Sums, find_sums
+from mpiddp.schedules.replay import Sums, find_sums
+from mpiddp.schedules.schedule import Round, Rounds, Schedule, Transfer, project
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class Part:
     rank: int
     group: frozenset[int]
     """The other ranks that share their memory with this one."""
-    rounds: RankProgram
+    rounds: Rounds
     needs: Dependencies
     ends: Mapping[int, frozenset[int]]
     """For each chunk the steps in which this rank completes it."""
@@ -365,10 +364,3 @@ def compile_part(part: Part, count: int, cut: Cut) -> Program:
     With all ranks in its group there are no messages, with nobody in it there is nothing else.
     """
     return _Compiler(part, count, cut).compile()
-
-
-def compile_program(
-    schedule: Schedule, rank: int, count: int, group: Collection[int], cut: Cut
-) -> Program:
-    """The instructions of ``rank`` for ``count`` elements; ``group`` shares its memory with it."""
-    return compile_part(find_part(schedule, rank, group), count, cut)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from mpiddp.collectives.compiler.hazards import Dependencies, Stages
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.schedules.schedule import Program, Transfer
+from mpiddp.schedules.schedule import Rounds, Transfer
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a transport wants its work."""
+    """How a transport cuts a buffer."""
 
     cell: int
     """The most elements of a chunk that are added, copied or sent at once."""
@@ -47,7 +47,6 @@ class Grid:
         return range(self.first[transfer.lo], self.first[transfer.hi])
 
     def length(self, cells: range) -> int:
-        """Elements of neighbouring cells."""
         return self.edges[cells.stop] - self.edges[cells.start]
 
     def group(self, cells: range, most: int) -> Iterator[range]:
@@ -66,7 +65,7 @@ class Grid:
 
 @dataclass(eq=False)
 class Outgoing:
-    """Something that leaves this rank: a message, or a copy into a neighbour's memory."""
+    """A message, or a copy into the memory of another rank of the node."""
 
     step: int
     peer: int
@@ -105,7 +104,7 @@ class Pieces:
     """The rounds of one rank, cut; by step."""
 
     def __init__(
-        self, rounds: Program, grid: Grid, cut: Cut, group: Collection[int], needs: Dependencies
+        self, rounds: Rounds, grid: Grid, cut: Cut, group: Collection[int], needs: Dependencies
     ) -> None:
         """``group``: the other ranks that share their memory with this one."""
         self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)
@@ -201,7 +200,6 @@ class Scratch:
 
     @property
     def is_full(self) -> bool:
-        """Whether no slot is free."""
         return not self._free
 
     def take(self, piece: Incoming) -> int:
@@ -210,7 +208,7 @@ class Scratch:
         return piece.slot
 
     def release(self, piece: Incoming, cells: int) -> None:
-        """So many of its cells have been added; with the last one its slot is free."""
+        """``cells`` of its cells have been added; after the last one its slot is free."""
         piece.missing -= cells
         if piece.missing == 0 and piece.slot is not None:
             self._free.append(piece.slot // self._length)

@@ -22,15 +22,15 @@ LONGEST_MESSAGE = 1 << 30
 """Bytes; MPI counts in 32 bits."""
 NETWORK_MESSAGE = 60 << 10
 """Bytes of a message between nodes. With its header it stays within the eager limit of Open MPI's
-TCP transport (64 KiB), beyond which every message asks for permission first; and while one of them
-is added the next is on its way."""
+TCP transport (64 KiB), beyond which each message needs a handshake. While one message is added, the
+next one is on its way."""
 
 
 def find_thread_limit() -> str:
-    """Which level of thread support MPI has in this process; empty where it has all of it.
+    """MPI's level of thread support in this process; empty for MPI_THREAD_MULTIPLE.
 
-    Without MPI_THREAD_MULTIPLE no two threads may call MPI at a time. How MPI was built decides,
-    or the program, if it has initialised MPI itself.
+    Below that, two threads must not call MPI at the same time. The level depends on how MPI was
+    built, or on the program, if it has initialised MPI itself.
     """
     from mpi4py import MPI
 
@@ -43,7 +43,7 @@ def find_thread_limit() -> str:
 
 
 def check_thread() -> None:
-    """Raise ConfigurationError in a thread that may not call MPI, whatever the others do."""
+    """Raise ConfigurationError in a thread that must never call MPI."""
     from mpi4py import MPI
 
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
@@ -54,8 +54,6 @@ def check_thread() -> None:
 
 
 class MpiMessages:
-    """Persistent requests of one program."""
-
     def __init__(
         self, requests: Sequence[MPI.Prequest], messages: Sequence[Message], waiter: Waiter,
         describe: Describe,
@@ -65,13 +63,12 @@ class MpiMessages:
         self._waiter = waiter
         self._describe = describe
         self._is_open = not find_thread_limit()
-        """To all threads."""
-        # mpi4py leaves persistent requests to who made them. At exit, MPI is gone already.
+        """Whether all threads may call MPI."""
+        # mpi4py does not free persistent requests. At exit, MPI is gone already.
         self.free = weakref.finalize(self, _free, requests, os.getpid())
         self.free.atexit = False
 
     def start(self, numbers: Sequence[int]) -> Action:
-        """Starts these, in their order."""
         requests = [self._requests[number] for number in numbers]
         start: Action = partial(type(requests[0]).Startall, requests)
         if len(numbers) == 1:
@@ -86,7 +83,6 @@ class MpiMessages:
         return start_here
 
     def finish(self, number: int) -> Action:
-        """Waits for this one."""
         test, wait = self._requests[number].Test, self._waiter.wait
         describe = partial(self._describe, self._messages[number])
         pauses = self._waiter.first_pauses
@@ -105,14 +101,14 @@ class MpiMessages:
 
 def _free(requests: Sequence[MPI.Prequest], process: int) -> None:
     if os.getpid() != process:
-        # A forked child has only a copy of what is its parent's.
+        # In a forked child: they are its parent's.
         return
     for request in requests:
         request.Free()
 
 
 class MpiMessenger:
-    """Messages over a communicator that is used for nothing else, and stays its owner's."""
+    """Messages over a communicator that it owns, and that is used for nothing else."""
 
     def __init__(
         self, communicator: MPI.Intracomm, waiter: Waiter, longest: int = LONGEST_MESSAGE
@@ -130,7 +126,6 @@ class MpiMessenger:
         self._bound: weakref.WeakSet[MpiMessages] = weakref.WeakSet()
 
     def cut(self, itemsize: int) -> Cut:
-        """Messages flow from step to step."""
         most = max(1, self._longest // itemsize)
         return Cut(cell=most, message=most, flows=True)
 
@@ -149,10 +144,11 @@ class MpiMessenger:
         return bound
 
     def progress(self) -> None:
-        """Any call lets MPI look after its messages."""
+        """Any call lets MPI make progress."""
         self._communicator.Iprobe()
 
     def close(self) -> None:
-        """Free all requests; what was bound must not be used any more."""
+        """Free all requests and the communicator. Collective."""
         for bound in list(self._bound):
             bound.free()
+        self._communicator.Free()

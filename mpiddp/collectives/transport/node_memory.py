@@ -1,13 +1,14 @@
-"""Ranks of one node, which work in each other's memory.
+"""Lets the ranks of one node work in each other's memory.
 
-Each rank has some words in a block that all of them map: how far it has come in which call, what
-the call is, and where its buffer lies. It alone writes them. That is all the synchronisation there
-is: no lock, no system call. It rests on stores becoming visible in their order, which x86-64
-promises, so other processors are refused.
+Each rank has some words in a block that all ranks map: its progress in the present call, what the
+call is, and where its buffer lies. Only the rank itself writes them. There is no lock and no system
+call. This needs stores that become visible in their order, which x86-64 guarantees; other
+processors are refused.
 """
 
 from __future__ import annotations
 
+import mmap
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
-from mpiddp.collectives.transport.shared_memory import Place, Segments, view_of
+from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
 from mpiddp.collectives.transport.single_copy import bind_read, bind_write
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -26,23 +27,23 @@ WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
 processors fetch lines in pairs."""
 _HEADER, _VERSION, _KIND, _GIVEN_UP = 16, 17, 18, 22
-"""Words of a rank, from its first: which call it is in, and what that is; how often its buffer has
-been another one than in the call before; where the buffer lies, in four words; how its call has
-failed, if it has."""
+"""Words of a rank: number and signature of its call; how often its buffer has changed; where the
+buffer lies, in four words; how its call has failed, or 0."""
 _LOST, _DIFFERS = 1, 2
-"""How: whatever happened to it, or it found that another rank makes another call."""
+"""Any failure, or another rank made a different call."""
 NEXT_CALL = 1 << 24
-"""A rank's progress is so many times the number of its call, plus its stage in that call."""
+"""A rank's progress is this times the number of its call, plus its stage in that call."""
 MAILBOX = 64 << 10
 """Bytes of a mailbox, for small buffers; each rank has two."""
 BLOCK = 256 << 10
-"""Bytes that are added and passed on while they are in cache."""
+"""Bytes that are added and passed on at once, while they are in cache."""
 
-PRIVATE, SHARED = 0, 1
+PRIVATE, SEGMENT = 0, 1
+"""Where a buffer lies: in private memory, or in a segment that peers can map."""
 
 
 class Location(NamedTuple):
-    """Where a rank's buffer lies, as it tells the others."""
+    """Where a rank's buffer lies, for the other ranks."""
 
     kind: int
     first: int
@@ -57,18 +58,18 @@ class PeerMemory(Protocol):
     """A peer's buffer."""
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
-        """Fills ``target`` from element ``start`` on. Errors say ``describe()``: whose they are."""
+        """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
         """Puts ``source`` at element ``start``."""
 
     def operand(self, start: int, count: int) -> View | None:
-        """Elements to calculate with where they are; None where they must be read first."""
+        """A view of the elements; None where they must be read first."""
 
 
 @dataclass(frozen=True)
 class MappedMemory:
-    """A peer's buffer in memory that this process has mapped, too."""
+    """A peer's buffer in memory that this process has mapped."""
 
     span: Span
     owner: Any = None
@@ -86,7 +87,7 @@ class MappedMemory:
 
 @dataclass(frozen=True)
 class PrivateMemory:
-    """A peer's buffer in memory of its own."""
+    """A peer's buffer in its private memory."""
 
     process: int
     address: int
@@ -105,21 +106,21 @@ class PrivateMemory:
 
 
 class Resolver(Protocol):
-    """Finds the way into a peer's buffer."""
+    """Finds a peer's buffer."""
 
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
     ) -> PeerMemory:
-        """The memory at a location that ``rank`` has told."""
+        """The memory at a location of ``rank``."""
 
 
 @dataclass(frozen=True)
 class NodeResolver:
-    """Peers are other processes of this node."""
+    """For peers that are other processes of this node."""
 
     processes: Mapping[int, int]
     """Process id of each rank."""
-    segments: Segments
+    shared_memory: SharedMemory
 
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
@@ -129,7 +130,7 @@ class NodeResolver:
             return PrivateMemory(process, location.first, dtype)
         place = Place(location.first, location.second, location.third)
         try:
-            memory = self.segments.map_foreign(process, place)
+            memory = self.shared_memory.map_foreign(process, place)
         except (FileNotFoundError, ProcessLookupError):
             raise PeerLostError(
                 f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
@@ -139,22 +140,13 @@ class NodeResolver:
         return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
 
 
-class ThreadResolver:
-    """Peers are threads of this process."""
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
-
-
 def is_ordered() -> bool:
-    """Whether this processor makes stores visible in their order."""
+    """Whether this processor makes stores visible in order."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def block_size(ranks: int) -> int:
-    """Bytes of the block that so many ranks share; whatever follows is their owner's."""
+    """Bytes of the block that so many ranks share."""
     return ranks * (8 * WORDS + 2 * MAILBOX)
 
 
@@ -181,25 +173,23 @@ def _join(actions: Sequence[Action]) -> Action:
     return act
 
 
-class Neighbourhood:
-    """The ranks of a node, as one of them sees them."""
+class NodeMemory:
+    """One rank's view of the memory that the ranks of its node share."""
 
     def __init__(
         self,
         rank: int,
         ranks: Sequence[int],
-        block: memoryview,
-        address: int,
+        block: mmap.mmap,
         waiter: Waiter,
         resolver: Resolver,
-        segments: Segments,
+        shared_memory: SharedMemory,
         can_copy: bool,
     ) -> None:
-        """A neighbourhood over a block of zeros.
-
+        """
         Args:
-            ranks: of this node, in an order that they all have.
-            block: ``block_size`` bytes, mapped by all; it lies at ``address``.
+            ranks: of this node, in the same order on all of them.
+            block: ``block_size`` bytes, zeros at first, mapped by all.
             can_copy: whether these ranks can read and write each other's private memory.
         """
         self.rank = rank
@@ -207,27 +197,25 @@ class Neighbourhood:
         self.waiter = waiter
         self._pauses = waiter.first_pauses
         self.resolver = resolver
-        self.segments = segments
+        self.shared_memory = shared_memory
         self.can_copy = can_copy
         self.base = 0
-        """What this rank's progress is in stage 0 of the call that it is in."""
-        self._block = block
-        self.words = block[: 8 * WORDS * len(ranks)].cast("q")
+        """This rank's progress at stage 0 of its present call."""
+        self._block = memoryview(block)
+        self.words = self._block[: 8 * WORDS * len(ranks)].cast("q")
         self.places = {each: WORDS * index for index, each in enumerate(ranks)}
-        """Where each rank's words begin."""
-        self._mailboxes = address + 8 * WORDS * len(ranks)
+        """Index of each rank's first word."""
+        self._mailboxes = address_of(block) + 8 * WORDS * len(ranks)
         self._own = self.places[rank]
         self._told: Location | None = None
-        self._known = dict.fromkeys(self.ranks, (0, Location(PRIVATE, 0)))
-        """What the others have told, with the version of it."""
         self.parity = 0
-        """Which of its two mailboxes this rank has used last."""
+        """Which of its two mailboxes this rank used last."""
 
     def enter(self, signature: int, location: Location | None) -> None:
         """Begin a call: from now on the peers may work in this rank's buffer.
 
-        ``signature``: 24 bits that tell this call from others. ``location`` may be left out where
-        nobody asks for it.
+        ``signature``: 24 bits that differ between different calls. ``location`` is None where no
+        rank needs it.
         """
         words, own = self.words, self._own
         self.base += NEXT_CALL
@@ -240,34 +228,29 @@ class Neighbourhood:
         words[own] = self.base
 
     def check(self, rank: int, signature: int) -> None:
-        """Raise ConfigurationError if that rank, which has entered, makes another call."""
+        """Raise ConfigurationError if ``rank``, which has entered, makes a different call."""
         header = self.words[self.places[rank] + _HEADER]
         # A rank that has left the call may have begun the next one.
         if header != self.base | signature and header - self.base < NEXT_CALL:
             raise _differ(rank, self.rank)
 
     def versions(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """What tells whether buffers of ranks that have entered lie where they lay before."""
+        """Numbers that change when the buffers of these ranks, which have entered, change."""
         words, places = self.words, self.places
         return tuple([words[places[rank] + _VERSION] for rank in ranks])
 
     def location(self, rank: int) -> Location:
-        """Where the buffer of a rank lies that has entered."""
-        words, place = self.words, self.places[rank]
-        version, location = self._known[rank]
-        if words[place + _VERSION] != version:
-            first = place + _KIND
-            location = Location(*words[first : first + len(Location._fields)])
-            self._known[rank] = (words[place + _VERSION], location)
-        return location
+        """Where the buffer of a rank lies, once the rank has entered."""
+        first = self.places[rank] + _KIND
+        return Location(*self.words[first : first + len(Location._fields)])
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
-        """A mailbox of a rank, which it alone writes."""
+        """A mailbox of a rank; only that rank writes it."""
         index = 2 * self.ranks.index(rank) + parity
         return Span(map_memory(self._mailboxes + index * MAILBOX, count, dtype), dtype)
 
     def publish(self, stage: int) -> Action:
-        """Tells that this rank has reached a stage of the present call."""
+        """Publishes that this rank has reached a stage of the present call."""
         words, own = self.words, self._own
 
         def publish() -> None:
@@ -282,7 +265,7 @@ class Neighbourhood:
         describe: Callable[[], str],
         progress: Callable[[], None] | None,
     ) -> Action:
-        """Waits for a stage of another rank, and lets messages go on meanwhile."""
+        """Waits for a stage of another rank, and calls ``progress`` meanwhile."""
         words, place, pauses = self.words, self.places[rank], self._pauses
         wait_slowly = self.waiter.wait
 
@@ -305,7 +288,7 @@ class Neighbourhood:
         return wait
 
     def meet(self, ranks: Iterable[int], signature: int, describe: Callable[[int], str]) -> None:
-        """Wait until these have entered the present call, and check that it is the same."""
+        """Wait until these ranks have entered the present call, and check that it is the same."""
         words, base = self.words, self.base
         for rank in ranks:
             place = self.places[rank]
@@ -324,8 +307,7 @@ class Neighbourhood:
         self.waiter.wait(lambda: self.has_reached(place, target, say), say)
 
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
-        """Whether the rank with these words has come so far. Raises PeerLostError if it gave up."""
-        # What it did before its call failed, it did.
+        """Whether the rank has reached ``target``. Raises PeerLostError if its call failed."""
         if self.words[place] >= target:
             return True
         failure = self.words[place + _GIVEN_UP]
@@ -350,11 +332,11 @@ class Neighbourhood:
         add: tuple[Sequence[Action], Sequence[Action]],
         describe: Callable[[int], str],
     ) -> Callable[..., None]:
-        """A whole call: put a letter into one of two mailboxes, enter, meet all, add what they put.
+        """A whole call: fill one of two mailboxes, enter, meet all ranks, add their mailboxes.
 
-        It is ``enter`` and ``meet`` once more, in one piece: on buffers of some bytes, calls of
-        Python's functions would be half of the time. The signature stands in the progress itself,
-        as the stage of a call that has no stages. The result takes a tensor, and does not look.
+        It repeats ``enter`` and ``meet`` in one function, since on small buffers calls of Python
+        functions would be half of the time. The signature is part of the progress: such calls have
+        no stages. The returned function ignores its argument.
         """
         words, own, pauses = self.words, self._own, self._pauses
         others = tuple(place for place in self.places.values() if place != own)
@@ -373,13 +355,13 @@ class Neighbourhood:
                     if words[place] >= base:
                         break
                 if words[place] != here:
-                    self.meet_letters(signature, describe)
+                    self.meet_mailboxes(signature, describe)
                     break
             sums[parity]()
 
         return exchange
 
-    def meet_letters(self, signature: int, describe: Callable[[int], str]) -> None:
+    def meet_mailboxes(self, signature: int, describe: Callable[[int], str]) -> None:
         """Wait until all ranks have entered the present exchange, and check that it is the same."""
         words, base = self.words, self.base
         for rank in self.ranks:
@@ -391,6 +373,5 @@ class Neighbourhood:
                 raise _differ(rank, self.rank)
 
     def close(self) -> None:
-        """Let go of the block."""
         self.words.release()
         self._block.release()

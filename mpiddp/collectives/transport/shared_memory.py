@@ -1,43 +1,57 @@
-"""Memory that other processes of this node can map: anonymous files (memfd).
+"""Memory that other processes of this node can map: anonymous files (memfd), and how much there is.
 
-They have no name, so nothing stays behind when a process is killed, and they do not count against
-the size of /dev/shm, which containers keep small. Others open them through the owner's
-/proc/PID/fd, which takes the same user, or the right to trace the process.
+They have no name, so nothing is left when a process is killed, and they do not count against the
+size of /dev/shm, which containers keep small. Other processes open them through /proc/PID/fd, which
+needs the same user, or the right to trace the process.
+
+A process that goes beyond the memory limit of a control group is killed, although the machine may
+have memory left. Containers have such limits, and Slurm's jobs where ConstrainRAMSpace is set. So
+memory is reserved only where the limits leave room for it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 import os
+import re
 import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from mpiddp.collectives.operators import map_memory
-from mpiddp.collectives.transport.memory_limits import find_shortage
 from mpiddp.errors import ConfigurationError
 
 NAME = "mpiddp"
-"""What /proc calls them."""
+"""Their name in /proc."""
 PREFIXES = (f"/memfd:{NAME}", "/dev/shm/torch_")
-"""How what /proc says of a segment's file begins: of our own, and of memory that torch shares."""
+"""Beginnings of segments' paths in /proc: mpiddp's own, and torch's shared memory."""
 RESERVED_AT_ONCE = 16 << 20
-"""Bytes. Before each part it is asked what is left: other ranks may be reserving memory as well."""
+"""Bytes. The limits are read before each part, since other ranks may reserve memory as well."""
 MOST_FOREIGN = 64
-"""Mappings of other ranks' segments that are kept. A freed segment has no pages any more, unless
-its owner has forked since it was made: then they last as long as the mapping."""
+"""Mappings of other ranks' segments that are kept. A freed segment has no pages, unless its owner
+has forked since it was made: then they are freed with the mapping."""
+NO_LIMIT = 1 << 62
+PROCESS = Path("/proc/self")
+CHECKED_FROM = 1 << 20
+"""Bytes. For less, reading the groups' limits would take longer than reserving memory."""
+CACHES = ("inactive_file", "active_file")
+"""In ``memory.stat``: copies of files on disk, which the kernel drops before it kills anybody."""
 
 
 class Place(NamedTuple):
-    """Where memory lies in a segment, as its owner tells the others."""
+    """Where memory lies in a segment."""
 
     number: int
     """Of the segment, among its owner's, from 1; no number is used twice."""
@@ -48,8 +62,6 @@ class Place(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A segment of this process."""
-
     start: int
     end: int
     number: int
@@ -57,25 +69,25 @@ class Own(NamedTuple):
 
 
 _start_of = attrgetter("start")
-_all: weakref.WeakSet[Segments] = weakref.WeakSet()
+_all: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 
 def _prepare_for_child() -> None:
-    for segments in list(_all):
-        segments.prepare_for_child()
+    for shared_memory in list(_all):
+        shared_memory.prepare_for_child()
 
 
 os.register_at_fork(before=_prepare_for_child)
 
 
-class Segments:
+class SharedMemory:
     """The segments of this process, and its mappings of the others'."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self.own: tuple[Own, ...] = ()
-        """By address; replaced as a whole, since other threads may be looking."""
+        """By address; replaced as a whole, since other threads may read it."""
         self._last_inherited = 0
         """Number of the last segment that a forked child may be using."""
         self._lock = threading.RLock()
@@ -83,11 +95,10 @@ class Segments:
         _all.add(self)
 
     def allocate(self, size: int, *, is_common: bool = False) -> mmap.mmap:
-        """``size`` bytes of zeros; freed with the last reference to what is returned.
+        """``size`` bytes of zeros; freed with the last reference to the returned object.
 
-        With ``is_common`` others may go on working in them when this process has let go: then the
-        kernel frees them, once nobody has them mapped any more. So it is for all memory at the end
-        of the process, and for what a forked child has inherited.
+        With ``is_common`` other processes may use them longer: the kernel frees them once none
+        maps them. So it is at the end of the process, and for what a forked child inherited.
 
         Raises ConfigurationError where there is no memory left.
         """
@@ -114,16 +125,16 @@ class Segments:
 
     def _forget(self, own: Own, is_common: bool) -> None:
         if os.getpid() != self._process:
-            # A forked child lets go of its copy; the memory is its parent's.
+            # In a forked child: the memory is its parent's.
             return
         if not is_common and own.number > self._last_inherited:
-            # Others may have it mapped still, but use it no more; its pages go now.
+            # Others may still map it, but do not use it: free its pages now.
             os.ftruncate(own.descriptor, 0)
         os.close(own.descriptor)
         self._drop(own)
 
     def prepare_for_child(self) -> None:
-        """Before a fork: the child has its own references to what is there now."""
+        """Before a fork: the child gets references to all present segments."""
         self._last_inherited = max((own.number for own in self.own), default=0)
 
     def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
@@ -149,12 +160,12 @@ class Segments:
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def adopt(self, tensor: torch.Tensor) -> None:
-        """Make memory known that torch has put where processes share it (``share_memory_``).
+        """Register memory that torch has made shared (``share_memory_``).
 
-        It stays torch's, and its storage's; the file that it lies in is open as long as that lives.
+        It stays the property of the tensor's storage, which keeps its file open.
         """
         storage = tensor.untyped_storage()
-        # As torch.multiprocessing finds it, when it sends a tensor to another process.
+        # As torch.multiprocessing does to send a tensor to another process.
         descriptor, size = storage._share_fd_cpu_()
         start = storage.data_ptr()
         own = Own(start, start + size, next(self._numbers), descriptor)
@@ -168,7 +179,7 @@ class Segments:
         self._change(lambda before: [each for each in before if each is not own])
 
     def find(self, address: int, size: int) -> Place | None:
-        """Where ``size`` bytes at ``address`` lie, if all of them lie in a segment."""
+        """The place of ``size`` bytes at ``address``; None if they are not in one segment."""
         own = self.own
         index = bisect_right(own, address, key=_start_of) - 1
         if index < 0 or address + size > own[index].end:
@@ -191,7 +202,7 @@ class Segments:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give a file its pages: one that cannot be had later kills with SIGBUS.
+    """Allocate a file's pages now: a missing page later kills the process with SIGBUS.
 
     Raises ConfigurationError where memory runs short, OSError where the kernel refuses.
     """
@@ -206,8 +217,8 @@ def _reserve(descriptor: int, size: int) -> None:
 def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes = b"") -> mmap.mmap:
     """Map a segment that another process has open, all of it, for reading and writing.
 
-    Raises OSError where that is forbidden, ValueError where it is no segment, not of ``size`` bytes
-    or does not end as it should: process numbers may mean other processes here than there.
+    Raises OSError where that is forbidden, ValueError where it is no segment of ``size`` bytes with
+    this ending: in another namespace the process number may mean another process.
     """
     path = f"/proc/{process}/fd/{descriptor}"
     if not os.readlink(path).startswith(PREFIXES):
@@ -226,11 +237,106 @@ def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes =
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where it begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def view_of(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> Any:
-    """Elements from ``offset`` bytes on, as an array that NumPy can move. The mapping must outlive
-    it."""
+    """Elements from ``offset`` bytes on, as a NumPy array. The mapping must outlive it."""
     return map_memory(address_of(memory) + offset, count, dtype)
+
+
+# ---- limits of memory ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """A control group that counts its own memory and its children's."""
+
+    folder: Path
+    is_old: bool
+    """Version 1."""
+
+    def find_shortage(self, size: int) -> str:
+        """Why a process in it cannot get ``size`` bytes more; empty if it can."""
+        limit = self._read("memory.limit_in_bytes" if self.is_old else "memory.max")
+        # Version 1 says that there is no limit by a very large one.
+        if limit is None or limit >= NO_LIMIT:
+            return ""
+        used = self._read("memory.usage_in_bytes" if self.is_old else "memory.current")
+        if used is None or used + size <= limit:
+            return ""
+        used -= self._count_caches()
+        if used + size <= limit:
+            return ""
+        return (
+            f"the control group {self.folder} allows {_describe_size(limit)}, of which "
+            f"{_describe_size(used)} are in use"
+        )
+
+    def _read(self, name: str) -> int | None:
+        """Bytes; None where there is no limit, or no such file, as in the topmost group."""
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _count_caches(self) -> int:
+        try:
+            lines = (self.folder / "memory.stat").read_text().splitlines()
+        except OSError:
+            return 0
+        prefix = "total_" if self.is_old else ""
+        names = [prefix + name for name in CACHES]
+        rows = [line.partition(" ") for line in lines]
+        return sum(int(value) for name, _, value in rows if name in names)
+
+
+def find_shortage(size: int) -> str:
+    """Why this process cannot get ``size`` bytes more, without swap; empty if it can."""
+    available = psutil.virtual_memory().available
+    if size > available:
+        return f"the machine has {_describe_size(available)} left"
+    if size < CHECKED_FROM:
+        return ""
+    return next(filter(None, (group.find_shortage(size) for group in find_groups())), "")
+
+
+def _describe_size(size: int) -> str:
+    return f"{size} bytes ({size / 2**30:.2f} GiB)"
+
+
+@functools.cache
+def find_groups(process: Path = PROCESS) -> tuple[ControlGroup, ...]:
+    """The groups that count this process's memory, from its own up to the topmost visible one."""
+    try:
+        paths = (process / "cgroup").read_text().splitlines()
+        mounts = (process / "mountinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    return tuple(group for mount in mounts for group in _follow(mount, paths))
+
+
+def _follow(mount: str, paths: list[str]) -> Iterator[ControlGroup]:
+    """The groups around a process under one mount; see proc(5), and cgroups(7) for ``paths``."""
+    left, _, right = mount.partition(" - ")
+    kind, _, options = right.split(" ", 2)
+    is_old = kind == "cgroup" and "memory" in options.split(",")
+    if not is_old and kind != "cgroup2":
+        return
+    root, point = map(_unescape, left.split(" ")[3:5])
+    for line in paths:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") if is_old else number == "0":
+            # Inside a container the mount may begin where the container's group does.
+            inner = path.removeprefix(root.rstrip("/")).lstrip("/")
+            top, folder = Path(point), Path(point) / inner
+            folder = folder if ".." not in folder.parts and folder.is_dir() else top
+            for each in (folder, *folder.parents):
+                yield ControlGroup(each, is_old)
+                if each == top:
+                    break
+
+
+def _unescape(text: str) -> str:
+    r"""A path of mountinfo, in which a space is ``\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -2,6 +2,10 @@
 
 Also known as cross-memory attach (CMA). The kernel copies between the two processes' pages, so no
 third buffer is needed; it is allowed where one process may trace the other.
+
+The kernel copies page by page. With pages of 4 KiB that is half of the time of a copy, so a private
+buffer that is used several times gets pages of 2 MiB (madvise with MADV_COLLAPSE, Linux 6.1). Only
+pages that lie completely inside the buffer are replaced.
 """
 
 from __future__ import annotations
@@ -10,10 +14,24 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import torch
 
 from mpiddp.collectives.operators import Action
 from mpiddp.errors import ConfigurationError, PeerLostError
+
+COLLAPSE = 25
+"""MADV_COLLAPSE, of <linux/mman.h>."""
+PAGE = 2 << 20
+"""Bytes of a large page on x86-64."""
+LEAST = 2 * PAGE
+"""Bytes of a buffer that contains at least one large page at any address."""
+COMES_BACK = 3
+"""The visit at which pages are replaced, which costs as much as it saves in some four calls."""
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class _Vector(ctypes.Structure):
@@ -78,8 +96,8 @@ def _fail(number: int, describe: Callable[[], str]) -> NoReturn:
 def bind_read(process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
     """Fills the array ``own`` from ``address`` of the other process.
 
-    ``describe()`` says who that is and what this rank does, for errors: PeerLostError where the
-    process is gone, ConfigurationError where its memory cannot be copied.
+    Errors begin with ``describe()``: PeerLostError where the process is gone, ConfigurationError
+    where its memory cannot be copied.
     """
     assert _read is not None
     return _bind(_read, process, own, address, describe)
@@ -92,7 +110,7 @@ def bind_write(process: int, own: Any, address: int, describe: Callable[[], str]
 
 
 def can_copy(process: int, address: int, expected: bytes) -> bool:
-    """Whether the other process's memory can be read, and is what it is said to be."""
+    """Whether the other process's memory can be read and written, and holds ``expected``."""
     if _read is None or _write is None:
         return False
     buffer = ctypes.create_string_buffer(len(expected))
@@ -102,3 +120,57 @@ def can_copy(process: int, address: int, expected: bytes) -> bool:
         return False
     # Writing may be forbidden by itself; the same bytes change nothing.
     return _write(process, here, 1, there, 1, 0) == len(expected)
+
+
+# ---- large pages --------------------------------------------------------------------------
+
+
+def _find_madvise() -> ctypes._NamedFuncPointer | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
+_madvise = _find_madvise()
+
+
+def is_welcome(setting: Path = SETTING) -> bool:
+    """Whether the administrator allows large pages."""
+    try:
+        return "[never]" not in setting.read_text()
+    except OSError:
+        return False
+
+
+def collapse(address: int, size: int) -> bool:
+    """Put ``size`` bytes at ``address`` into large pages, where they contain whole ones.
+
+    Returns whether that was possible. The contents do not change. It is not possible with an older
+    kernel, without free large pages, and where a device has pinned the memory.
+    """
+    first = -(-address // PAGE) * PAGE
+    length = (address + size - first) // PAGE * PAGE
+    if _madvise is None or length <= 0:
+        return False
+    return bool(_madvise(first, length, COLLAPSE) == 0)
+
+
+class LargePages:
+    """Gives large pages to private buffers that are used several times."""
+
+    def __init__(self) -> None:
+        self._is_welcome = is_welcome()
+        self._visits: WeakKeyDictionary[torch.UntypedStorage, dict[int, int]] = WeakKeyDictionary()
+        """For each storage, the visits of each address in it."""
+
+    def visit(self, tensor: torch.Tensor) -> None:
+        """Count a use of this contiguous CPU tensor."""
+        size = tensor.numel() * tensor.element_size()
+        if size < LEAST or not self._is_welcome:
+            return
+        address = tensor.data_ptr()
+        visits = self._visits.setdefault(tensor.untyped_storage(), {})
+        visits[address] = visits.get(address, 0) + 1
+        if visits[address] == COMES_BACK:
+            collapse(address, size)

@@ -27,8 +27,6 @@ TAGS = 1 << 30
 
 
 class TorchMessages:
-    """Prepared operations of one program."""
-
     def __init__(
         self, operations: Sequence[distributed.P2POp], messages: Sequence[Message],
         describe: Describe,
@@ -39,7 +37,6 @@ class TorchMessages:
         self._works: list[Any] = [None] * len(operations)
 
     def start(self, numbers: Sequence[int]) -> Action:
-        """Starts these, in one batch."""
         operations = [self._operations[number] for number in numbers]
 
         def start() -> None:

@@ -6,11 +6,15 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType, TracebackType
 
 from mpiddp.errors import FAILURE, SUCCESS, MpiddpError
 
 INTERRUPTED = 130
+PACKAGE = Path(__file__).parents[2]
+CALLS = ("calls.py", "collectives", "sync")
+"""Where a collective call goes through."""
 
 # What torch.distributed says when the other side has gone or stopped, ...
 _PEER_LOSS = re.compile(
@@ -46,7 +50,7 @@ def describe_error(
         hidden_files: source files whose frames are left out at the top of a traceback.
     """
     if isinstance(error, MpiddpError):
-        return f"mpiddp: {place}{read_message(error)}\n"
+        return f"mpiddp: {place}{read_message(error)}{find_call(error.__traceback__)}\n"
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             return f"{error.code}\n"
@@ -59,6 +63,23 @@ def describe_error(
         type(error), error, visible_part(error.__traceback__, hidden_files)
     )
     return (f"mpiddp: {place}failed\n" if is_shared else "") + "".join(lines)
+
+
+def find_call(trace: TracebackType | None) -> str:
+    """Where the program made the collective call that failed: `` (called at train.py:12)``.
+
+    The nearest frame outside of mpiddp and torch; empty for an error of anything else.
+    """
+    place, is_call = "", False
+    while trace is not None:
+        name, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        path, module = Path(name), str(trace.tb_frame.f_globals.get("__name__"))
+        if PACKAGE in path.parents:
+            is_call = is_call or path.relative_to(PACKAGE).parts[0] in CALLS
+        elif not name.startswith("<frozen") and module.partition(".")[0] != "torch":
+            place, is_call = f" (called at {name}:{line})", False
+        trace = trace.tb_next
+    return place if is_call else ""
 
 
 def read_message(error: BaseException) -> str:

@@ -127,7 +127,7 @@ class WayOut:
         self.run_directory: Path | None = None
         self.step: int | None = None
         """Step of training, for messages and outcome.json."""
-        self.attempt = 0
+        self.attempt = 1
         self.starting = True
         """Whether the ranks still agree at the end of each phase of start-up."""
         self.runs_script = False

@@ -24,6 +24,7 @@ class Outcome:
     step: int | None
     """Step of training, None before the first."""
     attempt: int
+    """Of the run, counted from 1."""
 
 
 def write_outcome(run_directory: Path, outcome: Outcome) -> None:

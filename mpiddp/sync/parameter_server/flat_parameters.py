@@ -11,9 +11,8 @@ from mpiddp.errors import ConfigurationError
 class FlatModel:
     """Owns the memory of a module's trained parameters, and room for their gradients.
 
-    The parameters are views from then on, so that whoever writes into ``parameters`` changes the
-    model. Gradients are collected instead: a backward pass that adds to memory of ours would take
-    longer than one that stores anew, and a copy.
+    The parameters become views of ``parameters``. Gradients are copied instead: a backward pass
+    that adds to existing gradients takes longer than one that stores new ones, and a copy.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,7 +37,6 @@ class FlatModel:
             each.data = room
 
     def _split(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One view for each parameter."""
         return torch.split(flat, self._lengths)
 
     def let_go_of_gradients(self) -> None:
@@ -47,7 +45,7 @@ class FlatModel:
             each.grad = None
 
     def collect_gradients(self) -> None:
-        """After it: copy them into ``gradients``; what had no part in the loss has zeros."""
+        """After it: copy them into ``gradients``; zeros for parameters without a gradient."""
         for each, room in zip(self._trained, self._split(self.gradients), strict=True):
             if each.grad is None:
                 room.zero_()
@@ -55,12 +53,12 @@ class FlatModel:
                 room.copy_(each.grad.flatten())
 
     def shards(self, count: int) -> list[slice]:
-        """The elements cut into so many parts of equal length, up to one."""
+        """The elements in ``count`` parts, whose lengths differ by at most one."""
         total = self.parameters.numel()
         return [slice(total * k // count, total * (k + 1) // count) for k in range(count)]
 
     def pieces(self, shard: slice) -> list[int]:
-        """How many elements of each parameter lie in a shard, in order; of those that do at all."""
+        """How many elements of each parameter lie in a shard; without parameters that have none."""
         lengths, start = [], 0
         for length in self._lengths:
             stop = start + length

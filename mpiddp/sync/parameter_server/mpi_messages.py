@@ -1,4 +1,4 @@
-"""Buffers on their way over MPI, in parts that MPI and the network like."""
+"""Sends and receives buffers over MPI, in parts of a suitable size."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Pauses:
         self._seconds = min(self._seconds * GROWTH, LONGEST_PAUSE)
 
 
-class Message:
-    """A buffer that is being sent or received; it stays its owner's, who leaves it alone."""
+class PendingMessage:
+    """A buffer that is being sent or received; its owner must not touch it meanwhile."""
 
     def __init__(self, parts: Sequence[MPI.Request]) -> None:
         self._parts = parts
         self._done = 0
         self.is_empty = False
-        """Whether what came, to a whole buffer's room, was nothing at all."""
+        """Whether an empty message has arrived."""
 
     def test(self, status: MPI.Status | None = None) -> bool:
         """Whether it is complete; with ``status``, of a receive, also whether it was empty.
 
-        Parts of one message come in their order, so that one of them at a time is asked for.
+        The parts of a message arrive in order, so one part at a time is tested.
         """
         while self._done < len(self._parts):
             if not self._parts[self._done].Test(status):
@@ -61,7 +61,7 @@ class Message:
         return True
 
     def cancel(self) -> None:
-        """Nothing will come, or nothing more."""
+        """Cancel the parts that have not arrived."""
         for part in self._parts[self._done :]:
             part.Cancel()
             part.Wait()
@@ -70,26 +70,26 @@ class Message:
 
 @dataclass(frozen=True)
 class Wire:
-    """What carries messages between all ranks."""
+    """Sends messages between all ranks."""
 
     communicator: MPI.Intracomm
     """Used for nothing else."""
     names: tuple[str, ...]
-    """Of all ranks, for people."""
+    """Of all ranks, for messages to the user."""
     timeout: float
-    """Seconds after which a rank that should have answered is lost."""
+    """Seconds after which a rank that does not answer is lost."""
     longest: int
     """Bytes of a part; all ranks'."""
 
-    def send(self, buffer: Array, rank: int, tag: int) -> Message:
+    def send(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
         """Begin to send a flat buffer."""
         parts = _cut(buffer, self.longest)
-        return Message([self.communicator.Isend(part, rank, tag) for part in parts])
+        return PendingMessage([self.communicator.Isend(part, rank, tag) for part in parts])
 
-    def receive(self, buffer: Array, rank: int, tag: int) -> Message:
+    def receive(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
         """The other end, with as large a buffer."""
         parts = _cut(buffer, self.longest)
-        return Message([self.communicator.Irecv(part, rank, tag) for part in parts])
+        return PendingMessage([self.communicator.Irecv(part, rank, tag) for part in parts])
 
     def meet(self, is_due: Callable[[], bool], what: str) -> None:
         """Wait for all ranks, for any time until ``is_due()``, then for the time-out.
@@ -104,7 +104,7 @@ class Wire:
                 raise PeerLostError(f"{what} within {self.timeout:g} s")
             pauses.sleep()
 
-    def wait(self, message: Message, what: str, patience: float = 0.0) -> None:
+    def wait(self, message: PendingMessage, what: str, patience: float = 0.0) -> None:
         """Until it is complete, which may take ``patience`` seconds more than the others' time-out.
 
         Raises PeerLostError, which begins with ``what``.
@@ -119,5 +119,5 @@ class Wire:
 
 def _cut(buffer: Array, longest: int) -> list[Array]:
     step = max(1, longest // buffer.itemsize)
-    # An empty buffer is a message, too.
+    # An empty buffer is one part.
     return [buffer[start : start + step] for start in range(0, max(1, len(buffer)), step)]

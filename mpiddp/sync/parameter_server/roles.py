@@ -1,4 +1,4 @@
-"""Parameter servers in a job: who serves, who computes, and this rank's part in it."""
+"""Parameter servers in a job: which ranks serve, which compute, and this rank's part."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import Wire
-from mpiddp.sync.parameter_server.server import MakeOptimizer, Server, Worker, check_threads
-from mpiddp.sync.parameter_server.staleness import Clock
+from mpiddp.sync.parameter_server.server import Server, UpdateRule, Worker, check_threads
 
 MANY = 8
 """Ranks that are counted in a message, not listed."""
@@ -60,19 +59,14 @@ class Serving:
         session: Session,
         roles: Roles,
         module: nn.Module,
-        make_optimizer: MakeOptimizer,
-        rate: Callable[[int], float],
-        bound: int | None,
+        rule: UpdateRule,
         fail: Callable[[BaseException], object],
     ) -> None:
         """Begin to serve. Collective over the session's ranks, whose modules have equal weights.
 
         Args:
             module: on this rank's device.
-            make_optimizer: of each server, for its part of the weights.
-            rate: the learning rate of a step, counted from 0.
-            bound: how many steps a worker may be ahead of the slowest; None for any number.
-            fail: is told what ends the server's thread.
+            fail: called with the error that ends the server's thread.
         """
         if session.comm is None:
             raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
@@ -98,11 +92,8 @@ class Serving:
             number = roles.servers.index(rank)
             shard = self._shards[number]
             weights, pieces = self._model.parameters[shard].cpu(), self._model.pieces(shard)
-            clock = Clock(len(roles.workers), bound)
-            self._server = Server(
-                wire, number, roles.workers, weights, pieces, make_optimizer, rate, clock
-            )
-            # An error elsewhere in this process is not to wait for workers that will not come.
+            self._server = Server(wire, number, roles.workers, weights, pieces, rule)
+            # A daemon: an error elsewhere in this process must not wait for the workers.
             self._thread = threading.Thread(
                 target=self._serve, name="parameter-server", daemon=True
             )
@@ -110,7 +101,7 @@ class Serving:
         self._worker: Worker | None = None
         if rank in roles.workers:
             place = roles.workers.index(rank)
-            self._worker = Worker(wire, roles.servers, self._model, place, bound)
+            self._worker = Worker(wire, roles.servers, self._model, place, rule.bound)
 
     def _make_wire(self, session: Session) -> Wire:
         wish = os.environ.get(environment.MESSAGE_BYTES, "")
@@ -121,15 +112,12 @@ class Serving:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """This rank's server's gradients, by how many updates they were late; empty without one."""
+        """How many gradients of this rank's server were how many updates late."""
         return {} if self._server is None else dict(sorted(self._server.clock.staleness.items()))
 
     @property
     def ticket(self) -> int:
-        """Which of the epoch's batches a worker without a bound should take next, from 0.
-
-        It belongs to the weights; where there is no such batch any more, the epoch is over.
-        """
+        """The epoch's next batch for a worker without a bound, from 0; at the end, none is left."""
         assert self._worker is not None
         return self._worker.ticket
 
@@ -141,7 +129,6 @@ class Serving:
             self._fail(error)
 
     def begin_step(self) -> None:
-        """Before a backward pass."""
         self._model.let_go_of_gradients()
 
     def finish_step(self) -> None:
@@ -151,10 +138,10 @@ class Serving:
         self._worker.pull_weights()
 
     def finish_epoch(self) -> None:
-        """This rank has no more steps; wait for those who have. Collective.
+        """This rank has no more steps; wait for the ranks that have. Collective.
 
-        Epochs may take longer than the time-out of a collective call, which a server that does
-        nothing else would make at once. So its time-out begins when all workers have finished.
+        Epochs may take longer than the timeout of a collective call. So the timeout begins when all
+        workers have finished.
         """
         self._epochs += 1
         if self._worker is not None:
@@ -193,7 +180,6 @@ class Serving:
 
 
 def describe_roles(roles: Roles, bound: int | None) -> str:
-    """For people."""
     servers, workers = len(roles.servers), len(roles.workers)
     noun = "server" if servers == 1 else "servers"
     others = "worker" if workers == 1 else "workers"

@@ -3,15 +3,13 @@
 A server holds a part of the weights and the optimiser's state for them (Li et al., Scaling
 Distributed Machine Learning with the Parameter Server, OSDI 2014). Synchronous servers wait for all
 workers, add their gradients in the order of ranks, and make one update of the average; others make
-an update of each gradient as it comes, at the learning rate divided by the number of workers, so
-that a pass over the data moves the weights as far. Which worker may go on when is the `Clock`'s to
-say.
+an update of each gradient as it arrives, at the learning rate divided by the number of workers, so
+that a pass over the data moves the weights as far. `Clock` says which worker may continue.
 
-Messages, for each server and worker: one from the worker with its gradient, which asks for weights,
-too, and one back with the weights. An empty one from the worker says that its epoch is over; it is
-answered by signs of life until all workers' are.
-Without a bound server 0 also says which batch the worker should take next, so that a slow worker
-takes fewer of them, and nobody waits for it before the epoch is over.
+Messages between a server and a worker: the worker sends its gradient, which also asks for weights,
+and the server sends the weights back. An empty message of the worker says that its epoch is over;
+the server answers with signs of life until all workers' epochs are over. Without a bound, server 0
+also says which batch the worker takes next, so that a slow worker takes fewer batches.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,18 +25,18 @@ import torch
 from mpiddp.collectives.transport.mpi import find_thread_limit
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
-from mpiddp.sync.parameter_server.mpi_messages import Array, Message, Pauses, Wire
+from mpiddp.sync.parameter_server.mpi_messages import Array, Pauses, PendingMessage, Wire
 from mpiddp.sync.parameter_server.staleness import Clock
-from mpiddp.sync.parameter_server.worker_deadlines import Watch
+from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
 GRADIENT, WEIGHTS, TICKET, SIGN = range(4)
-"""What a message is, added to four times the number of its server to make its tag."""
+"""Kinds of messages; a tag is the kind plus four times the number of the server."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
-"""Signs to a worker that waits for an epoch's end."""
+"""Signs of life to a worker that waits for the end of an epoch."""
 SIGNS = 4
-"""Of them in the time after which a server that gives none is lost."""
+"""Signs of life in each timeout."""
 PATIENCE = 2.0
-"""Seconds by which workers wait longer than servers, who know which worker all wait for."""
+"""Seconds by which workers wait longer than servers, which know which worker is missing."""
 
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -52,7 +51,7 @@ def shares_batches(server: int, bound: int | None) -> bool:
 
 
 def check_threads() -> None:
-    """Raise ConfigurationError where a rank cannot serve and compute at once."""
+    """Raise ConfigurationError where a rank cannot serve and compute at the same time."""
     if limit := find_thread_limit():
         raise ConfigurationError(
             f"parameter servers need MPI_THREAD_MULTIPLE, but MPI has {limit} in this process: use "
@@ -60,15 +59,27 @@ def check_threads() -> None:
         )
 
 
+@dataclass(frozen=True)
+class UpdateRule:
+    """How servers turn gradients into weights."""
+
+    make_optimizer: MakeOptimizer
+    """Makes each server's own, for its part of the weights."""
+    rate: Callable[[int], float]
+    """The learning rate of a step, counted from 0."""
+    bound: int | None
+    """How many steps a worker may be ahead of the slowest; None for any number."""
+
+
 class Server:
-    """One server's weights and optimiser; ``serve`` is its life."""
+    """One server's weights and optimiser."""
 
     number: int
     """Of this server, from 0."""
     clock: Clock
-    """Who has come how far, and how stale gradients were."""
+    """Counts the steps of each worker, and how stale gradients were."""
     epochs: int
-    """In how many all workers have said that they have no more gradients; from any thread."""
+    """Epochs in which all workers have sent their last gradient; may be read in any thread."""
 
     def __init__(
         self,
@@ -77,54 +88,48 @@ class Server:
         workers: Sequence[int],
         weights: torch.Tensor,
         pieces: Sequence[int],
-        make_optimizer: MakeOptimizer,
-        rate: Callable[[int], float],
-        clock: Clock,
+        rule: UpdateRule,
     ) -> None:
-        """A server that has not heard of anybody yet.
-
+        """
         Args:
-            wire: used for nothing else but parameter servers. A worker that was given weights is
-                lost after its time-out.
+            wire: used by parameter servers only. A worker that was given weights is lost after its
+                timeout.
             number: of this server, from 0.
             workers: their ranks, in the order in which gradients are added.
             weights: this server's part, flat, on the CPU; copied.
-            pieces: how many of them belong to each parameter, in order. An optimiser may round a
-                number by where in its tensor it stands.
-            make_optimizer: its optimiser is this server's own.
-            rate: the learning rate of a step, counted from 0.
-            clock: says who may go on; this server's own.
+            pieces: how many of them belong to each parameter, in order: the rounding of an
+                optimiser may depend on the position in a tensor.
         """
         self._wire = wire
         self.number = number
         self._workers = tuple(workers)
-        self._rate = rate
-        self.clock = clock
-        self._watch = Watch(len(workers), wire.timeout)
+        self._rate = rule.rate
+        self.clock = Clock(len(workers), rule.bound)
+        self._deadlines = WorkerDeadlines(len(workers), wire.timeout)
         self._weights = weights.clone()
         self._pieces = tuple(pieces)
         self._parameters = [
             piece.requires_grad_() for piece in torch.split(self._weights, list(pieces))
         ]
-        self._optimizer = make_optimizer(self._parameters)
+        self._optimizer = rule.make_optimizer(self._parameters)
         self._sum = torch.zeros_like(weights)
         self._gradients = [torch.empty_like(weights) for _ in workers]
         # In step, weights stay as they are until all workers have them.
         self._answers = (
             [self._weights] * len(workers)
-            if clock.bound == 0
+            if rule.bound == 0
             else [torch.empty_like(weights) for _ in workers]
         )
-        self._sends: dict[int, list[Message]] = {}
-        """What each worker has not taken yet, as far as is known."""
+        self._sends: dict[int, list[PendingMessage]] = {}
+        """What each worker may not have received yet."""
         self._here: set[int] = set()
         self._added = 0
         """Of the present step's gradients, in their order."""
-        self._shares_batches = shares_batches(number, clock.bound)
+        self._shares_batches = shares_batches(number, rule.bound)
         self._tickets = np.zeros((len(workers), 1), np.int64)
-        """For each worker, the batch that it was last told to take."""
+        """The last batch that was given to each worker."""
         self._next_ticket = len(workers)
-        self._receives: dict[int, Message] = {}
+        self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
         self._finished: set[int] = set()
         self._sign_due = 0.0
@@ -142,7 +147,7 @@ class Server:
             came = [place for place, each in self._receives.items() if each.test(status)]
             for place in came:
                 self._hear(place, self._receives.pop(place))
-            if lost := self._watch.find_lost():
+            if lost := self._deadlines.find_lost():
                 missing = ", ".join(self._name(place) for place in lost)
                 raise PeerLostError(
                     f"parameter server {self.number} has heard nothing of {missing} for "
@@ -160,12 +165,12 @@ class Server:
             self._finish_sends(place)
 
     def stop(self) -> None:
-        """Have ``serve`` return; from another thread, once no worker will send anything more."""
+        """Have ``serve`` return. Called in another thread, once no worker sends any more."""
         self._stopped.set()
 
-    def _hear(self, place: int, message: Message) -> None:
+    def _hear(self, place: int, message: PendingMessage) -> None:
         if message.is_empty:
-            self._watch.excuse(place)
+            self._deadlines.excuse(place)
             self._listen(place)
             self._finished.add(place)
             if len(self._finished) == len(self._workers):
@@ -173,11 +178,11 @@ class Server:
                 self._finished.clear()
                 self.epochs += 1
         else:
-            self._watch.hear(place)
+            self._deadlines.hear(place)
             self._take(place)
 
     def _sign(self, sign: Array) -> None:
-        """Tell those who wait for the epoch's end how things are."""
+        """Tell the workers that wait for the end of the epoch whether it is over."""
         self._sign_due = time.monotonic() + self._wire.timeout / SIGNS
         for place in self._finished:
             self._send(place, sign, SIGN)
@@ -190,7 +195,6 @@ class Server:
         self._receives[place] = self._wire.receive(buffer, self._workers[place], tag)
 
     def _take(self, place: int) -> None:
-        """A gradient has come."""
         self.clock.push(place)
         if self.clock.bound == 0:
             self._here.add(place)
@@ -203,7 +207,7 @@ class Server:
             self._answer(ready)
 
     def aggregate(self) -> None:
-        """Add what has come of the present step, in order; with the last one, update."""
+        """Add the gradients of the present step, in order; after the last one, update."""
         while self._added in self._here:
             gradient = self._gradients[self._added]
             if self._added == 0:
@@ -215,7 +219,7 @@ class Server:
         if self._added == len(self._workers):
             self._added = 0
             for place in range(len(self._workers)):
-                # All have taken the weights that are about to change, or they had not come here.
+                # All workers have received the weights that are about to change.
                 self._finish_sends(place)
             self.update(self._sum.div_(len(self._workers)), self.clock.updates)
             self.clock.update_together()
@@ -223,8 +227,8 @@ class Server:
     def update(self, gradient: torch.Tensor, step: int, share: float = 1.0) -> None:
         """One step of the optimiser, with this server's part of a gradient, flat.
 
-        ``share``: of the step's learning rate. It is not the gradient's: weight decay is to have
-        its share, too, and some optimisers do not care how large a gradient is.
+        ``share`` scales the learning rate, not the gradient: weight decay must be scaled too, and
+        some optimisers ignore the size of a gradient.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = share * self._rate(step)
@@ -235,22 +239,22 @@ class Server:
         self._optimizer.step()
 
     def read_weights(self, target: torch.Tensor) -> None:
-        """Copy the present weights, and begin an epoch; all workers wait for it elsewhere."""
+        """Copy the present weights, and begin an epoch, while all workers wait."""
         target.copy_(self._weights)
         self.clock.renew()
-        self._watch.rest()
+        self._deadlines.rest()
         self._next_ticket = len(self._workers)
 
     def _answer(self, place: int) -> None:
         self._finish_sends(place)
         self._listen(place)
-        self._watch.expect(place)
+        self._deadlines.expect(place)
         if self._shares_batches:
             self._tickets[place] = self._next_ticket
             self._next_ticket += 1
             self._send(place, self._tickets[place], TICKET)
         if self.clock.bound != 0:
-            # The weights change while they are on their way to a slow worker.
+            # The weights may change while they are sent to a slow worker.
             self._answers[place].copy_(self._weights)
         self._send(place, _view_bytes(self._answers[place]), WEIGHTS)
 
@@ -266,7 +270,7 @@ class Server:
 
 
 class Worker:
-    """One worker's side: its model is computed with the servers' weights."""
+    """A worker: it computes gradients with the servers' weights."""
 
     def __init__(
         self,
@@ -291,7 +295,7 @@ class Worker:
         self._weights = _stage(model.parameters)
         self._gradients = _stage(model.gradients)
         self._shards = model.shards(len(servers))
-        self._messages: list[tuple[Message, int]] = []
+        self._messages: list[tuple[PendingMessage, int]] = []
         """And the servers' ranks."""
         self._place = place
         self._shares_batches = shares_batches(0, bound)
@@ -313,7 +317,7 @@ class Worker:
             self._gradients.copy_(self._model.gradients)
         if self._shares_batches:
             self._exchange(0, TICKET, self._ticket)
-        # Each worker begins with another server, so that none of them is asked by all at once.
+        # Each worker begins with another server, so that no server gets all requests at once.
         count = len(self._servers)
         for number in ((self._place + each) % count for each in range(count)):
             shard = self._shards[number]
@@ -358,7 +362,7 @@ class Worker:
 
 
 def _view_bytes(tensor: torch.Tensor) -> Array:
-    """Its memory: NumPy has not all of torch's types."""
+    """A tensor's memory: NumPy lacks some of torch's types."""
     return tensor.view(torch.uint8).numpy()
 
 

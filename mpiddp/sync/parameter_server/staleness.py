@@ -1,8 +1,9 @@
-"""How far workers may be apart: the clock of a parameter server.
+"""The clock of a parameter server: how many steps workers may be apart.
 
 With a bound of S no worker begins a step while it is more than S steps ahead of the slowest one
 (stale synchronous parallel: Ho et al., More Effective Distributed ML via a Stale Synchronous
-Parallel Parameter Server, NIPS 2013). With 0 all go in step, without a bound nobody waits.
+Parallel Parameter Server, NIPS 2013). With 0 all workers are in the same step; without a bound no
+worker waits.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from collections import Counter
 
 
 class Clock:
-    """Counts what workers have pushed; says who may go on, and how stale a gradient was."""
+    """Counts the steps of workers; says which may continue, and how stale a gradient was."""
 
     def __init__(self, workers: int, bound: int | None) -> None:
         """``bound``: S, in steps; None for none."""
         self._steps = [0] * workers
-        """That each worker has pushed."""
+        """Gradients that each worker has pushed."""
         self._bound = bound
         self._updates = 0
         self._pulled = [0] * workers
-        """The updates that were made when each worker was last given weights."""
+        """The number of updates when each worker last received weights."""
         self._waiting: set[int] = set()
         self.staleness: Counter[int] = Counter()
-        """How often a gradient was applied to weights that so many updates had changed since its
-        worker was given them."""
+        """How many gradients were applied so many updates after their worker received weights."""
 
     @property
     def bound(self) -> int | None:
@@ -33,11 +33,10 @@ class Clock:
 
     @property
     def updates(self) -> int:
-        """That were made so far."""
         return self._updates
 
     def push(self, worker: int) -> None:
-        """This worker's gradient has come, and it asks for weights to go on with."""
+        """This worker's gradient has arrived, and it asks for weights."""
         assert worker not in self._waiting, f"worker {worker} pushes without weights"
         self._steps[worker] += 1
         self._waiting.add(worker)
@@ -53,11 +52,11 @@ class Clock:
         self._updates += 1
 
     def renew(self) -> None:
-        """All workers have been given weights outside of their steps."""
+        """All workers have received weights between two steps."""
         self._pulled = [self._updates] * len(self._pulled)
 
     def release(self) -> list[int]:
-        """The workers that wait and may go on, in order; they are given weights now."""
+        """The waiting workers that may continue, in order; they now receive weights."""
         slowest = min(self._steps)
         bound = self._bound
         going = sorted(

@@ -1,4 +1,4 @@
-"""Which worker of a parameter server has been silent for too long."""
+"""Finds workers of a parameter server whose messages are overdue."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 
 
-class Watch:
-    """Knows of whom a message is due, and until when.
+class WorkerDeadlines:
+    """When each worker's next message is due.
 
-    Who waits for weights owes nothing. Nor does anybody between two epochs, which the ranks spend
-    in collective calls that have deadlines of their own, or in an evaluation.
+    Nothing is due from a worker that waits for weights, and from any worker between two epochs: the
+    ranks are then in an evaluation, or in collective calls, which have deadlines of their own.
     """
 
     def __init__(
         self, workers: int, timeout: float, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """``timeout``: seconds from the weights for a step to its gradient."""
+        """``timeout``: seconds between sending the weights of a step and its gradient."""
         self._workers = workers
         self._timeout = timeout
         self._now = now
@@ -24,7 +24,7 @@ class Watch:
         self._rests = True
 
     def hear(self, worker: int) -> None:
-        """A message has come; the first one of an epoch makes the others' due, too."""
+        """A message has arrived; after the first of an epoch all workers' messages are due."""
         if self._rests:
             self._rests = False
             for each in range(self._workers):
@@ -32,15 +32,15 @@ class Watch:
         self._due.pop(worker, None)
 
     def excuse(self, worker: int) -> None:
-        """Nothing more is due of it in this epoch."""
+        """No more messages are due from this worker in this epoch."""
         self._due.pop(worker, None)
 
     def expect(self, worker: int) -> None:
-        """It has been given weights."""
+        """The worker has received weights: its gradient is due."""
         self._due[worker] = self._now() + self._timeout
 
     def rest(self) -> None:
-        """An epoch is over."""
+        """The epoch is over: nothing is due."""
         self._rests = True
         self._due.clear()
 

@@ -1,0 +1,73 @@
+"""Writes docs/api.md from the public names, their signatures and docstrings.
+
+python tests/support/api.py > docs/api.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mpiddp
+
+HEAD = """# API
+
+The public names of `mpiddp`. This file is made by `python tests/support/api.py > docs/api.md`.
+"""
+
+
+def describe() -> str:
+    """The whole text."""
+    return "\n".join([HEAD, *(line for name in mpiddp.__all__ for line in _describe(name))])
+
+
+def _describe(name: str) -> Iterator[str]:
+    found = getattr(mpiddp, name)
+    if not inspect.isclass(found):
+        yield f"## `{name}{_sign(found)}`\n"
+        yield _format(found)
+        return
+    yield f"## class `{name}`\n"
+    if issubclass(found, mpiddp.MpiddpError):
+        yield f"A `{found.__base__.__name__}`. The job's exit code: {found.exit_code}.\n"
+    yield _format(found)
+    if dataclasses.is_dataclass(found):
+        fields = dataclasses.fields(found)
+        yield "\n".join(f"- `{each.name}: {each.type}`" for each in fields) + "\n"
+    elif not issubclass(found, Exception):
+        for key, value in inspect.getmembers(found, inspect.isfunction):
+            if not key.startswith("_"):
+                yield f"### `{name}.{key}{_sign(value)}`\n"
+                yield _format(value)
+
+
+def _sign(function: Callable[..., Any]) -> str:
+    # Annotations are strings, which are shown in quotes.
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    return re.sub(r"\bself, |\bself\b", "", text)
+
+
+def _format(found: object) -> str:
+    """A docstring in Markdown, in which what is indented is an example or a list."""
+    text = inspect.getdoc(found) or ""
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    blocks = re.split(r"\n\n", text)
+    return "\n\n".join(_format_block(block) for block in blocks) + "\n"
+
+
+def _format_block(block: str) -> str:
+    lines = block.splitlines()
+    if all(line.startswith("    ") for line in lines):
+        return "\n".join(["```", *(line[4:] for line in lines), "```"])
+    if not re.match(r"(Args|Raises|Attributes)\b.*:$", lines[0]):
+        return block
+    items = "\n".join(line[4:] for line in lines[1:])
+    items = re.sub(r"\n {4,}", " ", items)
+    return f"{lines[0]}\n\n" + re.sub(r"(?m)^([\w.]+): ", r"- `\1`: ", items)
+
+
+if __name__ == "__main__":
+    print(describe(), end="")
