@@ -197,8 +197,8 @@ def _set_first_path(folder: str) -> None:
 
 def main() -> None:
     """Start the launch, run the script in it, and leave with the script's exit code."""
-    with WayOut() as way_out:
-        way_out.hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
+    hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
+    with WayOut(hidden_files) as way_out:
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, way_out, make_group=False)

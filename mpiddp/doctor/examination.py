@@ -89,9 +89,9 @@ class Examination:
             reason = self._examine()
             with self._stage("summary"):
                 code = self._conclude(reason)
-            self.starter.close_reception()
+            self.starter.close_offers()
             with self._stage(CLOSING):
-                self.starter.session.close()
+                self.starter.resources.close(self.starter.control)
         finally:
             self.watch.close()
         return code
@@ -141,9 +141,9 @@ class Examination:
             self.way_out.settle(error)
         else:
             self.way_out.settle(None)
-        launcher = self.starter.launcher
+        launcher = self.starter.peers.launcher
         self._add(launching.judge_library(self._find_library(), launcher))
-        world, roster = self.starter.session.world, self.way_out.roster
+        world, roster = self.starter.control.world, self.starter.peers.roster
         others = self.circle.gather_on_node(world.hostname)
         others = [name for name in others or () if not is_host(name, world.hostname)]
         rows = self.circle.gather_nodes(sorted(set(others)))
@@ -161,7 +161,7 @@ class Examination:
 
     def _find_library(self) -> str | None:
         """What the MPI library says of itself; None for a process that does without."""
-        if self.starter.session.comm is None:
+        if self.starter.resources.comm is None:
             return None
         from mpi4py import MPI
 
@@ -182,17 +182,17 @@ class Examination:
         if rows is not None:
             finding = software.judge_versions(software.CODE, rows, self.circle.describe_rank)
             self._add(finding)
-        return self.starter.session.broadcast(finding is None or finding.code == 0)
+        return self.starter.control.broadcast(finding is None or finding.code == 0)
 
     # What each node sees by itself
 
     def _look_at_nodes(self) -> None:
         token: directories.Token | None = None
         content, problem = "", ""
-        if self.starter.session.world.rank == 0:
+        if self.starter.control.world.rank == 0:
             content = os.urandom(8).hex()
             token, problem = directories.put_token(self.settings.runs_dir, content)
-        content, problem = self.starter.session.broadcast((content if token else "", problem))
+        content, problem = self.starter.control.broadcast((content if token else "", problem))
         try:
             rows = self._judge_nodes(content, problem)
         finally:
@@ -213,7 +213,7 @@ class Examination:
             token: what rank 0 has put into the run directory; empty if it could not, because of
                 ``problem``.
         """
-        world, settings = self.starter.session.world, self.settings
+        world, settings = self.starter.control.world, self.settings
         resolution = name_resolution.begin_resolution(world.hostname)
         threads = self.before.get(environment.OMP_NUM_THREADS)
         bindings = self.circle.gather_on_node(
@@ -252,15 +252,15 @@ class Examination:
             )
         assert starter.torch_import is not None
         seconds = {software.IMPORT_TORCH: starter.torch_import.seconds}
-        longest, rank = find_slowest(seconds, starter.session.comm)[software.IMPORT_TORCH]
-        size = starter.session.world.size
+        longest, rank = find_slowest(seconds, starter.resources.comm)[software.IMPORT_TORCH]
+        size = starter.control.world.size
         self._add(software.judge_import(longest, self.circle.describe_rank(rank), size))
 
     # Between the nodes
 
     def _look_at_network(self) -> bool:
         """Whether all nodes that were tried reach each other. Collective."""
-        starter, world = self.starter, self.starter.session.world
+        starter, world = self.starter, self.starter.control.world
         leaders = starter.neighbourhood.leaders if starter.neighbourhood is not None else None
         finding: Finding | None = None
         if starter.neighbourhood is None or leaders is not None:
@@ -286,11 +286,11 @@ class Examination:
                 finding = network.judge_links(measured)
                 self._add(finding)
                 self._add(network.judge_clocks(measured))
-        return self.starter.session.broadcast(finding is None or finding.code == 0)
+        return self.starter.control.broadcast(finding is None or finding.code == 0)
 
     def _measure(self, leaders: MPI.Intracomm | None) -> tuple[tuple[str, ...], links.Link | None]:
         """This node's look-ups and links: addresses that nobody answered for, and the link."""
-        route, world = self.starter.route, self.starter.session.world
+        route, world = self.starter.route, self.starter.control.world
         peers = [route.meeting.address]
         if leaders is not None and leaders.Get_size() > 1:
             peers.append(links.find_neighbours(leaders, route.local_address))
@@ -310,20 +310,20 @@ class Examination:
     # GPUs
 
     def _look_at_gpus(self) -> bool:
-        starter, world = self.starter, self.starter.session.world
+        starter, world = self.starter, self.starter.control.world
         if not self._attempt(starter.find_device, gpus.GPUS):
             return False
-        if starter.session.any(starter.assignment.index is not None):
+        if starter.control.any(starter.assignment.index is not None):
             # Before NCCL is asked anything: it reads them once.
             self.recording = nccl.Recording()
-            starter.session.export(self.recording.variables)
+            starter.resources.variables.export(self.recording.variables)
         if not self._attempt(starter.take_device, gpus.GPUS):
             return False
         own: list[gpus.Gpu] = []
 
         def examine() -> None:
-            if starter.session.device.type == "cuda":
-                own.append(gpus.examine_gpu(world.rank, starter.session.device))
+            if starter.device.type == "cuda":
+                own.append(gpus.examine_gpu(world.rank, starter.device))
 
         if not self._attempt(examine, gpus.GPUS, Exception):
             return False
@@ -351,7 +351,7 @@ class Examination:
         masks = {placement.rank: placement.cores for placement in placements}
         hidden = self.before.get(environment.CUDA_VISIBLE_DEVICES) == ""
         count = gpus.judge_count(
-            self.starter.session.world.hostname,
+            self.starter.control.world.hostname,
             placements,
             found,
             0 if hidden else gpus.count_files(),
@@ -374,22 +374,22 @@ class Examination:
             with self._stage(phase):
                 if not self._attempt(work, ALL_REDUCE, Exception):
                     return "there is no group of all ranks"
-        session = starter.session
         seconds = time.monotonic() - begin
-        where = f"{session.meeting.address}:{session.meeting.port}"
+        meeting, backend = starter.route.meeting, starter.resources.backend
         self._add(
             passed(
                 ALL_REDUCE,
-                f"right on {_count(session.world.size)} with {session.backend}; store at {where}; "
-                f"{seconds:.2f} s for store, group and first all-reduce",
+                f"right on {_count(starter.control.world.size)} with {backend}; store at "
+                f"{meeting.address}:{meeting.port}; {seconds:.2f} s for store, group and first "
+                "all-reduce",
             )
         )
-        if session.backend == "nccl":
+        if backend == "nccl":
             self._look_at_transport()
         return None
 
     def _look_at_transport(self) -> None:
-        world = self.starter.session.world
+        world = self.starter.control.world
         assert self.recording is not None
         rows = self.circle.gather_on_node(self.recording.finish())
         mine: list[Finding] = []
@@ -408,10 +408,10 @@ class Examination:
             if reason is not None:
                 self._add(skipped(THE_REST, f"not examined: {reason}"))
             code = self.report.conclude()
-            if code != 0 and self.starter.session.world.size > 1:
+            if code != 0 and self.starter.control.world.size > 1:
                 # A launcher may forget what it has not forwarded when a rank fails.
                 time.sleep(FORWARD_SECONDS)
-        return self.starter.session.broadcast(code)
+        return self.starter.control.broadcast(code)
 
     # Tools
 
@@ -451,7 +451,7 @@ class Examination:
         except BaseException as caught:
             unexpected = caught
         self.way_out.settle(unexpected)
-        if not self.starter.session.any(error is not None):
+        if not self.starter.control.any(error is not None):
             return True
         mine = (exit_code(error), _describe(error)) if error is not None else None
         rows = self.circle.gather((mine, isinstance(error, MpiddpError)))

@@ -21,7 +21,7 @@ class Circle:
 
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values on rank 0, None on the others. Collective."""
-        return _gather(self._starter.session.comm, value)
+        return _gather(self._starter.resources.comm, value)
 
     def gather_on_node(self, value: T) -> list[T] | None:
         """The values of a node's ranks on its first rank, None on the others. Collective."""
@@ -37,12 +37,12 @@ class Circle:
 
     def hostnames(self) -> tuple[str, ...]:
         """Of the nodes, by their rank. Rank 0 alone knows them."""
-        roster = self._starter.way_out.roster
-        return roster.hostnames if roster is not None else (self._starter.session.world.hostname,)
+        roster = self._starter.peers.roster
+        return roster.hostnames if roster is not None else (self._starter.control.world.hostname,)
 
     def host_of(self, rank: int) -> str:
         """Host name of a rank. Rank 0 alone knows it."""
-        roster = self._starter.way_out.roster
+        roster = self._starter.peers.roster
         return self.hostnames()[roster.nodes[rank] if roster is not None else 0]
 
     def describe_rank(self, rank: int) -> str:

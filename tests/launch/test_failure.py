@@ -317,7 +317,7 @@ def raised(error):
 
 def shared_way_out():
     way_out = WayOut()
-    way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+    way_out.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
     way_out.step = 17
     return way_out
 
@@ -345,8 +345,7 @@ def test_somebodys_script_keeps_its_own_errors():
 
 
 def test_frames_that_only_carried_the_call_are_left_out():
-    way_out = WayOut()
-    way_out.hidden_files = (__file__,)
+    way_out = WayOut(hidden_files=(__file__,))
     try:
         json.loads("{")
     except ValueError as error:
@@ -446,10 +445,10 @@ def test_a_report_comes_out_before_files_that_do_not_answer(tmp_path):
     program = """
 import os, time
 from pathlib import Path
-from mpiddp.launch.failure import failure
+from mpiddp.launch.failure import failure, outcome
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
-failure.write_outcome = lambda *_: time.sleep(3)
+outcome.write_outcome = lambda *_: time.sleep(3)
 with failure.WayOut() as way_out, start(Options(timeout=30), way_out):
     way_out.run_directory = Path.cwd()
     raise ValueError("on all ranks")
@@ -614,11 +613,11 @@ with mpiddp.init(timeout=60) as session:
     if is_odd and how == "late":
         stop()
     if how in ("finalize", "free"):
-        session._watch.seconds = 3
+        session._resources.watch.seconds = 3
     if is_odd and how == "finalize":
         mpi.finalize = lambda _: stop()
     if is_odd and how == "free":
-        session._heartbeat.stop = stop
+        session._resources.heartbeat.stop = stop
 """
 
 

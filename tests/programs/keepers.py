@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpiddp.errors import LaunchError
-from mpiddp.launch.failure import failure
+from mpiddp.launch.failure import failure, missing_ranks, outcome, termination
 from mpiddp.launch.failure.deadline import Watch
 from mpiddp.launch.failure.failure import WayOut
 from mpiddp.launch.failure.outcome import Outcome, write_outcome
@@ -91,7 +91,7 @@ def block_log(way_out: WayOut) -> None:
 
 def block_outcome(_: WayOut) -> None:
     """A file system that does not answer."""
-    failure.write_outcome = block  # type: ignore[assignment]
+    outcome.write_outcome = block  # type: ignore[assignment]
 
 
 def set_hook(hook: Callable[..., None]) -> Callable[[WayOut], None]:
@@ -106,30 +106,32 @@ def set_hook(hook: Callable[..., None]) -> Callable[[WayOut], None]:
 
 def break_deadline(way_out: WayOut) -> None:
     """An error while the one who is missing is looked for."""
-    way_out.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
-    failure.hosts_of_step = shout  # type: ignore[assignment]
+    way_out.peers.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
+    missing_ranks.hosts_of_step = shout  # type: ignore[assignment]
     with Watch(0.1, way_out.expire).phase("MPI"):
         block()
 
 
 def break_claim(way_out: WayOut) -> None:
     """An error while the ranks agree who speaks."""
-    way_out.store, way_out.starting, way_out.communicator = object(), False, object()  # type: ignore[assignment]
+    way_out.starting = False
+    way_out.peers.store, way_out.peers.communicator = object(), object()  # type: ignore[assignment]
     failure.claim_report = shout  # type: ignore[assignment]
-    failure._abort = os._exit
+    termination.abort = os._exit
 
 
 def leave_to_nobody(way_out: WayOut) -> None:
     """Another one has claimed the report, and is never heard of."""
-    way_out.store, way_out.starting, way_out.communicator = object(), False, object()  # type: ignore[assignment]
+    way_out.starting = False
+    way_out.peers.store, way_out.peers.communicator = object(), object()  # type: ignore[assignment]
     failure.claim_report = lambda _: False
     failure.PATIENCE_SECONDS = BOUND
-    failure._abort = os._exit
+    termination.abort = os._exit
 
 
 def fail_alone(way_out: WayOut) -> None:
     """One process, whose interpreter would end with 120 after it could not write."""
-    way_out.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    way_out.peers.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
     fill_stderr(way_out)
 
 
@@ -164,10 +166,10 @@ CASES: dict[str, Callable[[WayOut], None]] = {
 def fail(case: str, folder: Path) -> None:
     """Fail as rank 3 of 8 at step 17."""
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT), 2)
-    failure.READ_SECONDS = failure.HOOK_SECONDS = failure.CONSOLE_SECONDS = BOUND
-    failure.FILES_SECONDS = BOUND
+    failure.READ_SECONDS = failure.HOOK_SECONDS = BOUND
+    termination.CONSOLE_SECONDS = outcome.FILES_SECONDS = BOUND
     with WayOut() as way_out:
-        way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+        way_out.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
         way_out.step, way_out.run_directory = 17, folder
         CASES[case](way_out)
         raise ValueError("on purpose")

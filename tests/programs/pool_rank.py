@@ -111,16 +111,16 @@ def _restored(session: Session) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
         # What training tells the report of a failure.
-        way_out = session._way_out
+        way_out = session._resources.way_out
         way_out.run_directory, way_out.step, way_out.attempt = None, None, 0
         _set_pg_timeout(timedelta(seconds=session._timeout))
 
 
 def renew(session: Session) -> None:
     """Let the next collective call prepare everything again. Collective."""
-    for work in reversed(session._on_close):
+    for work in reversed(session._resources.on_close):
         work()
-    session._on_close.clear()
+    session._resources.on_close.clear()
     session.collectives = None
 
 

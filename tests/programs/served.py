@@ -155,7 +155,13 @@ def train(way: Way, session: Session) -> dict[str, object]:
     if way.longest is not None:
         os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
     serving = Serving(
-        session, roles, model, make_optimizer, lambda step: RATE, way.bound, session._way_out.fail
+        session,
+        roles,
+        model,
+        make_optimizer,
+        lambda step: RATE,
+        way.bound,
+        session._resources.way_out.fail,
     )
     session.comm.Barrier()
     if rank in roles.workers:

@@ -1,6 +1,6 @@
 """Interfaces and addresses: which ones could carry this job, and what NCCL and Gloo are told.
 
-Nothing here communicates. `reception` finds out which candidate every node really reaches.
+Nothing here communicates. `address_agreement` finds out which candidate every node really reaches.
 """
 
 from __future__ import annotations

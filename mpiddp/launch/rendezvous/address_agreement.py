@@ -117,7 +117,7 @@ class _Guest:
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
 
-class Reception:
+class OfferServer:
     """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
@@ -143,7 +143,7 @@ class Reception:
             self._selector.register(each, selectors.EVENT_READ)
         self._strangers: list[_Guest] = []
         """Guests that are not known, the first to come first."""
-        self._thread = threading.Thread(target=self._answer, name="mpiddp-reception", daemon=True)
+        self._thread = threading.Thread(target=self._answer, name="mpiddp-offers", daemon=True)
         self._thread.start()
 
     @property
@@ -324,14 +324,14 @@ def describe_failure(
 
 
 def meet(
-    reception: Reception | None, leaders: SleepingCommunicator, hostname: str, timeout: float
+    server: OfferServer | None, leaders: SleepingCommunicator, hostname: str, timeout: float
 ) -> Agreement:
     """Let every node's leader try rank 0's offers. Collective over leaders.
 
     Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
     the table. Raises ConfigurationError if rank 0 called `tell_no_offer` instead.
     """
-    published = (reception.offers, reception.token) if reception is not None else None
+    published = (server.offers, server.token) if server is not None else None
     published = leaders.bcast(published)
     if published is None:
         raise ConfigurationError("rank 0 has no address to offer")
@@ -357,7 +357,7 @@ def meet(
 
 
 def tell_no_offer(leaders: SleepingCommunicator) -> None:
-    """Rank 0's part of `meet` where it has no Reception: the other leaders wait for none."""
+    """Rank 0's part of `meet` where it has no OfferServer: the other leaders wait for none."""
     leaders.bcast(None)
 
 
