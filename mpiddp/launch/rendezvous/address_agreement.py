@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import queue
 import secrets
 import selectors
 import socket
@@ -23,9 +22,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.background import BackgroundCalls
 from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
 
 if TYPE_CHECKING:
@@ -229,20 +230,13 @@ def try_offers(
     Returns one Attempt per offer, after all have ended, or ``grace`` seconds after the first
     success, or after ``seconds``.
     """
-    answers: queue.SimpleQueue[tuple[int, Attempt]] = queue.SimpleQueue()
-    for index, offer in enumerate(offers):
-        threading.Thread(
-            target=lambda i=index, o=offer: answers.put((i, _try_offer(o, token, seconds))),
-            name=f"mpiddp-reach-{offer.candidate.address}",
-            daemon=True,
-        ).start()
+    calls = BackgroundCalls(
+        {index: partial(_try_offer, offer, token, seconds) for index, offer in enumerate(offers)}
+    )
     attempts = [Attempt(None, NO_ANSWER)] * len(offers)
     end = time.monotonic() + seconds
-    for _ in offers:
-        try:
-            index, attempt = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
+    while (answer := calls.next_result(end)) is not None:
+        index, attempt = answer
         attempts[index] = attempt
         if attempt.local_address is not None:
             end = min(end, time.monotonic() + grace)
