@@ -98,12 +98,9 @@ class _Report:
     """An error in words."""
 
     error: BaseException
-    code: int
-    """Exit code."""
     text: str
     """For the console and the log."""
-    reason: str
-    """For outcome.json."""
+    outcome: Outcome
 
 
 class WayOut:
@@ -190,7 +187,7 @@ class WayOut:
         It stays, whatever happens to a rank while the session is closed.
         """
         if self.run_directory is not None:
-            write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done"))
+            write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
@@ -235,7 +232,7 @@ class WayOut:
             with contextlib.suppress(LaunchError):
                 peers.launcher = find_launcher()
         report = self._compose(error)
-        self._code = report.code
+        self._code = report.outcome.code
         try:
             is_reporter = self._is_reporter(report)
         except Exception:  # Rather two reports than none.
@@ -282,9 +279,12 @@ class WayOut:
 
     def describe(self, error: BaseException) -> str:
         """The report of ``error``: one line for mistakes of the user's, else a traceback."""
+        return self._describe(error, self.step)
+
+    def _describe(self, error: BaseException, step: int | None) -> str:
         return describe_error(
             error,
-            self.peers.describe_place(self.step),
+            self.peers.describe_place(step),
             is_shared=self.peers.is_shared,
             lost_peer=self._is_peer_loss(error),
             hidden_files=self._hidden_files,
@@ -295,12 +295,14 @@ class WayOut:
 
     def _compose(self, error: BaseException) -> _Report:
         """Put ``error`` into words; its type alone where its text fails or does not come."""
+        step = self.step  # The trainer may go on meanwhile.
 
         def compose() -> _Report:
             lost = self._is_peer_loss(error)
             code = PeerLostError.exit_code if lost else exit_code(error)
             reason = f"{type(error).__name__}: {read_message(error)}".rstrip(": ")
-            return _Report(error, code, self.describe(error), reason)
+            text = self._describe(error, step)
+            return _Report(error, text, self._make_outcome(code, reason, step))
 
         try:
             return BackgroundCall(compose).finish(READ_SECONDS)
@@ -309,8 +311,8 @@ class WayOut:
         except BaseException as another:
             problem = f"its message could not be read ({type(another).__name__})"
         reason = f"{type(error).__name__}: {problem}"
-        text = f"mpiddp: {self.peers.describe_place(self.step)}{reason}\n"
-        return _Report(error, exit_code(error), text, reason)
+        text = f"mpiddp: {self.peers.describe_place(step)}{reason}\n"
+        return _Report(error, text, self._make_outcome(exit_code(error), reason, step))
 
     def _report(self, report: _Report, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
@@ -350,14 +352,14 @@ class WayOut:
         """Write the log, and the outcome if asked to, as far as the file system answers."""
         if self.run_directory is None:
             return
-        outcome = self._make_outcome(report.code, report.reason) if with_outcome else None
+        outcome = report.outcome if with_outcome else None
         problem = write_report(self.run_directory, self.peers.rank, report.text, outcome)
         if problem and with_outcome:
             print_report(f"mpiddp: {problem}\n")
 
-    def _make_outcome(self, code: int, reason: str) -> Outcome:
+    def _make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
         peers = self.peers
-        return Outcome(code, reason, peers.rank, peers.hostname, self.step, self.attempt)
+        return Outcome(code, reason, peers.rank, peers.hostname, step, self.attempt)
 
     # Which rank reports
 
@@ -373,7 +375,7 @@ class WayOut:
             if not may_call_mpi():
                 await_turn(peers.rank)
                 return True
-            failed = agree_on_failure(peers.communicator, report.code, ANSWER_SECONDS)
+            failed = agree_on_failure(peers.communicator, self._code, ANSWER_SECONDS)
             return failed is None or failed[0] == peers.communicator.Get_rank()
         is_first = claim_report(peers.store) if peers.store is not None else True
         if is_first is None:

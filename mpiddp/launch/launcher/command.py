@@ -5,16 +5,19 @@ library alone and is quick to import. In a shell,
 
     python -m mpiddp.launch.launcher.command [--mpirun PROGRAM] -n RANKS -- PROGRAM ARGUMENTS…
 
-becomes the launcher of RANKS ranks on this machine; with --print it prints the command line.
+starts RANKS ranks on this machine, and ends with their exit code; with --print it prints the
+command line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,8 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,42 @@ def count_cores() -> int:
         return len(usable)
 
 
+def run(command: Sequence[str], variables: Mapping[str, str], kind: Kind) -> int:
+    """Run a launcher to its end, and pass signals on. Returns the exit code.
+
+    Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It has a process group of
+    its own here, which a terminal does not interrupt, and each rank gets the SIGINT itself; at the
+    second one mpirun does.
+    """
+    launcher = subprocess.Popen(command, env=variables, process_group=0)
+    is_interrupted = False
+
+    def pass_on(number: int, _: object) -> None:
+        nonlocal is_interrupted
+        ranks: list[int] = []
+        if number == signal.SIGINT and kind in (OPEN_MPI, OPEN_MPI_4) and not is_interrupted:
+            is_interrupted, ranks = True, _find_children(launcher.pid)
+        for process in ranks or [launcher.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    code = launcher.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _find_children(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    with contextlib.suppress(OSError):
+        return [int(child) for path in found for child in path.read_text().split()]
+    return []
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Become the launcher, or print its command line."""
+    """Start ranks, or print the command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
@@ -210,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if mpirun.program != Path(sys.prefix, "bin", "mpirun"):
         library = f" with {mpirun.library}" if mpirun.library is not None else ""
         print(f"mpiddp: using {mpirun.program}{library}", file=sys.stderr, flush=True)
-    os.execve(mpirun.program, command, {**os.environ, **found})
+    raise SystemExit(run(command, {**os.environ, **found}, mpirun.kind))
 
 
 if __name__ == "__main__":
