@@ -208,7 +208,7 @@ def test_ranks_that_all_fail_before_mpi_say_so_once(recent_launcher, tmp_path):
     [
         ("openmpi", 1, "exit", 5, r"mpiddp: rank 1 of 2 on \S+ at step 2: ended with exit code 5"),
         ("mpich", 0, "exit", 5, r"mpiddp: rank 0 of 2 on \S+ at step 2: ended with exit code 5"),
-        ("mpich", 1, "text", 1, r"all is said"),
+        ("mpich", 1, "text", 1, r"mpiddp: rank 1 of 2 on \S+ at step 2: all is said"),
         ("openmpi", 0, "interrupt", 130, r"mpiddp: rank 0 of 2 on \S+ at step 2: interrupted"),
     ],
 )
@@ -327,7 +327,7 @@ def test_reports_say_who_where_and_when():
     place = "mpiddp: rank 3 of 8 on node2 at step 17: "
     assert way_out.describe(ConfigurationError("no such data")) == f"{place}no such data\n"
     assert way_out.describe(SystemExit(7)) == f"{place}ended with exit code 7\n"
-    assert way_out.describe(SystemExit("bye")) == "bye\n"
+    assert way_out.describe(SystemExit("bye")) == f"{place}bye\n"
     assert way_out.describe(KeyboardInterrupt()) == f"{place}interrupted\n"
     closed = "[/gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer"
     lost = way_out.describe(RuntimeError(closed))

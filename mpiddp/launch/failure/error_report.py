@@ -49,7 +49,7 @@ def describe_error(
         return f"mpiddp: {place}{read_message(error)}\n"
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
-            return f"{error.code}\n"
+            return f"mpiddp: {place}{error.code}\n" if is_shared else f"{error.code}\n"
         return f"mpiddp: {place}ended with exit code {exit_code(error)}\n" if is_shared else ""
     if isinstance(error, KeyboardInterrupt):
         return f"mpiddp: {place}interrupted\n"

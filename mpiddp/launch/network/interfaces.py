@@ -107,7 +107,7 @@ def describe_lack(
         scope = "that other nodes could reach" if node_count > 1 else "for loopback"
         return f"{hostname} has no interface {scope}; up with an IPv4 address: {there}"
     return (
-        f"{rule.source} {rule.nccl!r} fits no interface of {hostname}; "
+        f"{rule.source} {rule.text!r} fits no interface of {hostname}; "
         f"up with an IPv4 address: {there}"
     )
 
