@@ -16,9 +16,9 @@ def main() -> None:
         if settings.json is not None and is_first():
             check_json(settings.json)
         # Here, so that --help reads nothing but the command line.
-        from mpiddp.doctor.examination import Examination
+        from mpiddp.doctor.examination import examine
 
-        way_out.leave(Examination(settings, way_out).run())
+        way_out.leave(examine(settings, way_out))
 
 
 if __name__ == "__main__":
