@@ -66,13 +66,13 @@ def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
     named; the line's status is the worst of them, its code the first of theirs.
     """
     worst = max(findings, key=lambda finding: STATUSES.index(finding.status)).status
-    speak = [
+    named = [
         (hostname, finding)
         for hostname, finding in zip(hostnames, findings, strict=True)
         if finding.status in (WARN, FAIL) or worst in (PASS, SKIP)
     ]
     owners: dict[str, list[str]] = {}
-    for hostname, finding in speak:
+    for hostname, finding in named:
         owners.setdefault(finding.found, []).append(hostname)
     everyone_agrees = len(owners) == 1 and worst in (PASS, SKIP)
     texts = [
@@ -82,14 +82,14 @@ def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
     if len(owners) > SHOWN:
         rest = [name for names in list(owners.values())[SHOWN:] for name in names]
         texts.append(f"something else again: {fold_hostnames(rest)}")
-    advice = dict.fromkeys(finding.advice for _, finding in speak if finding.advice)
+    advice = dict.fromkeys(finding.advice for _, finding in named if finding.advice)
     return Finding(
         check=findings[0].check,
         status=worst,
         found="; ".join(texts),
         advice=". ".join(advice),
-        code=exit_code(finding for _, finding in speak),
-        hosts=() if worst in (PASS, SKIP) else tuple(dict.fromkeys(name for name, _ in speak)),
+        code=exit_code(finding for _, finding in named),
+        hosts=() if worst in (PASS, SKIP) else tuple(dict.fromkeys(name for name, _ in named)),
     )
 
 

@@ -23,7 +23,7 @@ _PEER_LOSS = re.compile(
 )
 # ... and how it is told that torch said it: anybody may raise a RuntimeError. The class
 # DistBackendError says so as well; the NCCL of torch 2.15 does not always use it.
-_SPEAKER = re.compile(
+_TORCH = re.compile(
     r"gloo/transport|gloo::|Gloo connectFullMesh|Application timeout caused pair closure|"
     r"ProcessGroup(Gloo|NCCL)|WorkNCCL|NCCL (error|communicator|operation|Async Error)"
 )
@@ -106,7 +106,7 @@ def is_peer_loss(error: BaseException) -> bool:
     if _is_one(error, distributed, "DistNetworkError"):
         return True
     text = read_message(error)
-    is_torch = _is_one(error, distributed, "DistBackendError") or _SPEAKER.search(text) is not None
+    is_torch = _is_one(error, distributed, "DistBackendError") or _TORCH.search(text) is not None
     return is_torch and _PEER_LOSS.search(text) is not None
 
 
