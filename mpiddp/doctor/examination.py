@@ -20,7 +20,7 @@ from mpiddp.doctor.options import Settings
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FORWARD_SECONDS, WayOut
-from mpiddp.launch.launcher.hostnames import is_host
+from mpiddp.launch.launcher.hostnames import count_noun, is_host
 from mpiddp.launch.summary import find_slowest
 from mpiddp.launch.world import find_oddities
 
@@ -178,8 +178,7 @@ def _try_group(examiner: Examiner) -> bool:
             if not examiner.attempt(work, ALL_REDUCE, Exception):
                 return False
     seconds = time.monotonic() - begin
-    size, meeting = starter.control.world.size, starter.route.meeting
-    ranks = f"{size} rank" + ("s" if size > 1 else "")
+    meeting, ranks = starter.route.meeting, count_noun(starter.control.world.size, "rank")
     examiner.add(
         passed(
             ALL_REDUCE,

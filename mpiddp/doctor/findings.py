@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mpiddp.errors import FAILURE, SUCCESS
-from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 
 PASS, SKIP, WARN, FAIL = "pass", "skip", "warn", "fail"
 STATUSES = (PASS, SKIP, WARN, FAIL)
@@ -17,6 +17,7 @@ ORDER_OF_CODES = (3, 4, 2, 1)
 
 SHOWN = 4
 """How many different answers of nodes one line holds."""
+MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,12 @@ def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
     )
 
 
+def join_some(parts: Sequence[str]) -> str:
+    """The first few of ``parts``, and how many more there are."""
+    more = [f"and {len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
+    return "; ".join([*parts[:MOST_PARTS], *more])
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """The code of the first failure in the order 3, 4, 2, 1; 0 without one.
 
@@ -110,13 +117,9 @@ def summarise(findings: Sequence[Finding], seconds: float) -> str:
     parts = [f"{counts[PASS]} passed"]
     if counts[SKIP]:
         parts.append(f"{counts[SKIP]} skipped")
-    parts.append(_count(counts[WARN], "warning"))
-    parts.append(_count(counts[FAIL], "failure"))
+    parts.append(count_noun(counts[WARN], "warning"))
+    parts.append(count_noun(counts[FAIL], "failure"))
     return f"{', '.join(parts)} (exit code {exit_code(findings)}) in {seconds:.1f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def timed(finding: Finding, seconds: float) -> Finding:

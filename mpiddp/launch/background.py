@@ -1,4 +1,4 @@
-"""Work that may hang, which nobody waits for longer than it is worth."""
+"""Calls that may hang, with a limit to how long they are waited for."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.world import Roster, World
 
@@ -37,7 +37,7 @@ def describe_device(device: torch.device, threads: int) -> str:
         # A script's process has no context yet, and asking for the name would make one.
         initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
-    return f"{name}, {_plural(threads, 'thread')} per rank (OMP_NUM_THREADS)"
+    return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
 
 
 def find_slowest(
@@ -92,7 +92,7 @@ def describe_start(start: Start) -> str:
     if any(report.mpi_interfaces for report in reports):
         library += f", TCP over {_fold_by_node(hostnames, confined)}"
     rows = {
-        "ranks": f"{_plural(world.size, 'rank')} on {_plural(world.node_count, 'node')}: "
+        "ranks": f"{count_noun(world.size, 'rank')} on {count_noun(world.node_count, 'node')}: "
         + fold_hostnames(hostnames),
         "ranks per node": _fold_counts(local_sizes),
         "master": f"{world.master_hostname} at {start.address}",
@@ -113,10 +113,6 @@ def _describe_phase(phase: str, value: tuple[float, int], size: int) -> str:
     seconds, rank = value
     where = f" (rank {rank})" if size > 1 else ""
     return f"{phase} {seconds:.3f}{where}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _fold_counts(counts: Sequence[int]) -> str:

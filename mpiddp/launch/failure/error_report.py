@@ -21,7 +21,7 @@ _PEER_LOSS = re.compile(
     r"communicator was aborted|operation was cancelled",
     re.IGNORECASE,
 )
-# ... and how it is told that torch said it: anybody may raise a RuntimeError. The class
+# ... and how to tell that torch said it: anybody may raise a RuntimeError. The class
 # DistBackendError says so as well; the NCCL of torch 2.15 does not always use it.
 _TORCH = re.compile(
     r"gloo/transport|gloo::|Gloo connectFullMesh|Application timeout caused pair closure|"

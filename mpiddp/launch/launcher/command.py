@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import re
 import shlex
@@ -27,6 +28,8 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -197,7 +200,14 @@ def run(command: Sequence[str], variables: Mapping[str, str], kind: Kind) -> int
     its own here, which a terminal does not interrupt, and each rank gets the SIGINT itself; at the
     second one mpirun does.
     """
-    launcher = subprocess.Popen(command, env=variables, process_group=0)
+    system = ctypes.CDLL(None)
+    launcher = subprocess.Popen(
+        command,
+        env=variables,
+        process_group=0,
+        # It must not outlive this process, however that ends.
+        preexec_fn=lambda: system.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
     is_interrupted = False
 
     def pass_on(number: int, _: object) -> None:
