@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import make_parser, read_options
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
@@ -174,13 +174,13 @@ def _set_first_path(folder: str) -> None:
 def main() -> None:
     """Start the launch, run the script in it, and leave with the script's exit code."""
     hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
-    with WayOut(hidden_files) as way_out:
+    with FailureHandler(hidden_files) as failure_handler:
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
-        session = start(options, way_out, make_group=False)
+        session = start(options, failure_handler, make_group=False)
         # Registered before the script's own functions, it runs after them and after its threads.
         atexit.register(session.close)
-        way_out.runs_script = True
+        failure_handler.runs_script = True
         run()
 
 

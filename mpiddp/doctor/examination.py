@@ -19,7 +19,7 @@ from mpiddp.doctor.node_stage import examine_nodes
 from mpiddp.doctor.options import Settings
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
-from mpiddp.launch.failure.failure import FORWARD_SECONDS, WayOut
+from mpiddp.launch.failure.failure import FORWARD_SECONDS, FailureHandler
 from mpiddp.launch.launcher.hostnames import count_noun, is_host
 from mpiddp.launch.summary import find_slowest
 from mpiddp.launch.world import find_oddities
@@ -28,12 +28,12 @@ ALL_REDUCE = "all-reduce"
 THE_REST = "the rest"
 
 
-def examine(settings: Settings, way_out: WayOut) -> int:
+def examine(settings: Settings, failure_handler: FailureHandler) -> int:
     """Examine, print, close. Returns the exit code, the same on every rank. Collective.
 
     A failure of the examination itself ends the job, as any failure does.
     """
-    examiner = Examiner(settings, way_out)
+    examiner = Examiner(settings, failure_handler)
     starter = examiner.starter
     try:
         reason = _examine(examiner)
@@ -98,9 +98,9 @@ def _start_mpi(examiner: Examiner) -> None:
     except LaunchError as error:
         _refuse(examiner, error)
     except BaseException as error:
-        examiner.way_out.settle(error)
+        examiner.failure_handler.settle(error)
     else:
-        examiner.way_out.settle(None)
+        examiner.failure_handler.settle(None)
     launcher = starter.peers.launcher
     module = starter.resources.module
     library = module.Get_library_version() if module is not None else None
@@ -129,7 +129,7 @@ def _refuse(examiner: Examiner, error: LaunchError) -> None:
         examiner.add(failed(launching.MPI_LIBRARY, str(error), code=error.exit_code))
         examiner.add(skipped(THE_REST, "without MPI the ranks cannot be examined together"))
         report.conclude()
-    examiner.way_out.fail(error, told=report is not None)
+    examiner.failure_handler.fail(error, told=report is not None)
     raise error
 
 

@@ -14,7 +14,7 @@ from mpiddp.doctor.report import Report, open_report
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.deadline import Watch
 from mpiddp.launch.failure.error_report import exit_code
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network.infiniband import find_infiniband
@@ -29,10 +29,10 @@ T = TypeVar("T")
 class Examiner:
     """Every rank has one; rank 0's holds the report. Gathered values should be small."""
 
-    def __init__(self, settings: Settings, way_out: WayOut) -> None:
+    def __init__(self, settings: Settings, failure_handler: FailureHandler) -> None:
         self.settings = settings
-        self.way_out = way_out
-        self.starter = Starter(settings.launch, way_out, make_group=True)
+        self.failure_handler = failure_handler
+        self.starter = Starter(settings.launch, failure_handler, make_group=True)
         self.report: Report | None = None
         if is_first():
             self.report = open_report(settings.json, find_launcher())
@@ -40,7 +40,7 @@ class Examiner:
         """What start-up found; it sets variables itself."""
         self.infiniband = find_infiniband()
         self._began = time.monotonic()
-        self._watch = Watch(settings.launch.timeout, way_out.expire)
+        self._watch = Watch(settings.launch.timeout, failure_handler.expire)
 
     def close(self) -> None:
         """Stop watching the deadlines."""
@@ -72,7 +72,7 @@ class Examiner:
             error = caught
         except BaseException as caught:
             unexpected = caught
-        self.way_out.settle(unexpected)
+        self.failure_handler.settle(unexpected)
         if not self.starter.control.any(error is not None):
             return True
         mine = (exit_code(error), _describe(error)) if error is not None else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpiddp.errors import PeerLostError
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.deadline import CLOSING, Watch
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.heartbeat import Heartbeat
 from mpiddp.launch.mpi import mpi
 
@@ -43,7 +43,7 @@ class ExportedVariables:
 class Resources:
     """Start-up fills them in, as far as it comes; whoever owns them closes or abandons them."""
 
-    way_out: WayOut
+    failure_handler: FailureHandler
     variables: ExportedVariables = field(default_factory=ExportedVariables)
     on_close: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done first; the last comes first."""
@@ -73,7 +73,7 @@ class Resources:
                     stack.callback(work)
         except BaseException as error:
             # Nobody else would: hooks are gone by now, and at the end of a program errors pass.
-            self.way_out.fail(error)
+            self.failure_handler.fail(error)
             raise
 
     def _close_launch(self, control: ControlChannel) -> None:
@@ -105,7 +105,7 @@ class Resources:
             lost = heartbeat.find_silent() if heartbeat is not None else None
             if lost is not None:
                 raise PeerLostError(
-                    f"{self.way_out.peers.describe_rank(lost)} has not been heard of for "
+                    f"{self.failure_handler.peers.describe_rank(lost)} has not been heard of for "
                     f"{control.timeout:g} s, while this rank waits for it at the end of the "
                     "session: it was killed or stopped, or its node is down"
                 )
@@ -122,7 +122,7 @@ class Resources:
             torch.distributed.destroy_process_group()
 
     def _drop_store(self) -> None:
-        self.store = self.way_out.peers.store = None
+        self.store = self.failure_handler.peers.store = None
 
     def _close_mpi(self, control: ControlChannel) -> None:
         if self.comm is not None:
@@ -130,7 +130,7 @@ class Resources:
             self.comm = None
         control.free()
         # Last, for a failure of the others.
-        peers = self.way_out.peers
+        peers = self.failure_handler.peers
         if peers.communicator is not None:
             communicator, peers.communicator = peers.communicator, None
             communicator.Free()

@@ -123,7 +123,7 @@ class Session(ControlChannel):
         trace: TracebackType | None,
     ) -> None:
         if error is not None and exit_code(error) != SUCCESS:
-            self._resources.way_out.fail(error)
+            self._resources.failure_handler.fail(error)
         self.close()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Session(ControlChannel):
         set at the start get their old values back, except the one that keeps child processes out
         of MPI.
         """
-        if self._closed or not self._resources.way_out.is_own_process():
+        if self._closed or not self._resources.failure_handler.is_own_process():
             return
         self._closed = True
         atexit.unregister(self.close)

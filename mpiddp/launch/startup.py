@@ -20,7 +20,7 @@ from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import device, nccl, summary
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.deadline import PHASES, Watch
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.heartbeat import Heartbeat
 from mpiddp.launch.failure.termination import in_notebook, write_console
 from mpiddp.launch.launcher.hostnames import fold_hostnames
@@ -50,7 +50,7 @@ KEY_BYTES = 16
 """Of what the job's keys in the store begin with."""
 
 
-def start(options: Options, way_out: WayOut, *, make_group: bool = True) -> Session:
+def start(options: Options, failure_handler: FailureHandler, *, make_group: bool = True) -> Session:
     """Start a launch: returns once every rank has its World, device, store and process group.
 
     Collective over all processes of the launch. ``make_group=False`` leaves the group to a script
@@ -64,19 +64,19 @@ def start(options: Options, way_out: WayOut, *, make_group: bool = True) -> Sess
             "it, or call its close() first"
         )
     # Under `python -m mpiddp` a script may call mpiddp.init(): the launch has been described.
-    starter = Starter(options, way_out, make_group, is_quiet=previous is not None)
+    starter = Starter(options, failure_handler, make_group, is_quiet=previous is not None)
     session = starter.run()
     session.open()
-    way_out.starting = False
+    failure_handler.starting = False
     return session
 
 
-def catch_uncaught(session: Session, way_out: WayOut) -> None:
+def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:
     """Let exceptions that nobody catches end the job, and an exit without ``close`` close."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        way_out.fail(error)
+        failure_handler.fail(error)
         previous(kind, error, trace)
 
     if not in_notebook():
@@ -137,25 +137,30 @@ class Starter:
     """Once `find_address` is done."""
 
     def __init__(
-        self, options: Options, way_out: WayOut, make_group: bool, *, is_quiet: bool = False
+        self,
+        options: Options,
+        failure_handler: FailureHandler,
+        make_group: bool,
+        *,
+        is_quiet: bool = False,
     ) -> None:
         self.options = options
-        self.way_out = way_out
-        self.peers = way_out.peers
+        self.failure_handler = failure_handler
+        self.peers = failure_handler.peers
         self.make_group = make_group
         self.is_quiet = is_quiet
         self.control = ControlChannel(solitary_world(), None, options.timeout)
         """Of this process alone until MPI is up."""
-        self.resources = Resources(way_out)
+        self.resources = Resources(failure_handler)
         self.neighbourhood: Neighbourhood | None = None
         self.torch_import: TorchImport | None = None
         self.mpi_interfaces: tuple[str, ...] = ()
         self.offer_server: OfferServer | None = None
         self.descriptor: int | None = None
-        way_out.seconds = options.timeout
+        failure_handler.seconds = options.timeout
 
     def run(self) -> Session:
-        self.watch = Watch(self.options.timeout, self.way_out.expire)
+        self.watch = Watch(self.options.timeout, self.failure_handler.expire)
         try:
             with self.watch.phase("MPI"):
                 self.settle(self.begin_import)
@@ -197,7 +202,7 @@ class Starter:
             work()
         except BaseException as caught:
             error = caught
-        self.way_out.settle(error)
+        self.failure_handler.settle(error)
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
@@ -224,7 +229,7 @@ class Starter:
                 mpi.leave_alone(module)
             raise
         if peers.communicator is None:
-            self.way_out.join(module.COMM_WORLD)
+            self.failure_handler.join(module.COMM_WORLD)
         resources.comm, own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
         world, self.neighbourhood = find_world(own)
         self.control = ControlChannel(world, own, self.options.timeout)
@@ -380,7 +385,7 @@ class Starter:
         store.make_group(resources.store, world, resources.backend, self.device, timeout)
         resources.has_group = True
         if resources.backend == "nccl":
-            resources.on_close.append(nccl.GroupWatch(self.way_out.fail).close)
+            resources.on_close.append(nccl.GroupWatch(self.failure_handler.fail).close)
 
     def try_group(self) -> None:
         """One checked all-reduce."""

@@ -161,7 +161,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         make_optimizer,
         lambda step: RATE,
         way.bound,
-        session._resources.way_out.fail,
+        session._resources.failure_handler.fail,
     )
     session.comm.Barrier()
     if rank in roles.workers:

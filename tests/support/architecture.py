@@ -219,7 +219,7 @@ def _find_circles(arrows: dict[str, list[str]]) -> Iterator[Violation]:
 
 
 def check_exits(modules: dict[str, Module]) -> Iterator[Violation]:
-    """Ends of the process anywhere but in the one way out."""
+    """Ends of the process anywhere but in the failure handler."""
     for module in modules.values():
         if module.name.startswith(MAY_EXIT):
             continue

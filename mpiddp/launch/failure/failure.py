@@ -103,7 +103,7 @@ class _Report:
     outcome: Outcome
 
 
-class WayOut:
+class FailureHandler:
     """Ends one process, and its job. As a context manager it catches every exception of its body.
 
     Start-up tells it how to reach the other ranks, the trainer where the run stands.
@@ -132,7 +132,7 @@ class WayOut:
         """The exit code that it ends with."""
         self._claim: Claim | None = None
 
-    def __enter__(self) -> WayOut:
+    def __enter__(self) -> FailureHandler:
         return self
 
     def __exit__(
