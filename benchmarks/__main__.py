@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 
 COMMANDS = {
     "explain": "an all-reduce step by step: in the terminal, as a diagram, as an animated page",
@@ -81,7 +81,7 @@ def _forgive_closed_output() -> None:
 if __name__ == "__main__":
     # A request to end arrives as an exception, so that running programs are ended, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with WayOut():
+    with FailureHandler():
         try:
             run(sys.argv[1:])
             sys.stdout.flush()

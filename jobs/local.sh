@@ -59,9 +59,12 @@ case ${1:-} in
 esac
 
 prepare mpi
-choose_mpirun "$ranks"
+if [ "$KIND" = venv ] && [ -z "${MPIDDP_MPIRUN:-}" ] && [ ! -x "$PREFIX/bin/mpirun" ]; then
+    die "$PREFIX/bin/mpirun has gone; remove .venv and start again"
+fi
 # From elsewhere the default directory of runs would be elsewhere, too.
 if [ "$(pwd -P)" != "$ROOT" ] && ! has_option --runs-dir "$@" && ! has_option --config "$@"; then
     set -- --runs-dir "$ROOT/runs" "$@"
 fi
-exec "${MPIRUN[@]}" -n "$ranks" "$PYTHON" -m mpiddp.train "$@" 2> >(drop_abort_noise >&2)
+exec "$PYTHON" -m mpiddp.launch.launcher.command -n "$ranks" -- \
+    "$PYTHON" -m mpiddp.train "$@" 2> >(drop_abort_noise >&2)

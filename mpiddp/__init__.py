@@ -117,15 +117,15 @@ def init(
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.
     """
-    from mpiddp.launch.failure.failure import WayOut
+    from mpiddp.launch.failure.failure import FailureHandler
     from mpiddp.launch.session import Options
     from mpiddp.launch.startup import catch_uncaught, start
 
-    way_out = WayOut()
-    with way_out:
+    failure_handler = FailureHandler()
+    with failure_handler:
         options = Options(backend, timeout, interface, allow_shared_gpu)
-        session = start(options, way_out)
-    catch_uncaught(session, way_out)
+        session = start(options, failure_handler)
+    catch_uncaught(session, failure_handler)
     return session
 
 

@@ -7,7 +7,6 @@ tracebacks and exit codes.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import importlib.util
 import io
@@ -16,17 +15,19 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import Parser
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.arguments import make_parser, read_options
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 
+USAGE = """\
+python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
+       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]"""
 DESCRIPTION = """\
 Run a script written for torchrun, unchanged, on every rank that MPI started:
 
@@ -44,38 +45,13 @@ def parse(
     The rest begins with the script's path where no module is named. ``--help`` raises
     SystemExit(0), after it was printed if ``show_help``.
     """
-    parser = Parser(
-        prog="python -m mpiddp",
-        usage="python -m mpiddp [OPTIONS] SCRIPT [ARGS…]\n"
-        "       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    defaults = Options()
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=defaults.timeout,
-        metavar="SECONDS",
-        help="for each phase of start-up (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--interface",
-        default=defaults.interface,
-        metavar="NAME",
-        help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
-    )
-    parser.add_argument(
-        "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
-    )
+    parser = make_parser("python -m mpiddp", DESCRIPTION, USAGE)
+    parser.add_launch_options(Options().timeout, "phase of start-up")
     own, module, rest = _split(arguments)
-    with redirect_stdout(sys.stdout if show_help else io.StringIO()):
-        values = parser.parse_args(own)
+    values = parser.read(own, show_help=show_help)
     if module is None and not rest:
         parser.error("no SCRIPT given")
-    options = Options("auto", values.timeout, values.interface, values.allow_shared_gpu)
-    return options, module, rest
+    return read_options(values), module, rest
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
@@ -197,14 +173,14 @@ def _set_first_path(folder: str) -> None:
 
 def main() -> None:
     """Start the launch, run the script in it, and leave with the script's exit code."""
-    with WayOut() as way_out:
-        way_out.hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
+    hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
+    with FailureHandler(hidden_files) as failure_handler:
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
-        session = start(options, way_out, make_group=False)
+        session = start(options, failure_handler, make_group=False)
         # Registered before the script's own functions, it runs after them and after its threads.
         atexit.register(session.close)
-        way_out.runs_script = True
+        failure_handler.runs_script = True
         run()
 
 

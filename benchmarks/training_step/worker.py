@@ -124,15 +124,15 @@ def main(name: str, addresses: Sequence[str]) -> None:
 def _open_job(name: str) -> Iterator[Job]:
     """Join the job's ranks: a session over MPI, or a group whose processes never load MPI."""
     if name == MPI_JOB:
-        from mpiddp.launch.failure.failure import WayOut
+        from mpiddp.launch.failure.failure import FailureHandler
 
-        with WayOut() as way_out:
+        with FailureHandler() as failure_handler:
             import mpiddp
 
             with mpiddp.init(allow_shared_gpu=True) as session:
                 from benchmarks.training_step.mpi_job import MpiJob
 
-                yield MpiJob(session, way_out.fail)
+                yield MpiJob(session, failure_handler.fail)
         return
     from benchmarks.training_step.torch_job import TorchJob
 

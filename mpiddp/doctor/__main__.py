@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 
 from mpiddp.doctor.options import check_json, parse
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
 
 
 def main() -> None:
     """Examine all ranks that the launcher started, and leave with the findings' exit code."""
-    with WayOut() as way_out:
+    with FailureHandler() as failure_handler:
         settings = parse(sys.argv[1:], show_help=is_first())
         if settings.json is not None and is_first():
             check_json(settings.json)
         # Here, so that --help reads nothing but the command line.
-        from mpiddp.doctor.examination import Examination
+        from mpiddp.doctor.examination import examine
 
-        way_out.leave(Examination(settings, way_out).run())
+        failure_handler.leave(examine(settings, failure_handler))
 
 
 if __name__ == "__main__":

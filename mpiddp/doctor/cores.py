@@ -1,4 +1,4 @@
-"""Whether the ranks of a node have cores enough, and threads that fit them."""
+"""Whether the ranks of a node have enough cores, and no more threads than cores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpiddp.doctor.findings import Finding, passed, warned
 from mpiddp.launch.device import share_cores
-from mpiddp.launch.launcher.hostnames import fold_numbers
+from mpiddp.launch.launcher.hostnames import count_noun, fold_numbers
 
 CORES = "cores"
 THREADS = "threads"
@@ -33,8 +33,8 @@ def judge_cores(bindings: Sequence[Binding]) -> Finding:
         shares = {len(binding.cores) for binding in bindings}
         low, high = min(shares), max(shares)
         each = f"{low}" if low == high else f"{low} to {high}"
-        count = f"{len(everyone)} core{'s' if len(everyone) > 1 else ''}"
-        whom = f"{len(bindings)} rank{'s' if len(bindings) > 1 else ''}"
+        count = count_noun(len(everyone), "core")
+        whom = count_noun(len(bindings), "rank")
         how = f"bound to {each} each" if bound else "shared by all"
         return passed(CORES, f"{count} for {whom}" + (f", {how}" if len(bindings) > 1 else ""))
     ranks, cores = crowd

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mpiddp.errors import FAILURE, SUCCESS
-from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 
 PASS, SKIP, WARN, FAIL = "pass", "skip", "warn", "fail"
 STATUSES = (PASS, SKIP, WARN, FAIL)
@@ -17,6 +17,7 @@ ORDER_OF_CODES = (3, 4, 2, 1)
 
 SHOWN = 4
 """How many different answers of nodes one line holds."""
+MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
     named; the line's status is the worst of them, its code the first of theirs.
     """
     worst = max(findings, key=lambda finding: STATUSES.index(finding.status)).status
-    speak = [
+    named = [
         (hostname, finding)
         for hostname, finding in zip(hostnames, findings, strict=True)
         if finding.status in (WARN, FAIL) or worst in (PASS, SKIP)
     ]
     owners: dict[str, list[str]] = {}
-    for hostname, finding in speak:
+    for hostname, finding in named:
         owners.setdefault(finding.found, []).append(hostname)
     everyone_agrees = len(owners) == 1 and worst in (PASS, SKIP)
     texts = [
@@ -82,15 +83,21 @@ def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
     if len(owners) > SHOWN:
         rest = [name for names in list(owners.values())[SHOWN:] for name in names]
         texts.append(f"something else again: {fold_hostnames(rest)}")
-    advice = dict.fromkeys(finding.advice for _, finding in speak if finding.advice)
+    advice = dict.fromkeys(finding.advice for _, finding in named if finding.advice)
     return Finding(
         check=findings[0].check,
         status=worst,
         found="; ".join(texts),
         advice=". ".join(advice),
-        code=exit_code(finding for _, finding in speak),
-        hosts=() if worst in (PASS, SKIP) else tuple(dict.fromkeys(name for name, _ in speak)),
+        code=exit_code(finding for _, finding in named),
+        hosts=() if worst in (PASS, SKIP) else tuple(dict.fromkeys(name for name, _ in named)),
     )
+
+
+def join_some(parts: Sequence[str]) -> str:
+    """The first few of ``parts``, and how many more there are."""
+    more = [f"and {len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
+    return "; ".join([*parts[:MOST_PARTS], *more])
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
@@ -110,13 +117,9 @@ def summarise(findings: Sequence[Finding], seconds: float) -> str:
     parts = [f"{counts[PASS]} passed"]
     if counts[SKIP]:
         parts.append(f"{counts[SKIP]} skipped")
-    parts.append(_count(counts[WARN], "warning"))
-    parts.append(_count(counts[FAIL], "failure"))
+    parts.append(count_noun(counts[WARN], "warning"))
+    parts.append(count_noun(counts[FAIL], "failure"))
     return f"{', '.join(parts)} (exit code {exit_code(findings)}) in {seconds:.1f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def timed(finding: Finding, seconds: float) -> Finding:

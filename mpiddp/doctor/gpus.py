@@ -1,4 +1,4 @@
-"""GPUs: how many, whose, how near, how fast."""
+"""GPUs: how many there are, which ranks use them, how near and how fast they are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.doctor.findings import Finding, passed, skipped, warned
+from mpiddp.doctor.findings import Finding, join_some, passed, skipped, warned
 from mpiddp.launch.device import Placement, find_bus, find_remarks, find_shared
-from mpiddp.launch.launcher.hostnames import fold_hostnames, fold_numbers
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
 from mpiddp.launch.nccl import find_version
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _judge_blindness(present: int) -> Finding:
         return skipped(GPUS, "no GPUs: ranks compute on the CPU")
     return warned(
         GPUS,
-        f"{_count(present)} in /dev, but torch sees none",
+        f"{count_noun(present, 'GPU')} in /dev, but torch sees none",
         "A torch built for the CPU (torch.version.cuda is None), a driver that is too old "
         "(nvidia-smi), or no GPUs asked for (--gpus-per-node)?",
     )
@@ -167,14 +167,10 @@ def _judge_blindness(present: int) -> Finding:
 def describe_gpus(placements: Sequence[Placement], gpus: Sequence[Gpu]) -> str:
     """``NVIDIA H200, one for each of 2 ranks (2 UUIDs), with access to each other's memory``."""
     known = {placement.identity for placement in placements if placement.identity}
-    ranks = f"{len(placements)} rank{'' if len(placements) == 1 else 's'}"
+    ranks = count_noun(len(placements), "rank")
     whose = f"used by {ranks}" if find_shared(placements) else f"one for each of {ranks}"
     found = f"{' and '.join(sorted({gpu.name for gpu in gpus}))}, {whose}"
-    found += (
-        f" ({len(known)} UUID{'' if len(known) == 1 else 's'})"
-        if known
-        else (" (the driver tells no UUIDs)")
-    )
+    found += f" ({count_noun(len(known), 'UUID') if known else 'the driver tells no UUIDs'})"
     if gpus and all(gpu.peers for gpu in gpus):
         found += ", with access to each other's memory"
     return found
@@ -207,7 +203,7 @@ def _find_idleness(
     if present <= used:
         return None
     return (
-        f"{_count(present)} in /dev, {used} of them visible",
+        f"{count_noun(present, 'GPU')} in /dev, {used} of them visible",
         f"If all are yours: unset CUDA_VISIBLE_DEVICES, and start {present} ranks on this node",
     )
 
@@ -224,10 +220,6 @@ def _find_distance(gpus: Sequence[Gpu]) -> tuple[str, str] | None:
             "machines; some cards of workstations never can"
         ),
     )
-
-
-def _count(gpus: int) -> str:
-    return f"{gpus} GPU" + ("" if gpus == 1 else "s")
 
 
 def judge_kinds(kinds: Sequence[tuple[str, str, str]]) -> Finding:
@@ -249,8 +241,7 @@ def judge_kinds(kinds: Sequence[tuple[str, str, str]]) -> Finding:
     if len({nccl for _, _, nccl in kinds}) > 1:
         advice.append("Ranks need the same NCCL: give all nodes the same environment")
     parts = [f"{fold_hostnames(names)}: {kind}" for kind, names in hosts.items()]
-    more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-    return warned(GPU_KINDS, "; ".join(parts[:SHOWN]) + more, ". ".join(advice))
+    return warned(GPU_KINDS, join_some(parts), ". ".join(advice))
 
 
 def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Finding:

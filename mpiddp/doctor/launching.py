@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
-from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.world import Roster, World
@@ -45,9 +45,8 @@ def judge_ranks(
     """
     hostnames = roster.hostnames if roster is not None else (world.hostname,)
     sizes = sorted(set(roster.local_sizes)) if roster is not None else [world.local_size]
-    nodes = f"{world.node_count} node{'s' if world.node_count > 1 else ''}"
     per_node = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+    ranks, nodes = count_noun(world.size, "rank"), count_noun(world.node_count, "node")
     found = f"{ranks} on {nodes} ({fold_hostnames(hostnames)}), {per_node} per node"
     problems = list(oddities)
     for leader, names in strangers.items():

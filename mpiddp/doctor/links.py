@@ -13,14 +13,14 @@ import selectors
 import socket
 import statistics
 import struct
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.rendezvous.address_agreement import TOKEN_BYTES
+from mpiddp.launch.rendezvous.listener import Caller, Listener
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,9 +41,6 @@ SLOW_SHARE = 0.5
 """A link slower than this share of the job's median is slow."""
 LEAST_BANDWIDTH = 1e8
 """Bits per second. Below, the gradients of a small model already take seconds per step."""
-
-MOST_STRANGERS = 64
-"""Connections that have not said the token yet; one more takes the place of the first of them."""
 
 ECHO, SINK = b"e", b"s"
 HELLO_BYTES = TOKEN_BYTES + 1
@@ -76,114 +73,83 @@ class Link:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(eq=False)
-class _Guest:
-    """One accepted connection."""
+class _Peer(Caller):
+    """Another node's leader, which sends pings or a stream."""
 
-    connection: socket.socket
-    hello: bytes = b""
-    total: int = 0
-    first: float = 0.0
-    last: float = 0.0
-    mark: tuple[float, int] | None = None
-    """Time and bytes at the end of the warm-up."""
+    def __init__(
+        self, connection: socket.socket, token: bytes, buffer: memoryview, streams: list[_Peer]
+    ) -> None:
+        """``streams``: where it enters itself once it is known to send one."""
+        super().__init__(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._token = token
+        self._buffer = buffer
+        self._streams = streams
+        self._hello = b""
+        self._total = 0
+        self._first = self._last = 0.0
+        self._mark: tuple[float, int] | None = None
+        """Time and bytes at the end of the warm-up."""
+
+    def go_on(self) -> int:
+        with contextlib.suppress(BlockingIOError):
+            if not self.is_known:
+                piece = self.connection.recv(HELLO_BYTES - len(self._hello))
+                self._hello += piece
+                if not piece or not self._token.startswith(self._hello[:TOKEN_BYTES]):
+                    return 0
+                self.is_known = len(self._hello) == HELLO_BYTES
+                if self._hello[TOKEN_BYTES:] == SINK:
+                    self._streams.append(self)
+                return selectors.EVENT_READ
+            length = self.connection.recv_into(self._buffer)
+            if self._hello.endswith(SINK):
+                self.count(length)
+            elif length:
+                self.connection.send(STAMP.pack(time.time()))
+            return selectors.EVENT_READ if length else 0
+        return selectors.EVENT_READ
 
     def count(self, length: int) -> None:
         now = time.monotonic()
-        if not self.total:
-            self.first = now
-        elif self.mark is None and now - self.first >= WARM_UP_SECONDS:
-            self.mark = (now, self.total + length)
-        self.total += length
-        self.last = now
+        if not self._total:
+            self._first = now
+        elif self._mark is None and now - self._first >= WARM_UP_SECONDS:
+            self._mark = (now, self._total + length)
+        self._total += length
+        self._last = now
 
     def rate(self) -> float | None:
         """Bits per second, None if too little came."""
-        begin, before = self.mark or (self.first, 0)
-        if self.last <= begin or self.total <= before:
+        begin, before = self._mark or (self._first, 0)
+        if self._last <= begin or self._total <= before:
             return None
-        return 8 * (self.total - before) / (self.last - begin)
+        return 8 * (self._total - before) / (self._last - begin)
 
 
-@dataclass
 class Counter:
     """Answers pings and counts streams on ``address``, in one thread, for this job only."""
 
-    address: str
-    token: bytes
-    guests: list[_Guest] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._listener = socket.create_server((self.address, 0), backlog=socket.SOMAXCONN)
-        self.port: int = self._listener.getsockname()[1]
-        self._buffer = memoryview(bytearray(CHUNK))
-        self._wake, self._alarm = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="mpiddp-links", daemon=True)
-        self._thread.start()
+    def __init__(self, address: str, token: bytes) -> None:
+        self.address = address
+        self._socket = socket.create_server((address, 0), backlog=socket.SOMAXCONN)
+        self.port: int = self._socket.getsockname()[1]
+        self._streams: list[_Peer] = []
+        buffer = memoryview(bytearray(CHUNK))
+        self._listener = Listener(
+            [self._socket],
+            lambda connection: _Peer(connection, token, buffer, self._streams),
+        )
 
     def close(self) -> None:
         """Stop, and close every connection."""
-        self._alarm.send(b"x")
-        self._thread.join()
-        for end in (self._wake, self._alarm, self._listener):
-            end.close()
+        self._listener.close()
+        self._socket.close()
 
     def rate(self) -> float | None:
         """Bits per second of the quickest stream that came; None if there was none."""
-        rates = [guest.rate() for guest in self.guests if guest.hello[TOKEN_BYTES:] == SINK]
+        rates = [peer.rate() for peer in self._streams]
         return max((rate for rate in rates if rate is not None), default=None)
-
-    def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake, selectors.EVENT_READ)
-            selector.register(self._listener, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is self._wake:
-                        for guest in self.guests:
-                            guest.connection.close()
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept(selector)
-                    elif key.data in self.guests and not self._read(key.data):
-                        self._dismiss(selector, key.data)
-
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # The caller went away between the event and the accept.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Sending blocks no longer than this, if a caller does not read the answers.
-        connection.settimeout(CONNECT_SECONDS)
-        strangers = [each for each in self.guests if len(each.hello) < HELLO_BYTES]
-        if len(strangers) == MOST_STRANGERS:
-            self._dismiss(selector, strangers[0])
-        guest = _Guest(connection)
-        self.guests.append(guest)
-        selector.register(connection, selectors.EVENT_READ, guest)
-
-    def _dismiss(self, selector: selectors.BaseSelector, guest: _Guest) -> None:
-        selector.unregister(guest.connection)
-        guest.connection.close()
-        if not guest.total:
-            self.guests.remove(guest)
-
-    def _read(self, guest: _Guest) -> bool:
-        """Take what came; False once the connection is over, or was never of this job."""
-        try:
-            if len(guest.hello) < HELLO_BYTES:
-                piece = guest.connection.recv(HELLO_BYTES - len(guest.hello))
-                guest.hello += piece
-                return bool(piece) and self.token.startswith(guest.hello[:TOKEN_BYTES])
-            length = guest.connection.recv_into(self._buffer)
-            if guest.hello.endswith(SINK):
-                guest.count(length)
-            elif length:
-                guest.connection.sendall(STAMP.pack(time.time()))
-        except OSError:
-            return False  # Whoever called reports it.
-        return length > 0
 
 
 def ping(address: str, port: int, token: bytes) -> Ping:

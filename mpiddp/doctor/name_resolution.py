@@ -1,4 +1,4 @@
-"""Whether hosts find themselves and each other by name, and soon enough.
+"""Whether hosts resolve their own names and each other's addresses, and quickly enough.
 
 torch's store asks for the name of every peer that connects, on its one server thread, and asks in
 the form ``::ffff:a.b.c.d``. Where no DNS server answers, each costs 5 to 10 s.
@@ -35,7 +35,7 @@ class Resolution:
 
 
 def begin_resolution(hostname: str) -> BackgroundCall[Resolution]:
-    """Look this host's own name up, meanwhile."""
+    """Begin to look up this host's own name."""
     return BackgroundCall(lambda: _resolve(hostname))
 
 

@@ -1,4 +1,4 @@
-"""What the links between nodes, the way to rank 0 and the clocks are worth."""
+"""Findings about the routes to rank 0, the links between nodes, and the clocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.findings import Finding, failed, join_some, passed, skipped, warned
 from mpiddp.doctor.links import Link, find_limit
 from mpiddp.errors import UnreachableError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
@@ -23,9 +23,8 @@ LONGEST_LATENCY = 5e-3
 """Seconds there and back."""
 LARGEST_SKEW = 1.0
 """Seconds."""
-SHOWN = 8
 BETTER = 2.0
-"""An interface that is left unused is pointed out if it is as many times as fast."""
+"""An interface that is left unused is pointed out if it is this many times faster."""
 
 
 ROUTES = Path("/proc/net/route")
@@ -147,7 +146,7 @@ def judge_links(links: Sequence[Link]) -> Finding:
     if problems:
         return failed(
             LINKS,
-            "TCP: " + _limit(problems),
+            "TCP: " + join_some(problems),
             "Open a path between these nodes (firewall? route?), or name an interface that has "
             "one: --interface NAME",
             UnreachableError.exit_code,
@@ -172,7 +171,7 @@ def judge_links(links: Sequence[Link]) -> Finding:
         usual = describe_rate(statistics.median(rate for _, rate in rates))
         return warned(
             LINKS,
-            f"TCP: {_limit(parts)}; the median is {usual}",
+            f"TCP: {join_some(parts)}; the median is {usual}",
             "Look at these nodes' cables, switch ports and interfaces (ethtool), and at who else "
             "uses them",
         )
@@ -208,7 +207,7 @@ def judge_clocks(links: Sequence[Link]) -> Finding:
     if wrong:
         return warned(
             CLOCKS,
-            _limit(wrong),
+            join_some(wrong),
             "Times in logs and of files will mislead you: have NTP (chrony) set the clocks",
         )
     name, ping = max(pings, key=lambda item: abs(item[1].offset))
@@ -229,8 +228,3 @@ def describe_seconds(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{1e6 * seconds:.0f} µs"
     return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _limit(parts: Sequence[str]) -> str:
-    more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-    return "; ".join(parts[:SHOWN]) + more

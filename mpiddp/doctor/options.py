@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import io
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import session
-from mpiddp.launch.arguments import Parser
+from mpiddp.launch.arguments import make_parser, read_options
+from mpiddp.launch.session import Options
 
 DESCRIPTION = """\
 Find what is wrong with a launch before training does. Start it as training would be started:
@@ -32,7 +28,7 @@ DEFAULT_SECONDS = 30.0
 class Settings:
     """What the doctor was told."""
 
-    launch: session.Options
+    launch: Options
     json: Path | None = None
     """Where rank 0 writes the findings."""
     runs_dir: Path = Path("runs")
@@ -45,12 +41,7 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> Settings:
     Raises ConfigurationError for a mistake in it, SystemExit(0) after ``--help``, which prints
     only if ``show_help``.
     """
-    parser = Parser(
-        prog="python -m mpiddp.doctor",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("python -m mpiddp.doctor", DESCRIPTION)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write all findings there, for machines")
     add(
@@ -61,27 +52,10 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> Settings:
         help="where runs are to be written (default: %(default)s)",
     )
     add("--data-dir", type=Path, metavar="DIR", help="where the data is, to be compared")
-    add(
-        "--timeout",
-        type=float,
-        default=DEFAULT_SECONDS,
-        metavar="SECONDS",
-        help="for each stage of the examination (default: %(default)g)",
-    )
     add("--backend", default="auto", metavar="NAME", help="auto, nccl or gloo (default: auto)")
-    add(
-        "--interface",
-        default="auto",
-        metavar="NAME",
-        help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
-    )
-    add("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
-    with redirect_stdout(sys.stdout if show_help else io.StringIO()):
-        values = parser.parse_args(arguments)
-    launch = session.Options(
-        values.backend, values.timeout, values.interface, values.allow_shared_gpu
-    )
-    return Settings(launch, values.json, values.runs_dir, values.data_dir)
+    parser.add_launch_options(DEFAULT_SECONDS, "stage of the examination")
+    values = parser.read(arguments, show_help=show_help)
+    return Settings(read_options(values), values.json, values.runs_dir, values.data_dir)
 
 
 def check_json(path: Path) -> None:

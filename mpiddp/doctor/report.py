@@ -105,7 +105,7 @@ def _is_terminal(descriptor: Path) -> bool:
 
 
 def open_report(path: Path | None, launcher: Launcher | None) -> Report:
-    """The report of the process that speaks for the job, on its standard output."""
+    """The report of the process that reports for the job, on its standard output."""
     if isinstance(sys.stdout, TextIOWrapper):
         # A terminal that knows ASCII alone shows a question mark where there is an arrow.
         sys.stdout.reconfigure(errors="replace")

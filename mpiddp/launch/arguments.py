@@ -1,11 +1,16 @@
-"""Command lines whose mistakes leave through the way out."""
+"""Command lines: their mistakes are errors like others, and a launch has one set of options."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import NoReturn
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Options
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,3 +21,42 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"{message}; {self.prog} --help shows the options")
+
+    def read(self, arguments: Sequence[str], *, show_help: bool) -> argparse.Namespace:
+        """Raises ConfigurationError, and SystemExit(0) after ``--help``.
+
+        Help is printed only if ``show_help``.
+        """
+        with redirect_stdout(sys.stdout if show_help else io.StringIO()):
+            return self.parse_args(arguments)
+
+    def add_launch_options(self, seconds: float, what: str) -> None:
+        """Add options of `Options`. ``seconds``: the default timeout of ``what``."""
+        self.add_argument(
+            "--timeout",
+            type=float,
+            default=seconds,
+            metavar="SECONDS",
+            help=f"for each {what} (default: %(default)g)",
+        )
+        self.add_argument(
+            "--interface",
+            default="auto",
+            metavar="NAME",
+            help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
+        )
+        self.add_argument(
+            "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
+        )
+
+
+def make_parser(program: str, description: str, usage: str | None = None) -> Parser:
+    """A parser whose help keeps the lines of ``description``."""
+    plain = argparse.RawDescriptionHelpFormatter
+    return Parser(program, usage, description, formatter_class=plain, allow_abbrev=False)
+
+
+def read_options(values: argparse.Namespace) -> Options:
+    """The options that were added, and ``backend`` where there is one."""
+    backend = getattr(values, "backend", "auto")
+    return Options(backend, values.timeout, values.interface, values.allow_shared_gpu)

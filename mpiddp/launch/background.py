@@ -1,13 +1,15 @@
-"""Work that may hang, which nobody waits for longer than it is worth."""
+"""Calls that may hang, with a limit to how long they are waited for."""
 
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 PAUSE_SECONDS = 0.05
@@ -67,3 +69,29 @@ class BackgroundCall(Generic[T]):
         except BaseException as error:  # Raised again in finish, on the thread that asked.
             self._error = error
         self._done.set()
+
+
+class BackgroundCalls(Generic[K, T]):
+    """Runs each of ``works`` in a thread of its own; none of them may raise."""
+
+    def __init__(self, works: Mapping[K, Callable[[], T]]) -> None:
+        self._results: queue.SimpleQueue[tuple[K, T]] = queue.SimpleQueue()
+        self._missing = len(works)
+        for key, work in works.items():
+            threading.Thread(
+                target=self._run, args=(key, work), name=f"mpiddp-call-{key}", daemon=True
+            ).start()
+
+    def next_result(self, end: float) -> tuple[K, T] | None:
+        """The next work that is done; None when all were, or at ``end`` of time.monotonic()."""
+        if self._missing == 0:
+            return None
+        try:
+            result = self._results.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            return None
+        self._missing -= 1
+        return result
+
+    def _run(self, key: K, work: Callable[[], T]) -> None:
+        self._results.put((key, work()))

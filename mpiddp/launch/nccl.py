@@ -130,7 +130,7 @@ class GroupWatch:
 def _describe_failure() -> PeerLostError:
     return PeerLostError(
         "NCCL gave up on a collective: it was late, or a peer is gone. torch's lines above name "
-        "it; every rank must make the same calls; --timeout SECONDS waits longer"
+        "it; every rank must make the same calls; to wait longer, increase --timeout SECONDS"
     )
 
 

@@ -13,59 +13,80 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import device, nccl, summary
+from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.deadline import PHASES, Watch
-from mpiddp.launch.failure.failure import WayOut, in_notebook, write_console
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.heartbeat import Heartbeat
+from mpiddp.launch.failure.termination import in_notebook, write_console
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.launcher.launcher import Launcher, find_launcher, has_manager_hint
+from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
 from mpiddp.launch.rendezvous import store
-from mpiddp.launch.rendezvous.address_agreement import Reception, agree, meet, tell_no_offer
-from mpiddp.launch.session import Options, Session
+from mpiddp.launch.rendezvous.address_agreement import OfferServer, agree, meet, tell_no_offer
+from mpiddp.launch.resources import Resources
+from mpiddp.launch.session import Options, Session, find_session
 from mpiddp.launch.torch_import import TorchImport
-from mpiddp.launch.world import Neighbourhood, check_size, find_oddities, find_world, gather_roster
+from mpiddp.launch.world import (
+    Neighbourhood,
+    World,
+    check_size,
+    find_oddities,
+    find_world,
+    gather_roster,
+    solitary_world,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 KEY_BYTES = 16
 """Of what the job's keys in the store begin with."""
 
 
-def start(options: Options, way_out: WayOut, *, make_group: bool = True) -> Session:
+def start(options: Options, failure_handler: FailureHandler, *, make_group: bool = True) -> Session:
     """Start a launch: returns once every rank has its World, device, store and process group.
 
     Collective over all processes of the launch. ``make_group=False`` leaves the group to a script
     that calls init_process_group() itself. Raises nothing but what `failure` lets rise in a
     notebook: a failure ends the job.
     """
-    session = Starter(options, way_out, make_group).run()
+    previous = find_session()
+    if previous is not None and previous.has_group:
+        raise ConfigurationError(
+            "mpiddp.init() was called in this process before, and that session is still open: use "
+            "it, or call its close() first"
+        )
+    # Under `python -m mpiddp` a script may call mpiddp.init(): the launch has been described.
+    starter = Starter(options, failure_handler, make_group, is_quiet=previous is not None)
+    session = starter.run()
     session.open()
-    way_out.starting = False
+    failure_handler.starting = False
     return session
 
 
-def catch_uncaught(session: Session, way_out: WayOut) -> None:
-    """Lead exceptions that nobody catches, and an exit without ``close``, to the way out."""
+def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:
+    """Let exceptions that nobody catches end the job, and an exit without ``close`` close."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        way_out.fail(error)
+        failure_handler.fail(error)
         previous(kind, error, trace)
 
     if not in_notebook():
         sys.excepthook = hook
-        session._on_close.append(lambda: setattr(sys, "excepthook", previous))
+        session.at_close(lambda: setattr(sys, "excepthook", previous))
     atexit.register(session.close)
 
 
-def torchrun_variables(session: Session) -> dict[str, str]:
+def torchrun_variables(world: World, meeting: store.Meeting) -> dict[str, str]:
     """What torchrun gives its workers, for scripts and libraries that look for it."""
-    world = session.world
     return {
         environment.RANK: str(world.rank),
         environment.LOCAL_RANK: str(world.local_rank),
@@ -76,9 +97,9 @@ def torchrun_variables(session: Session) -> dict[str, str]:
         environment.ROLE_RANK: str(world.rank),
         environment.ROLE_NAME: "default",
         environment.ROLE_WORLD_SIZE: str(world.size),
-        environment.MASTER_ADDR: session.meeting.address,
-        environment.MASTER_PORT: str(session.meeting.port),
-        environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + session.meeting.job,
+        environment.MASTER_ADDR: meeting.address,
+        environment.MASTER_PORT: str(meeting.port),
+        environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
         environment.TORCHELASTIC_RESTART_COUNT: "0",
         environment.TORCHELASTIC_MAX_RESTARTS: "0",
         # The server runs already; init_process_group() must only connect to it.
@@ -102,29 +123,44 @@ class Route:
 class Starter:
     """One start-up. Each public method is a phase, or a part of one; `run` calls them in order.
 
-    All are collective. The doctor calls them too, to find what each of them finds.
+    All are collective. What they find and open they collect here; `run` makes the Session of it
+    at the end. The doctor calls them too, to find what each of them finds.
     """
 
-    def __init__(self, options: Options, way_out: WayOut, make_group: bool) -> None:
+    placement: device.Placement
+    """This and what follows: once `find_device` is done."""
+    assignment: device.Assignment
+    device: torch.device
+    """This and ``threads``: once `take_device` is done."""
+    threads: int
+    route: Route
+    """Once `find_address` is done."""
+
+    def __init__(
+        self,
+        options: Options,
+        failure_handler: FailureHandler,
+        make_group: bool,
+        *,
+        is_quiet: bool = False,
+    ) -> None:
         self.options = options
-        self.way_out = way_out
+        self.failure_handler = failure_handler
+        self.peers = failure_handler.peers
         self.make_group = make_group
-        self.session = Session(way_out, options.timeout)
-        self.launcher: Launcher | None = None
+        self.is_quiet = is_quiet
+        self.control = ControlChannel(solitary_world(), None, options.timeout)
+        """Of this process alone until MPI is up."""
+        self.resources = Resources(failure_handler)
         self.neighbourhood: Neighbourhood | None = None
         self.torch_import: TorchImport | None = None
         self.mpi_interfaces: tuple[str, ...] = ()
-        self.reception: Reception | None = None
+        self.offer_server: OfferServer | None = None
         self.descriptor: int | None = None
-        self.placement: device.Placement
-        self.assignment: device.Assignment
-        """Both once `find_device` is done."""
-        self.route: Route
-        """Once `find_address` is done."""
-        way_out.seconds = options.timeout
+        failure_handler.seconds = options.timeout
 
     def run(self) -> Session:
-        self.watch = Watch(self.options.timeout, self.way_out.expire)
+        self.watch = Watch(self.options.timeout, self.failure_handler.expire)
         try:
             with self.watch.phase("MPI"):
                 self.settle(self.begin_import)
@@ -143,24 +179,21 @@ class Starter:
                 with self.watch.phase("first all-reduce"):
                     self.settle(self.try_group)
             with self.watch.phase("summary"):
-                self._conclude()
+                seconds = self._describe()
+            return self._make_session(seconds)
         except BaseException:
             self.watch.close()
-            self._abandon()
+            if self.torch_import is not None:
+                self.torch_import.restore()
+            self.close_offers()
+            self.resources.abandon()
             raise
-        return self.session
 
-    def _abandon(self) -> None:
-        if self.torch_import is not None:
-            self.torch_import.restore()
-        self.close_reception()
-        self.session.abandon()
-
-    def close_reception(self) -> None:
+    def close_offers(self) -> None:
         """Stop listening where no address was agreed."""
-        if self.reception is not None:
-            self.reception.hand_over(None)
-            self.reception = None
+        if self.offer_server is not None:
+            self.offer_server.hand_over(None)
+            self.offer_server = None
 
     def settle(self, work: Callable[[], None]) -> None:
         """Do this rank's part of a phase; returns if no rank failed in its own."""
@@ -169,7 +202,7 @@ class Starter:
             work()
         except BaseException as caught:
             error = caught
-        self.way_out.settle(error)
+        self.failure_handler.settle(error)
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
@@ -177,34 +210,35 @@ class Starter:
 
     def start_mpi(self) -> None:
         """Bring MPI up where there is one, and find the World."""
-        session, way_out = self.session, self.way_out
-        self.launcher = way_out.launcher = find_launcher()
+        peers, resources = self.peers, self.resources
+        peers.launcher = find_launcher()
         module = self._load_mpi()
         if module is None:
-            way_out.world = session.world
+            peers.world = self.control.world
             return
-        session._module = module
-        if way_out.communicator is None:
-            initialization = mpi.initialize(module, self.launcher)
-            session._finalize = initialization.here
+        resources.module = module
+        if peers.communicator is None:
+            initialization = mpi.initialize(module, peers.launcher)
+            resources.finalizes = initialization.here
             self.mpi_interfaces = initialization.interfaces
         version = module.Get_library_version()
         try:
-            check_size(module.COMM_WORLD.Get_size(), version, self.launcher)
+            check_size(module.COMM_WORLD.Get_size(), version, peers.launcher)
         except AloneError:
-            if session._finalize:
+            if resources.finalizes:
                 mpi.leave_alone(module)
             raise
-        if way_out.communicator is None:
-            way_out.join(module.COMM_WORLD)
-        session.comm, session._own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
-        session.world, self.neighbourhood = find_world(session._own)
-        way_out.world = session.world
-        way_out.roster = gather_roster(session.world, self.neighbourhood, session._own)
+        if peers.communicator is None:
+            self.failure_handler.join(module.COMM_WORLD)
+        resources.comm, own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
+        world, self.neighbourhood = find_world(own)
+        self.control = ControlChannel(world, own, self.options.timeout)
+        peers.world = world
+        peers.roster = gather_roster(world, self.neighbourhood, own)
 
     def _load_mpi(self) -> Any:
         """The module mpi4py.MPI, or None where this process is alone and needs nobody."""
-        launcher = self.launcher
+        launcher = self.peers.launcher
         alone = launcher is not None and launcher.sizes == (1,)
         if launcher is None and not has_manager_hint():
             return None
@@ -226,7 +260,7 @@ class Starter:
     def find_device(self) -> None:
         """Find this rank's GPU or cores."""
         # Ends before the other nodes are asked anything: sharing is one node's own failure.
-        world = self.session.world
+        world = self.control.world
         node = None
         if self.neighbourhood is not None:
             node = mpi.SleepingCommunicator(self.neighbourhood.node)
@@ -244,13 +278,13 @@ class Starter:
         """Choose the backend; take the threads."""
         import torch
 
-        session = self.session
-        session.backend = self._choose_backend()
-        session.device = device.name_device(self.assignment)
+        self.resources.backend = self._choose_backend()
+        self.device = device.name_device(self.assignment)
         if not os.environ.get(environment.OMP_NUM_THREADS):
             torch.set_num_threads(self.assignment.threads)
-            session.export({environment.OMP_NUM_THREADS: str(self.assignment.threads)})
-        session.threads = torch.get_num_threads()
+            threads = {environment.OMP_NUM_THREADS: str(self.assignment.threads)}
+            self.resources.variables.export(threads)
+        self.threads = torch.get_num_threads()
 
     def _choose_backend(self) -> str:
         mine = (
@@ -258,13 +292,12 @@ class Starter:
             self.assignment.index is None,
             not nccl.takes_shared_gpus(),
         )
-        crowded, lacking, refusing = self.session._find_first(mine)
+        crowded, lacking, refusing = self.control.find_first(mine)
         is_refused = crowded is not None and refusing is not None
         return device.choose_backend(self.options.backend, is_refused, lacking)
 
     def find_address(self) -> None:
         """Agree on the address of the store, and tell every rank of its node's interfaces."""
-        session = self.session
         found: Route | None = None
         error: BaseException | None = None
         if self.neighbourhood is None or self.neighbourhood.leaders is not None:
@@ -276,15 +309,14 @@ class Starter:
             found = mpi.SleepingCommunicator(self.neighbourhood.node).bcast(found)
         if found is None:
             # On the other ranks of a node; its leader reports what it met.
-            lack = ConfigurationError(f"rank {session.world.rank}'s node found no address")
+            lack = ConfigurationError(f"rank {self.control.world.rank}'s node found no address")
             raise error or lack
         self.route = found
-        session.meeting = found.meeting
-        session.export(found.variables)
+        self.resources.variables.export(found.variables)
 
     def _meet(self) -> Route:
         """The leaders' part: candidates, attempts, agreement."""
-        world = self.session.world
+        world = self.control.world
         own = interfaces.list_interfaces()
         rule = find_rule(self.options.interface, world.hostname)
         leaders = None
@@ -293,7 +325,7 @@ class Starter:
         self._check_option(leaders)
         if world.rank == 0:
             try:
-                self.reception = Reception(
+                self.offer_server = OfferServer(
                     interfaces.list_candidates(own, rule, world.node_count, world.hostname)
                 )
             except Exception:  # Whatever it is: the other leaders wait for rank 0's word.
@@ -301,14 +333,14 @@ class Starter:
                     tell_no_offer(leaders)
                 raise
         if leaders is not None:
-            agreement = meet(self.reception, leaders, world.hostname, self.options.timeout)
+            agreement = meet(self.offer_server, leaders, world.hostname, self.options.timeout)
         else:
-            assert self.reception is not None
-            agreement = self.reception.agree_alone()
+            assert self.offer_server is not None
+            agreement = self.offer_server.agree_alone()
         winner = agreement.common[0]
-        if self.reception is not None:
-            self.descriptor = self.reception.hand_over(winner)
-            self.reception = None
+        if self.offer_server is not None:
+            self.descriptor = self.offer_server.hand_over(winner)
+            self.offer_server = None
         offer = agreement.offers[winner]
         meeting = store.Meeting(
             offer.candidate.address, offer.port, offer.candidate.interface, agreement.token.hex()
@@ -323,12 +355,12 @@ class Starter:
 
         Some may be: one command line may serve jobs on changing nodes.
         """
-        option, world = self.options.interface, self.session.world
+        option, world = self.options.interface, self.control.world
         missed = names_nobody(option, world.hostname)
         if leaders is not None:
             (missed,) = agree(leaders, [missed])
         if missed:
-            roster = self.way_out.roster
+            roster = self.peers.roster
             hostnames = roster.hostnames if roster is not None else (world.hostname,)
             raise ConfigurationError(
                 f"--interface {option!r} names none of the job's hosts, which are "
@@ -337,61 +369,71 @@ class Starter:
 
     def open_store(self) -> None:
         """Connect to the store, or open it, at the agreed address."""
-        session = self.session
-        session._store = store.make_store(
-            session.meeting,
-            session.world,
-            self.descriptor,
-            self.options.timeout,
-            session.broadcast(secrets.token_hex(KEY_BYTES)),
-        )
-        session.export(torchrun_variables(session))
+        world, meeting, resources = self.control.world, self.route.meeting, self.resources
+        secret = self.control.broadcast(secrets.token_hex(KEY_BYTES))
+        timeout = self.options.timeout
+        resources.store = store.make_store(meeting, world, self.descriptor, timeout, secret)
+        resources.variables.export(torchrun_variables(world, meeting))
         if self.make_group:
             # Here, where no rank waits for another one yet.
-            interfaces.check_variables(session.backend, session.world.hostname)
+            interfaces.check_variables(resources.backend, world.hostname)
 
     def open_group(self) -> None:
         """Make torch.distributed's default group."""
-        session = self.session
-        store.make_group(
-            session._store, session.world, session.backend, session.device, self.options.timeout
-        )
-        session._group = True
-        if session.backend == "nccl":
-            watch = nccl.GroupWatch(self.way_out.fail)
-            session.at_close(watch.close)
+        world, resources = self.control.world, self.resources
+        timeout = self.options.timeout
+        store.make_group(resources.store, world, resources.backend, self.device, timeout)
+        resources.has_group = True
+        if resources.backend == "nccl":
+            resources.on_close.append(nccl.GroupWatch(self.failure_handler.fail).close)
 
     def try_group(self) -> None:
         """One checked all-reduce."""
-        store.first_all_reduce(self.session.world, self.session.device)
+        store.first_all_reduce(self.control.world, self.device)
 
-    def _conclude(self) -> None:
-        """Say what was started, and let go of what only start-up needed."""
-        session = self.session
+    def _describe(self) -> dict[str, float]:
+        """Say what was started. Returns, on rank 0, each phase's seconds on its slowest rank."""
         assert self.torch_import is not None
         durations = self.watch.durations | {"import torch": self.torch_import.seconds}
         seconds = {phase: durations[phase] for phase in PHASES if phase in durations}
-        slowest = summary.find_slowest(seconds, session._own)
+        slowest = summary.find_slowest(seconds, self.resources.comm)
         report = summary.NodeReport(
             interface=self.route.interface,
             mpi_interfaces=", ".join(self.mpi_interfaces),
-            device=summary.describe_device(session.device, session.threads),
+            device=summary.describe_device(self.device, self.threads),
             remarks=self.assignment.remarks,
         )
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None
         reports = leaders.gather(report) if leaders is not None else [report]
-        if session.world.rank == 0 and reports is not None:
-            session.seconds = {phase: longest for phase, (longest, _) in slowest.items()}
-            oddities = find_oddities(session.world, self.launcher, self.way_out.roster)
-            block = summary.describe_start(session, self.way_out.roster, reports, slowest, oddities)
-            write_console(block)
         if self.neighbourhood is not None:
             self.neighbourhood.close()
-        self.way_out.store = session._store
-        if session.world.size == 1:
-            self.watch.close()
-            return
-        session._watch = self.watch
-        session._heartbeat = Heartbeat(
-            session._store, session.world.rank, session.world.size, self.options.timeout
+        world, resources, roster = self.control.world, self.resources, self.peers.roster
+        if world.rank != 0 or reports is None:
+            return {}
+        module = resources.module
+        start = summary.Start(
+            world=world,
+            roster=roster,
+            address=f"{self.route.meeting.address}:{self.route.meeting.port}",
+            backend=resources.backend,
+            has_group=resources.has_group,
+            library=module.Get_library_version() if module is not None else None,
+            reports=reports,
+            slowest=slowest,
+            oddities=find_oddities(world, self.peers.launcher, roster),
         )
+        if not self.is_quiet:
+            write_console(summary.describe_start(start))
+        return {phase: longest for phase, (longest, _) in slowest.items()}
+
+    def _make_session(self, seconds: Mapping[str, float]) -> Session:
+        world, resources = self.control.world, self.resources
+        self.peers.store = resources.store
+        if world.size == 1:
+            self.watch.close()
+        else:
+            resources.watch = self.watch
+            timeout = self.options.timeout
+            resources.heartbeat = Heartbeat(resources.store, world.rank, world.size, timeout)
+        meeting = self.route.meeting
+        return Session(self.control, resources, self.device, self.threads, meeting, seconds)

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.world import Roster
+from mpiddp.launch.world import Roster, World
 
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
-
-    from mpiddp.launch.session import Session
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ def describe_device(device: torch.device, threads: int) -> str:
         # A script's process has no context yet, and asking for the name would make one.
         initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
-    return f"{name}, {_plural(threads, 'thread')} per rank (OMP_NUM_THREADS)"
+    return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
 
 
 def find_slowest(
@@ -64,40 +62,50 @@ def find_slowest(
     }
 
 
-def describe_start(
-    session: Session,
-    roster: Roster | None,
-    reports: Sequence[NodeReport],
-    slowest: Mapping[str, tuple[float, int]],
-    oddities: Sequence[str],
-) -> str:
+@dataclass(frozen=True)
+class Start:
+    """What was started, as rank 0 knows it."""
+
+    world: World
+    roster: Roster | None
+    address: str
+    """Address and port of the store."""
+    backend: str
+    has_group: bool
+    library: str | None
+    """What MPI_Get_library_version says; None without MPI."""
+    reports: Sequence[NodeReport]
+    slowest: Mapping[str, tuple[float, int]]
+    """What `find_slowest` returns."""
+    oddities: Sequence[str]
+
+
+def describe_start(start: Start) -> str:
     """The start-up block, ending in a newline."""
-    world, meeting = session.world, session.meeting
+    world, roster, reports = start.world, start.roster, start.reports
     hostnames = roster.hostnames if roster is not None else (world.hostname,)
     local_sizes = roster.local_sizes if roster is not None else (world.local_size,)
-    if session._module is not None:
-        library = library_name(session._module.Get_library_version())
-    else:
-        library = "none (one process; for more: mpirun -n RANKS python …)"
+    library = "none (one process; for more: mpirun -n RANKS python …)"
+    if start.library is not None:
+        library = library_name(start.library)
     confined = [report.mpi_interfaces or "any interface" for report in reports]
     if any(report.mpi_interfaces for report in reports):
         library += f", TCP over {_fold_by_node(hostnames, confined)}"
-    backend = session.backend if session._group else f"left to the script ({session.backend})"
     rows = {
-        "ranks": f"{_plural(world.size, 'rank')} on {_plural(world.node_count, 'node')}: "
+        "ranks": f"{count_noun(world.size, 'rank')} on {count_noun(world.node_count, 'node')}: "
         + fold_hostnames(hostnames),
         "ranks per node": _fold_counts(local_sizes),
-        "master": f"{world.master_hostname} at {meeting.address}:{meeting.port}",
+        "master": f"{world.master_hostname} at {start.address}",
         "interface": _fold_by_node(hostnames, [report.interface for report in reports]),
-        "backend": backend,
+        "backend": start.backend if start.has_group else f"left to the script ({start.backend})",
         "devices": _fold_by_node(hostnames, [report.device for report in reports]),
         "MPI": library,
-        "seconds": ", ".join(_describe_phase(*item, world.size) for item in slowest.items()),
+        "seconds": ", ".join(_describe_phase(*item, world.size) for item in start.slowest.items()),
     }
     width = max(map(len, rows))
     lines = [f"  {head.ljust(width)}  {text}" for head, text in rows.items()]
     remarks = dict.fromkeys(remark for report in reports for remark in report.remarks)
-    warnings = [f"mpiddp: note: {text}" for text in (*oddities, *remarks)]
+    warnings = [f"mpiddp: note: {text}" for text in (*start.oddities, *remarks)]
     return "\n".join(["mpiddp: started", *lines, *warnings]) + "\n"
 
 
@@ -105,10 +113,6 @@ def _describe_phase(phase: str, value: tuple[float, int], size: int) -> str:
     seconds, rank = value
     where = f" (rank {rank})" if size > 1 else ""
     return f"{phase} {seconds:.3f}{where}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _fold_counts(counts: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training import models, overlap
@@ -39,7 +39,7 @@ class Task:
 
     configuration: Configuration
     session: Session
-    way_out: WayOut
+    failure_handler: FailureHandler
     engine: Engine
     workers: tuple[int, ...]
     """Ranks that compute."""
@@ -79,7 +79,9 @@ def agree(configuration: Configuration, session: Session) -> None:
             session.agree(getattr(configuration, field.name), f"option {field.name}")
 
 
-def prepare(configuration: Configuration, session: Session, way_out: WayOut) -> Task:
+def prepare(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> Task:
     """Load the data, build the model, and join the ranks; collective.
 
     The task's configuration has what was left to be chosen by measurement.
@@ -105,14 +107,14 @@ def prepare(configuration: Configuration, session: Session, way_out: WayOut) -> 
     module = models.build(configuration.model, data.shape, data.classes).to(session.device)
     slowdown = _make_slowdown(configuration, module, batch, place, workers)
     configuration, engine = _start_engine(
-        configuration, session, roles, module, rate, batch, way_out.fail
+        configuration, session, roles, module, rate, batch, failure_handler.fail
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     torch.manual_seed(_mix(configuration.seed, world.rank))
     return Task(
         configuration=configuration,
         session=session,
-        way_out=way_out,
+        failure_handler=failure_handler,
         engine=engine,
         workers=workers,
         roles=roles,

@@ -2,8 +2,8 @@
 
 config.toml      the resolved configuration
 metrics.jsonl    one row per epoch and attempt
-outcome.json     how the last attempt ended; written by the way out
-logs/            one file per rank that had something to say; written by the way out
+outcome.json     how the last attempt ended; written by the failure handler
+logs/            one file per rank that had something to say; written by the failure handler
 lock             who holds the run now
 """
 
@@ -78,8 +78,8 @@ def open_run(configuration: Configuration) -> RunDirectory:
 def forget_outcome(configuration: Configuration) -> Path | None:
     """Delete the outcome of an earlier attempt at this run, before the next one can fail.
 
-    Call it on rank 0 alone, first of all. Returns the run's directory, for the way out to write
-    into whatever comes next; None where the run is new, in use, or finished.
+    Call it on rank 0 alone, first of all. Returns the run's directory, for the failure handler to
+    write into whatever comes next; None where the run is new, in use, or finished.
     """
     path = find_path(configuration)
     if path is None:

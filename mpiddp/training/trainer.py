@@ -17,7 +17,7 @@ from torch import nn
 from tqdm import tqdm
 
 from mpiddp.errors import ConfigurationError, MpiddpError
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import metrics, overlap, run_directory
@@ -43,7 +43,9 @@ class Result:
     run_directory: Path
 
 
-def train(configuration: Configuration, session: Session, way_out: WayOut) -> Result:
+def train(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> Result:
     """Train as the configuration says; collective over all ranks of the session.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
@@ -53,7 +55,7 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     Args:
         configuration: resolved.
         session: started, with torch.distributed's default group.
-        way_out: is told the run directory and each step.
+        failure_handler: is told the run directory and each step.
 
     Raises:
         ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not
@@ -64,15 +66,16 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
     if session.device.type == "cpu":
         keep_freed_memory()
     agree(configuration, session)
-    task = prepare(configuration, session, way_out)
+    task = prepare(configuration, session, failure_handler)
     configuration = task.configuration
-    run = _open_run(configuration, session, way_out)
+    run = _open_run(configuration, session, failure_handler)
     _say(session, *_describe_start(task))
-    if way_out.attempt > 1:
-        _say(session, f"Attempt {way_out.attempt} in {way_out.run_directory}: starting over")
-    row = _run_epochs(task, way_out.attempt)
+    if failure_handler.attempt > 1:
+        directory = failure_handler.run_directory
+        _say(session, f"Attempt {failure_handler.attempt} in {directory}: starting over")
+    row = _run_epochs(task, failure_handler.attempt)
     task.engine.update.close()
-    path = way_out.run_directory
+    path = failure_handler.run_directory
     assert path is not None
     assert row.test_accuracy is not None
     assert row.parameters is not None
@@ -81,8 +84,8 @@ def train(configuration: Configuration, session: Session, way_out: WayOut) -> Re
         _say(session, metrics.describe_staleness(row.staleness))
     _say(session, metrics.describe_end(row.test_accuracy, configuration.epochs, seconds, path))
     if run is not None:
-        way_out.finish()
-        # After a failure the run stays locked while the way out writes; then the process ends.
+        failure_handler.finish()
+        # After a failure the run stays locked while the failure handler writes, until the end.
         run.close()
     return Result(row.test_accuracy, row.parameters, row.step, path)
 
@@ -112,7 +115,7 @@ def digest_parameters(model: nn.Module) -> str:
 
 
 def _open_run(
-    configuration: Configuration, session: Session, way_out: WayOut
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
 ) -> RunDirectory | None:
     """Open the run on rank 0, and tell the others' ways out where it is."""
     run, refusal = None, None
@@ -127,7 +130,7 @@ def _open_run(
     place = (run.path, run.attempt) if run is not None else None
     place = session.broadcast(place)
     assert place is not None
-    way_out.run_directory, way_out.attempt = place
+    failure_handler.run_directory, failure_handler.attempt = place
     return run
 
 
@@ -167,7 +170,7 @@ def _describe_synchronization(task: Task) -> str:
 
 def _run_epochs(task: Task, attempt: int) -> metrics.Row:
     """Train and evaluate; return the last row."""
-    directory = task.way_out.run_directory
+    directory = task.failure_handler.run_directory
     assert directory is not None
     is_writer = task.session.world.rank == 0
     file = metrics.MetricsFile(directory / run_directory.METRICS) if is_writer else None
@@ -201,7 +204,7 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
         if task.slowdown is not None:
             task.slowdown.wait(step)
         _take_step(task.engine, features.to(device), labels.to(device), totals)
-        task.way_out.step = step + 1
+        task.failure_handler.step = step + 1
         loaded = time.perf_counter()
     task.engine.update.finish_epoch()
     average = totals.reduce()

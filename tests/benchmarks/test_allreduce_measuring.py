@@ -319,7 +319,7 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
 
 
 def test_both_jobs_have_like_settings(tmp_path):
-    mpirun = launchers.Mpirun(tmp_path / "mpirun", "openmpi", "5.0.11", None)
+    mpirun = launchers.Mpirun(tmp_path / "mpirun", launchers.command.OPEN_MPI, "5.0.11", None)
     ours, theirs = make_mpi_program(WORKER, 2, mpirun), make_torch_program(WORKER, 2, mpirun, {})
     differing = set(ours.environment.items()) ^ set(theirs.environment.items())
     assert {name for name, _ in differing} == set(mpirun.tuned)

@@ -95,7 +95,7 @@ def test_help_imports_neither_torch_nor_mpi():
 def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
     wrong = make_group({(PRIVATE_OWN, 8): [[1.0]]}, wrong={Cell(PRIVATE_OWN, 8).name: 2})
     monkeypatch.setattr(allreduce, "measure", lambda *_: wrong)
-    mpirun = launchers.Mpirun(Path("mpirun"), "openmpi", "5.0.11", None)
+    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
     monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
     with pytest.raises(allreduce.WrongSumError, match=r"private at 8 B .*: 2 wrong") as caught:
         allreduce.main(["--ranks", "2"])

@@ -365,7 +365,7 @@ def test_nothing_measured_is_drawn_as_nothing(tmp_path):
 def test_wrong_training_ends_with_an_error_after_the_tables(monkeypatch, capsys):
     wrong = make_group({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
     monkeypatch.setattr(command, "measure", lambda *_: [wrong])
-    mpirun = launchers.Mpirun(Path("mpirun"), "openmpi", "5.0.11", None)
+    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
     monkeypatch.setattr(command, "check", lambda _: mpirun)
     with pytest.raises(command.WrongTrainingError, match=r"auto on mlp and 2 ranks") as caught:
         command.main(["--ranks", "2"])

@@ -259,14 +259,14 @@ def test_two_ranks_on_one_gpu(tmp_path):
 # GPUs, InfiniBand and NCCL's log are pretended, and Gloo does NCCL's part: all the rest is real.
 PRETENDED_GPUS = """
 import torch
-from mpiddp.doctor import examination, gpus
+from mpiddp.doctor import examiner, gpus
 from mpiddp.launch import device
 from mpiddp.launch.rendezvous import store
 torch.cuda.device_count = lambda: 2
 device.find_identity = lambda index: f"GPU-{index}"
 device.select = lambda placement: placement
 device.choose_backend = lambda *_: "nccl"
-examination.find_infiniband = lambda *_: ("mlx5_0",)
+examiner.find_infiniband = lambda *_: ("mlx5_0",)
 def examine_gpu(rank, taken):
     assert taken.index == rank
     return gpus.Gpu(rank, "NVIDIA H200", "2.27.3", True, frozenset({10**6}), 6e14 / (1 + 2 * rank))

@@ -302,7 +302,8 @@ def test_a_user_who_is_not_root(slurm_cluster):
     shutil.copytree(slurm.COMMANDS, copy)
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o755)
-    assert run("/usr/bin/python3", "-B", copy / "status").stdout.count("idle") == 4
+    shown = run("/usr/bin/python3", "-B", copy / "status").stdout
+    assert shown.count("idle") == 4 and shown.endswith("\n-: only root can see it\n")
     for name in ("up", "down", "cut", "exec"):
         arguments = {"cut": ["node1"], "exec": ["node1", "true"]}.get(name, [])
         refused = run("/usr/bin/python3", "-B", copy / name, *arguments)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous import address_agreement
-from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, Reception
+from mpiddp.launch.rendezvous import address_agreement, listener
+from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, OfferServer
 
 FIRST = Candidate("127.0.0.2", "eth0")
 SECOND = Candidate("127.0.0.3", "ib0")
@@ -38,13 +38,13 @@ def try_offers(offers, token, seconds=5.0, grace=0.2):
 
 @contextlib.contextmanager
 def receive(*candidates):
-    """A Reception that is closed at the end whatever the test did."""
-    made = Reception(candidates)
+    """A OfferServer that is closed at the end whatever the test did."""
+    made = OfferServer(candidates)
     closed = []
 
     def hand_over(index):
         closed.append(True)
-        return Reception.hand_over(made, index)
+        return OfferServer.hand_over(made, index)
 
     made.hand_over = hand_over
     try:
@@ -146,7 +146,7 @@ def test_an_address_of_another_host_is_left_out():
         assert [offer.candidate for offer in host.offers] == [FIRST]
         assert try_offers(host.offers, host.token) == (REACHED,)
     with pytest.raises(UnreachableError, match=r"192\.0\.2\.77 on eth5: "):
-        Reception([absent])
+        OfferServer([absent])
 
 
 def test_a_caller_that_goes_away_at_once_disturbs_nobody():
@@ -170,7 +170,7 @@ def test_an_address_by_which_long_messages_are_lost(monkeypatch):
 
 
 def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
-    monkeypatch.setattr(address_agreement, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(listener, "MOST_STRANGERS", 8)
     with receive(FIRST) as host, contextlib.ExitStack() as stack:
         said = (b"", b"", b"x", b"GET / HTTP/1.0\r\n\r\n", host.token, b"\0" * 100_000)
         strangers = []
@@ -183,7 +183,7 @@ def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
         place = ("127.0.0.2", host.offers[0].port)
         rows = psutil.Process().net_connections("tcp")
         kept = [row for row in rows if row.laddr == place and row.status == "ESTABLISHED"]
-        assert len(kept) <= address_agreement.MOST_STRANGERS
+        assert len(kept) <= listener.MOST_STRANGERS
         # The last one may still wait, in silence.
         for stranger in strangers:
             stranger.settimeout(0.01)
@@ -204,7 +204,7 @@ def test_hand_over_keeps_one_socket_and_nothing_else_listens():
     finally:
         os.close(descriptor)
     assert listening() == before
-    assert "mpiddp-reception" not in {thread.name for thread in threading.enumerate()}
+    assert "mpiddp-listener" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_hand_over_of_nothing_closes_everything():
@@ -253,7 +253,7 @@ class Leaders:
 
 @pytest.fixture
 def meet(monkeypatch):
-    """``reception.meet`` with little patience, which needs MPI's constants, but no MPI."""
+    """``address_agreement.meet`` with little patience, which needs MPI's constants, but no MPI."""
     import mpi4py
 
     monkeypatch.setattr(mpi4py.rc, "initialize", False)

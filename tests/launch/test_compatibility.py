@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import launchers
 from facts import messages
 from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher import command as table
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi import compatibility
 
@@ -114,6 +116,7 @@ def prefix(tmp_path, monkeypatch):
     path.mkdir()
     monkeypatch.setenv("PATH", str(path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(table, "count_cores", lambda: 4)
     return folder
 
 
@@ -143,7 +146,7 @@ def test_every_library_under_every_launcher(library, started_by, prefix):
     assert f"{row.name} started 4 processes" in message
     assert compatibility.library_name(version) in message
     assert "every process would be rank 0 of 1" in message
-    assert "tart it with: " in message and "\n" not in message
+    assert re.search(r"tart it with( the \w+ of [^:]+)?: ", message) and "\n" not in message
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])
@@ -180,13 +183,13 @@ def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
             SLURM_WITHOUT_PMIX,
             OPEN_MPI_5,
             "pmi",
-            "srun offers pmi2, and none fits: inside the allocation, start it with: mpirun",
+            "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of",
         ),
         (
             "MPI plugin types are...\n\tnone\n",
             MPICH,
             "",
-            "srun offers nothing, and none fits: inside the allocation, start it with: mpiexec",
+            "srun offers nothing, and none fits: inside the allocation, start it with the mpiexec",
         ),
     ],
 )
@@ -205,7 +208,7 @@ def test_a_cray_srun_fits_cray_mpich(prefix, tmp_path):
 
 def test_without_srun_or_with_one_that_hangs(prefix, monkeypatch):
     row = LAUNCHERS["srun none"]
-    expected = "start it with: mpirun (of Open MPI 5.0.11) -n 4 python"
+    expected = "start it with the mpirun of Open MPI 5.0.11: mpirun -n 4 python"
     assert expected in compatibility.alone_message(OPEN_MPI_5, row)
 
     def hang(command, *, timeout, **options):
@@ -217,8 +220,9 @@ def test_without_srun_or_with_one_that_hangs(prefix, monkeypatch):
 
 def test_the_mpirun_beside_the_library_is_named(prefix):
     row = LAUNCHERS["mpiexec"]
-    assert "Start it with: mpirun (of Open MPI 5.0.11) -n 4 " in compatibility.alone_message(
-        OPEN_MPI_5, row
+    assert (
+        "Start it with the mpirun of Open MPI 5.0.11: mpirun -n 4 "
+        in compatibility.alone_message(OPEN_MPI_5, row)
     )
     program = prefix / "bin" / "mpirun"
     program.parent.mkdir()
@@ -246,15 +250,27 @@ def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
 def test_root_needs_open_mpis_consent(prefix, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["mpiexec"])
-    assert "mpirun (of Open MPI 5.0.11) --allow-run-as-root -n 4 python" in message
+    assert ": mpirun --allow-run-as-root -n 4 python" in message
     assert "as-root" not in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
+
+
+def test_more_ranks_than_cores_need_open_mpis_consent(prefix, monkeypatch):
+    monkeypatch.setattr(table, "count_cores", lambda: 2)
+    row = LAUNCHERS["mpiexec"]
+    message = compatibility.alone_message(OPEN_MPI_5, row)
+    assert ": mpirun --map-by :OVERSUBSCRIBE -n 4 python" in message
+    message = compatibility.alone_message(OPEN_MPI_4, row)
+    assert ": mpirun --oversubscribe -n 4 python" in message
+    # MPICH's takes any number, and Slurm's allocation has a slot for each task.
+    assert ": mpiexec -n 4 " in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
+    assert "OVERSUB" not in compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["srun none"])
 
 
 def test_torchrun_is_replaced(prefix):
     message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["torchrun"])
     assert "torchrun started 4 processes" in message and "Open MPI 5.0.11" in message
     assert "every process would be rank 0 of 1" in message
-    assert "Start it with: mpirun (of Open MPI 5.0.11) -n 4 " in message
+    assert "Start it with the mpirun of Open MPI 5.0.11: mpirun -n 4 " in message
 
 
 @pytest.mark.parametrize(

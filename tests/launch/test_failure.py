@@ -1,4 +1,4 @@
-"""The one way out: whatever fails on whichever rank ends the job, once, with its exit code."""
+"""The failure handler: whatever fails on whichever rank ends the job, once, with its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure import failure
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.world import World
 
@@ -70,7 +70,7 @@ if "LIMIT" in os.environ:
     import torch
 from mpiddp.launch import device
 from mpiddp.launch.rendezvous import store
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 
@@ -82,21 +82,21 @@ if fails and stage == "in the address phase":
 if fails and stage == "outside":
     fail()
 
-with WayOut() as way_out:
+with FailureHandler() as failure_handler:
     if fails and stage == "before MPI":
         fail()
-    with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), way_out) as session:
+    with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), failure_handler) as session:
         import torch, torch.distributed as distributed
-        way_out.run_directory = Path.cwd()
+        failure_handler.run_directory = Path.cwd()
         for step in range(100 if stage == "in a step" else 3):
-            way_out.step = step
+            failure_handler.step = step
             if step == 2 and fails:
                 fail()
             if how != "done":
                 distributed.all_reduce(torch.ones(10))
                 time.sleep(0.02)
         if session.world.rank == 0:
-            way_out.finish()
+            failure_handler.finish()
 """
 
 
@@ -208,7 +208,7 @@ def test_ranks_that_all_fail_before_mpi_say_so_once(recent_launcher, tmp_path):
     [
         ("openmpi", 1, "exit", 5, r"mpiddp: rank 1 of 2 on \S+ at step 2: ended with exit code 5"),
         ("mpich", 0, "exit", 5, r"mpiddp: rank 0 of 2 on \S+ at step 2: ended with exit code 5"),
-        ("mpich", 1, "text", 1, r"all is said"),
+        ("mpich", 1, "text", 1, r"mpiddp: rank 1 of 2 on \S+ at step 2: all is said"),
         ("openmpi", 0, "interrupt", 130, r"mpiddp: rank 0 of 2 on \S+ at step 2: interrupted"),
     ],
 )
@@ -315,58 +315,57 @@ def raised(error):
         return caught
 
 
-def shared_way_out():
-    way_out = WayOut()
-    way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
-    way_out.step = 17
-    return way_out
+def shared_failure_handler():
+    failure_handler = FailureHandler()
+    failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+    failure_handler.step = 17
+    return failure_handler
 
 
 def test_reports_say_who_where_and_when():
-    way_out = shared_way_out()
+    failure_handler = shared_failure_handler()
     place = "mpiddp: rank 3 of 8 on node2 at step 17: "
-    assert way_out.describe(ConfigurationError("no such data")) == f"{place}no such data\n"
-    assert way_out.describe(SystemExit(7)) == f"{place}ended with exit code 7\n"
-    assert way_out.describe(SystemExit("bye")) == "bye\n"
-    assert way_out.describe(KeyboardInterrupt()) == f"{place}interrupted\n"
+    assert failure_handler.describe(ConfigurationError("no such data")) == f"{place}no such data\n"
+    assert failure_handler.describe(SystemExit(7)) == f"{place}ended with exit code 7\n"
+    assert failure_handler.describe(SystemExit("bye")) == f"{place}bye\n"
+    assert failure_handler.describe(KeyboardInterrupt()) == f"{place}interrupted\n"
     closed = "[/gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer"
-    lost = way_out.describe(RuntimeError(closed))
+    lost = failure_handler.describe(RuntimeError(closed))
     assert lost == f"{place}a peer is gone or has stopped: {closed}\n"
-    lines = way_out.describe(raised(KeyError("k"))).splitlines()
+    lines = failure_handler.describe(raised(KeyError("k"))).splitlines()
     assert lines[:2] == [f"{place}failed", "Traceback (most recent call last):"]
     assert lines[-1] == "KeyError: 'k'"
 
 
 def test_somebodys_script_keeps_its_own_errors():
-    way_out = shared_way_out()
-    way_out.runs_script = True
-    lines = way_out.describe(raised(RuntimeError("Connection closed by peer"))).splitlines()
+    failure_handler = shared_failure_handler()
+    failure_handler.runs_script = True
+    lines = failure_handler.describe(raised(RuntimeError("Connection closed by peer"))).splitlines()
     assert lines[-1] == "RuntimeError: Connection closed by peer"
 
 
 def test_frames_that_only_carried_the_call_are_left_out():
-    way_out = WayOut()
-    way_out.hidden_files = (__file__,)
+    failure_handler = FailureHandler(hidden_files=(__file__,))
     try:
         json.loads("{")
     except ValueError as error:
-        lines = way_out.describe(error).splitlines()
+        lines = failure_handler.describe(error).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert __file__ not in "\n".join(lines) and "json" in lines[1]
 
 
 def test_in_a_notebook_nothing_is_aborted(monkeypatch):
     monkeypatch.setattr(failure, "in_notebook", lambda: True)
-    with pytest.raises(ValueError, match="cell"), WayOut():
+    with pytest.raises(ValueError, match="cell"), FailureHandler():
         raise ValueError("cell")
 
 
 def test_success_passes():
-    with pytest.raises(SystemExit) as caught, WayOut():
+    with pytest.raises(SystemExit) as caught, FailureHandler():
         raise SystemExit(0)
     assert caught.value.code == 0
-    with WayOut() as way_out:
-        assert isinstance(way_out, WayOut)
+    with FailureHandler() as failure_handler:
+        assert isinstance(failure_handler, FailureHandler)
 
 
 # Corners: what only one rank knows, children, second signals, files that do not answer
@@ -389,11 +388,11 @@ def test_a_bad_option_does_not_wait_for_a_rank_that_never_comes():
     program = """
 import os, time
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(100)
-with WayOut() as way_out:
-    way_out.seconds = 2
+with FailureHandler() as failure_handler:
+    failure_handler.seconds = 2
     raise ConfigurationError("a bad option")
 """
     row = launchers.table()["openmpi"]
@@ -425,7 +424,7 @@ def test_a_forked_child_does_not_end_the_job(ending, tmp_path):
 def test_a_second_interrupt_does_not_stop_the_first_ones_report(tmp_path):
     program = """
 import os, signal, sys, time
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 class Slow:
     def write(self, text):
         os.kill(os.getpid(), signal.SIGINT)
@@ -433,7 +432,7 @@ class Slow:
         sys.__stderr__.write(text)
     def flush(self):
         sys.__stderr__.flush()
-with WayOut():
+with FailureHandler():
     sys.stderr = Slow()
     raise KeyboardInterrupt
 """
@@ -446,12 +445,12 @@ def test_a_report_comes_out_before_files_that_do_not_answer(tmp_path):
     program = """
 import os, time
 from pathlib import Path
-from mpiddp.launch.failure import failure
+from mpiddp.launch.failure import failure, outcome
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
-failure.write_outcome = lambda *_: time.sleep(3)
-with failure.WayOut() as way_out, start(Options(timeout=30), way_out):
-    way_out.run_directory = Path.cwd()
+outcome.write_outcome = lambda *_: time.sleep(3)
+with failure.FailureHandler() as failure_handler, start(Options(timeout=30), failure_handler):
+    failure_handler.run_directory = Path.cwd()
     raise ValueError("on all ranks")
 """
     row = launchers.table()["openmpi"]
@@ -532,12 +531,12 @@ class Unreadable(LaunchError):
     def __str__(self):
         return None
 
-with failure.WayOut() as way_out:
+with failure.FailureHandler() as failure_handler:
     import mpiddp
     from mpiddp.launch.session import Options
     from mpiddp.launch.startup import start
-    with start(Options(timeout=60), way_out) as session:
-        way_out.run_directory = Path.cwd()
+    with start(Options(timeout=60), failure_handler) as session:
+        failure_handler.run_directory = Path.cwd()
         if session.world.rank == 0:
             Path("address").write_text(f"{session.meeting.address} {session.meeting.port}")
         while not Path("done").exists():
@@ -614,11 +613,11 @@ with mpiddp.init(timeout=60) as session:
     if is_odd and how == "late":
         stop()
     if how in ("finalize", "free"):
-        session._watch.seconds = 3
+        session._resources.watch.seconds = 3
     if is_odd and how == "finalize":
         mpi.finalize = lambda _: stop()
     if is_odd and how == "free":
-        session._heartbeat.stop = stop
+        session._resources.heartbeat.stop = stop
 """
 
 

@@ -116,6 +116,8 @@ def test_a_rule_of_nccls_does_not_stop_a_single_node():
         ([ETHERNET], None, 1, ["no interface for loopback", "eth0 (10.0.0.1)"]),
         ([], None, 2, ["IPv4 address: none"]),
         (HOST, "=hsn0", 2, ["--interface '=hsn0' fits no interface", "ib0 (10.1.0.1)"]),
+        (HOST, "hsn0", 1, ["--interface 'hsn0' fits no interface"]),
+        (HOST, "node1=hsn0", 2, ["--interface 'node1=hsn0' fits no interface of node1"]),
         (HOST, "=hsn0", 1, ["--interface '=hsn0' fits no interface", "lo (127.0.0.1)"]),
     ],
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mpiddp.launch.failure import missing_ranks
-from mpiddp.launch.failure.missing_ranks import Whereabouts
+from mpiddp.launch.failure.missing_ranks import Position
 
 IMPORT, GROUP = "import torch", "group"
 
 
-def at(phase: str, position: str, *, waits: bool = False) -> Whereabouts:
-    return Whereabouts(phase, waits, position)
+def at(phase: str, position: str, *, waits: bool = False) -> Position:
+    return Position(phase, waits, position)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_where_nobody_can_be_asked_nobody_is_named():
 
 
 def test_where_the_main_thread_is():
-    assert missing_ranks.find_position().startswith("find_position (missing_ranks.py:")
+    assert missing_ranks.find_line().startswith("find_line (missing_ranks.py:")

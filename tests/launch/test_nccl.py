@@ -234,8 +234,8 @@ def find_timeout(backend):
 store.make_group = make_group
 store.first_all_reduce = lambda *_: None
 with mpiddp.init(timeout=30) as session:
-    session._way_out.run_directory = Path(sys.argv[2])
-    session._way_out.step = 7
+    session._resources.failure_handler.run_directory = Path(sys.argv[2])
+    session._resources.failure_handler.step = 7
     time.sleep(30)
 """
 

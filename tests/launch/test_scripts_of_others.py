@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import threading
 
@@ -360,6 +361,10 @@ def test_one_rank_of_a_script_ends_the_job(name, who, how, code, text, tmp_path)
     arguments = [*PREFIX, script, who, *how.split()]
     result = launchers.run(launchers.table()[name], 2, arguments, timeout=40).expect(code)
     assert result.stderr.count(text) == 1 or not text
+    if how == "good-bye":
+        assert re.search(
+            rf"^mpiddp: rank {who} of 2 on \S+: good-bye$", result.stderr, re.MULTILINE
+        )
     assert result.stderr.count("Traceback (most recent call last)") == ("raise" in how)
     if "raise" in how:
         lines = result.stderr.splitlines()
@@ -375,6 +380,16 @@ def test_a_script_that_never_calls_torch_distributed():
     result = launchers.run(launchers.table()["mpich"], 2, [*PREFIX, *program], timeout=60)
     result.expect(0)
     assert result.stdout.count("1 loop, best of 1") == 2
+
+
+def test_a_script_that_calls_init_is_described_once(tmp_path):
+    script = tmp_path / "calls.py"
+    script.write_text(
+        "import mpiddp\nwith mpiddp.init(timeout=30) as session:\n    print(session.backend)\n"
+    )
+    result = launchers.run(ALONE, 1, [*PREFIX, script], timeout=60).expect(0)
+    assert result.stdout in ("gloo\n", "nccl\n")
+    assert result.stderr.count("mpiddp: started") == 1
 
 
 # Mistakes

@@ -441,6 +441,10 @@ except KeyError:
     print("the cell failed, the kernel lives")
 with mpiddp.init(timeout=30) as session:
     print("again", session.world.size)
+    try:
+        mpiddp.init(timeout=30)
+    except mpiddp.ConfigurationError as error:
+        print("raised:", error)
 """
 
 
@@ -451,7 +455,8 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
     lines = result.stdout.splitlines()
     assert lines[0].startswith("raised: backend nccl needs a GPU")
     assert lines[1].startswith("raised: timeout: expected seconds above 0")
-    assert lines[2:] == ["the cell failed, the kernel lives", "again 1"]
+    assert lines[2:4] == ["the cell failed, the kernel lives", "again 1"]
+    assert "mpiddp.init() was called in this process before" in lines[4] and "close()" in lines[4]
     assert "Traceback" not in result.stderr
 
 

@@ -71,6 +71,23 @@ def test_a_run_that_is_stopped_says_so(name, ranks, number, whom, tmp_path):
     check(result, tmp_path, number, ranks)
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+def test_ctrl_c_in_a_terminal_is_no_other_signal(name, tmp_path):
+    """Under jobs/local.sh: a terminal interrupts all of its foreground process group."""
+    row = launchers.table()[name]
+    variables = {"MPIDDP_PYTHON": sys.executable, "MPIDDP_MPIRUN": str(row.mpirun)}
+    alone = launchers.table()["alone"]
+    words = [launchers.ROOT / "jobs" / "local.sh", "2", "--runs-dir", tmp_path / "runs", *LONG]
+    with launchers.start(
+        alone, 1, words, timeout=90, cwd=tmp_path, env=variables, python="bash"
+    ) as job:
+        job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
+        os.killpg(job.process.pid, INT)
+        result = job.wait().expect(130)
+    check(result, tmp_path, INT, 2)
+
+
 CHILD = """
 import os, signal, subprocess, sys, time
 from mpiddp.launch.failure.signals import heed_signals

@@ -21,7 +21,7 @@ from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor import links
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous.address_agreement import Attempt, Reception, try_offers
+from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
 
 HOST = "127.0.0.2"
 SOON = 2.0
@@ -98,9 +98,9 @@ class Listener:
 
 
 @contextlib.contextmanager
-def reception() -> Iterator[Listener]:
+def offers() -> Iterator[Listener]:
     """The address agreement's."""
-    host = Reception([Candidate(HOST, "lo")])
+    host = OfferServer([Candidate(HOST, "lo")])
 
     def use() -> None:
         found = try_offers(host.offers, host.token, seconds=SOON, grace=0.1)
@@ -147,7 +147,7 @@ def count_descriptors() -> int:
 
 def list_cases():
     """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (reception, benchmark, doctor):
+    for listener in (offers, benchmark, doctor):
         for what in WAYS:
             is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
             marks = [pytest.mark.long] * is_alike

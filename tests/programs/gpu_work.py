@@ -70,5 +70,5 @@ def train_each(session: mpiddp.Session, *options: Sequence[str]) -> list[Result]
     results = []
     for number, words in enumerate(options):
         configuration = parse([*TRAINING, "--name", f"run-{number}", *words])
-        results.append(train(configuration, session, session._way_out))
+        results.append(train(configuration, session, session._resources.failure_handler))
     return results

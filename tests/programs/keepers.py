@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpiddp.errors import LaunchError
-from mpiddp.launch.failure import failure
+from mpiddp.launch.failure import failure, missing_ranks, outcome, termination
 from mpiddp.launch.failure.deadline import Watch
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import Outcome, write_outcome
 from mpiddp.launch.world import World
 
@@ -46,26 +46,26 @@ class UnreadableError(LaunchError):
         return act()
 
 
-def raise_unreadable(act: Callable[[], object]) -> Callable[[WayOut], None]:
+def raise_unreadable(act: Callable[[], object]) -> Callable[[FailureHandler], None]:
     """A case in which nothing but the error itself is bad."""
 
-    def fail(_: WayOut) -> None:
+    def fail(_: FailureHandler) -> None:
         raise UnreadableError(act)
 
     return fail
 
 
-def close_stderr(_: WayOut) -> None:
+def close_stderr(_: FailureHandler) -> None:
     """As a program that wants to be a daemon."""
     sys.stderr.close()
 
 
-def fill_stderr(_: WayOut) -> None:
+def fill_stderr(_: FailureHandler) -> None:
     """Its file system is full."""
     os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 
 
-def clog_stderr(_: WayOut) -> None:
+def clog_stderr(_: FailureHandler) -> None:
     """Nobody reads."""
     _, sender = os.pipe()
     os.set_blocking(sender, False)
@@ -77,69 +77,71 @@ def clog_stderr(_: WayOut) -> None:
     os.dup2(sender, 2)
 
 
-def replace_stderr(_: WayOut) -> None:
+def replace_stderr(_: FailureHandler) -> None:
     """By something that is no stream."""
     sys.stderr = None  # type: ignore[assignment]
 
 
-def block_log(way_out: WayOut) -> None:
+def block_log(failure_handler: FailureHandler) -> None:
     """A file system that does not answer."""
-    assert way_out.run_directory is not None
-    (way_out.run_directory / "logs").mkdir()
-    os.mkfifo(way_out.run_directory / "logs" / "rank-3.log")
+    assert failure_handler.run_directory is not None
+    (failure_handler.run_directory / "logs").mkdir()
+    os.mkfifo(failure_handler.run_directory / "logs" / "rank-3.log")
 
 
-def block_outcome(_: WayOut) -> None:
+def block_outcome(_: FailureHandler) -> None:
     """A file system that does not answer."""
-    failure.write_outcome = block  # type: ignore[assignment]
+    outcome.write_outcome = block  # type: ignore[assignment]
 
 
-def set_hook(hook: Callable[..., None]) -> Callable[[WayOut], None]:
+def set_hook(hook: Callable[..., None]) -> Callable[[FailureHandler], None]:
     """A script's own sys.excepthook."""
 
-    def prepare(way_out: WayOut) -> None:
-        way_out.runs_script = True
+    def prepare(failure_handler: FailureHandler) -> None:
+        failure_handler.runs_script = True
         sys.excepthook = hook
 
     return prepare
 
 
-def break_deadline(way_out: WayOut) -> None:
+def break_deadline(failure_handler: FailureHandler) -> None:
     """An error while the one who is missing is looked for."""
-    way_out.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
-    failure.hosts_of_step = shout  # type: ignore[assignment]
-    with Watch(0.1, way_out.expire).phase("MPI"):
+    failure_handler.peers.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
+    missing_ranks.hosts_of_step = shout  # type: ignore[assignment]
+    with Watch(0.1, failure_handler.expire).phase("MPI"):
         block()
 
 
-def break_claim(way_out: WayOut) -> None:
+def break_claim(failure_handler: FailureHandler) -> None:
     """An error while the ranks agree who speaks."""
-    way_out.store, way_out.starting, way_out.communicator = object(), False, object()  # type: ignore[assignment]
+    failure_handler.starting = False
+    failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
     failure.claim_report = shout  # type: ignore[assignment]
-    failure._abort = os._exit
+    termination.abort = os._exit
 
 
-def leave_to_nobody(way_out: WayOut) -> None:
+def leave_to_nobody(failure_handler: FailureHandler) -> None:
     """Another one has claimed the report, and is never heard of."""
-    way_out.store, way_out.starting, way_out.communicator = object(), False, object()  # type: ignore[assignment]
+    failure_handler.starting = False
+    failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
     failure.claim_report = lambda _: False
     failure.PATIENCE_SECONDS = BOUND
-    failure._abort = os._exit
+    termination.abort = os._exit
 
 
-def fail_alone(way_out: WayOut) -> None:
+def fail_alone(failure_handler: FailureHandler) -> None:
     """One process, whose interpreter would end with 120 after it could not write."""
-    way_out.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
-    fill_stderr(way_out)
+    failure_handler.peers.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    fill_stderr(failure_handler)
 
 
-def fail_after_the_end(way_out: WayOut) -> None:
+def fail_after_the_end(failure_handler: FailureHandler) -> None:
     """The run is done; what happens afterwards does not undo that."""
-    assert way_out.run_directory is not None
-    write_outcome(way_out.run_directory, Outcome(0, "done", 0, "node1", 17, 0))
+    assert failure_handler.run_directory is not None
+    write_outcome(failure_handler.run_directory, Outcome(0, "done", 0, "node1", 17, 0))
 
 
-CASES: dict[str, Callable[[WayOut], None]] = {
+CASES: dict[str, Callable[[FailureHandler], None]] = {
     "text raises": raise_unreadable(shout),
     "text is none": raise_unreadable(lambda: None),
     "text exits": raise_unreadable(sys.exit),
@@ -164,12 +166,12 @@ CASES: dict[str, Callable[[WayOut], None]] = {
 def fail(case: str, folder: Path) -> None:
     """Fail as rank 3 of 8 at step 17."""
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT), 2)
-    failure.READ_SECONDS = failure.HOOK_SECONDS = failure.CONSOLE_SECONDS = BOUND
-    failure.FILES_SECONDS = BOUND
-    with WayOut() as way_out:
-        way_out.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
-        way_out.step, way_out.run_directory = 17, folder
-        CASES[case](way_out)
+    failure.READ_SECONDS = failure.HOOK_SECONDS = BOUND
+    termination.CONSOLE_SECONDS = outcome.FILES_SECONDS = BOUND
+    with FailureHandler() as failure_handler:
+        failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+        failure_handler.step, failure_handler.run_directory = 17, folder
+        CASES[case](failure_handler)
         raise ValueError("on purpose")
 
 

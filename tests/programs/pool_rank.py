@@ -24,7 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
 
@@ -119,16 +119,16 @@ def _restored(session: Session) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
         # What training tells the report of a failure.
-        way_out = session._way_out
-        way_out.run_directory, way_out.step, way_out.attempt = None, None, 1
+        handler = session._resources.failure_handler
+        handler.run_directory, handler.step, handler.attempt = None, None, 1
         set_timeout(session._timeout)
 
 
 def renew(session: Session) -> None:
     """Let the next collective call prepare everything again. Collective."""
-    for work in reversed(session._on_close):
+    for work in reversed(session._resources.on_close):
         work()
-    session._on_close.clear()
+    session._resources.on_close.clear()
     session.collectives = None
 
 
@@ -163,8 +163,8 @@ def main() -> None:
     # On this signal a rank writes its stacks to the job's stderr; a call has another stderr.
     faulthandler.register(signal.SIGUSR2, os.fdopen(os.dup(2), "w"), all_threads=True)
     with (
-        WayOut() as way_out,
-        start(Options(timeout=60, allow_shared_gpu=True), way_out) as session,
+        FailureHandler() as failure_handler,
+        start(Options(timeout=60, allow_shared_gpu=True), failure_handler) as session,
         socket.socket(socket.AF_UNIX) as channel,
     ):
         channel.connect(sys.argv[1])

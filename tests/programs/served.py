@@ -159,7 +159,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         roles,
         model,
         UpdateRule(make_optimizer, lambda step: RATE, way.bound),
-        session._way_out.fail,
+        session._resources.failure_handler.fail,
     )
     session.comm.Barrier()
     if rank in roles.workers:

@@ -18,7 +18,7 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
     # Several threads for so small models only wait for each other on a busy machine.
     torch.set_num_threads(1)
     for words in command_lines:
-        train(parse(list(words)), session, session._way_out)
+        train(parse(list(words)), session, session._resources.failure_handler)
 
 
 def refuse(session: Session, *words: str) -> str:

@@ -122,3 +122,25 @@ def test_everything_that_is_installed_has_a_tested_version():
     pins = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
     assert wanted | {"mpich"} <= {_name_of(pin) for pin in pins}
+
+
+def test_an_editable_install_is_not_hidden_by_a_folder_of_its_name(wheel, tmp_path):
+    """As in the directory that a checkout lies in."""
+    source = wheel.parents[1]
+    program = "import sys, setuptools.build_meta as b; b.build_editable(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        cwd=source,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    [path] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "site")
+    (tmp_path / "mpiddp").mkdir()
+    program = "import site, sys; site.addsitedir('site'); import mpiddp; print(mpiddp.__file__)"
+    shown = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown.stdout == f"{source}/mpiddp/__init__.py\n", shown.stderr

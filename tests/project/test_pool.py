@@ -44,13 +44,13 @@ def change(session):
     torch.set_num_threads(3)
     torch.manual_seed(session.world.rank + 17)
     session._timeout = 1.0
-    session._way_out.step = 5
+    session._resources.failure_handler.step = 5
 
 
 def find_state(session):
     return (
         os.sched_getaffinity(0), torch.get_default_dtype(), torch.get_num_threads(),
-        torch.initial_seed(), session.timeout, session._way_out.step,
+        torch.initial_seed(), session.timeout, session._resources.failure_handler.step,
     )  # fmt: skip
 
 

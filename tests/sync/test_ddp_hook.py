@@ -17,7 +17,7 @@ from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import NCCL
 from mpiddp.collectives.selection import MPI
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 from mpiddp.schedules.registry import names
@@ -89,7 +89,7 @@ def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
 @pytest.fixture
 def model():
     """DDP on the only rank of a session."""
-    with start(Options(backend="gloo", allow_shared_gpu=True), WayOut()):
+    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()):
         yield DistributedDataParallel(nn.Linear(5, 3), gradient_as_bucket_view=True)
 
 

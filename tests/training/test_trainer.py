@@ -18,7 +18,7 @@ from torch import nn
 import launchers
 import trainings
 from mpiddp.errors import ConfigurationError, MpiddpError
-from mpiddp.launch.failure.failure import WayOut
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
@@ -41,7 +41,7 @@ TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds"}
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    with start(Options(backend="gloo", allow_shared_gpu=True), WayOut()) as session:
+    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
         threads = torch.get_num_threads()
         # Several threads for so small a model only wait for each other on a busy machine.
         torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run(configuration: Configuration, session: Session) -> Result:
-    return train(configuration, session, WayOut())
+    return train(configuration, session, FailureHandler())
 
 
 @pytest.mark.parametrize("data", sorted(DATASETS))

@@ -1,7 +1,7 @@
 """A deadline for each phase of start-up, and for the end.
 
 One thread per process watches the phase that the main thread is in. MPI and torch release the
-interpreter's lock while they wait, so the thread can still speak when they do not return.
+interpreter's lock while they wait, so the thread can still report when they do not return.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _PEER_LOSS = re.compile(
     r"communicator was aborted|operation was cancelled",
     re.IGNORECASE,
 )
-# ... and how it is told that torch said it: anybody may raise a RuntimeError. The class
+# ... and how to tell that torch said it: anybody may raise a RuntimeError. The class
 # DistBackendError says so as well; the NCCL of torch 2.15 does not always use it.
-_SPEAKER = re.compile(
+_TORCH = re.compile(
     r"gloo/transport|gloo::|Gloo connectFullMesh|Application timeout caused pair closure|"
     r"ProcessGroup(Gloo|NCCL)|WorkNCCL|NCCL (error|communicator|operation|Async Error)"
 )
@@ -53,7 +53,7 @@ def describe_error(
         return f"mpiddp: {place}{read_message(error)}{find_call(error.__traceback__)}\n"
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
-            return f"{error.code}\n"
+            return f"mpiddp: {place}{error.code}\n" if is_shared else f"{error.code}\n"
         return f"mpiddp: {place}ended with exit code {exit_code(error)}\n" if is_shared else ""
     if isinstance(error, KeyboardInterrupt):
         return f"mpiddp: {place}interrupted\n"
@@ -127,7 +127,7 @@ def is_peer_loss(error: BaseException) -> bool:
     if _is_one(error, distributed, "DistNetworkError"):
         return True
     text = read_message(error)
-    is_torch = _is_one(error, distributed, "DistBackendError") or _SPEAKER.search(text) is not None
+    is_torch = _is_one(error, distributed, "DistBackendError") or _TORCH.search(text) is not None
     return is_torch and _PEER_LOSS.search(text) is not None
 
 

@@ -1,7 +1,7 @@
-"""Whether the ranks that one waits for at the end are alive.
+"""Whether the other ranks are alive while a rank waits for them at the end.
 
-A rank may work for hours while the others wait for it to close the session, and one that was
-killed looks the same to MPI. So each rank but the first counts up a key in the store, every few
+A rank may work for hours while the others wait for it to close the session; to MPI, a rank that
+was killed looks the same. So each rank but the first counts up a key in the store, every few
 seconds, from a thread of its own: rank 0 sees whose count stands still, the others whether rank 0
 still answers.
 """

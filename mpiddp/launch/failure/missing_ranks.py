@@ -12,37 +12,62 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiddp.launch.failure.deadline import CLOSING, PHASES
+from mpiddp.launch.failure.peers import Peers
+from mpiddp.launch.failure.reporter import REPORTERS, await_turn
+from mpiddp.launch.failure.termination import may_call_mpi
+from mpiddp.launch.failure.unreachable_hosts import find_silent_hosts
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-ROLL_CALL_SECONDS = 1.0
+ANSWERS_SECONDS = 1.0
 """How long rank 0 listens for the others."""
-ROLL_CALL_TAG = 1
+POSITION_TAG = 1
 SHOWN = 8
 """How many ranks a message names."""
+LONGER = "to wait longer, increase --timeout SECONDS"
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class Position:
     """How far one rank has come when a deadline expires."""
 
     phase: str
     waits: bool
     """Whether it is done with the phase and only waits for the others."""
-    position: str
+    line: str
     """Function, file and line that its main thread is in."""
 
     @property
-    def place(self) -> int:
+    def progress(self) -> int:
         """Larger for a rank that has come further."""
         return 2 * PHASES.index(self.phase) + self.waits
 
 
-def call_the_roll(communicator: MPI.Intracomm, mine: Whereabouts) -> dict[int, Whereabouts] | None:
-    """Collect on rank 0 what each rank answers within ROLL_CALL_SECONDS; None on the others.
+def explain_expiry(phase: str, seconds: float, peers: Peers, *, waits: bool) -> str:
+    """The message of a phase that outlasted ``seconds``; the ranks are asked where each one is.
+
+    ``waits``: whether this rank is done with the phase. Ranks other than 0 return later than rank
+    0, which then has ended the job, unless it is missing itself.
+    """
+    communicator = peers.communicator
+    assert communicator is not None
+    rank = communicator.Get_rank()
+    if not may_call_mpi():
+        return describe_missing(phase, seconds, {}, peers.describe_rank)
+    answers = gather_positions(communicator, Position(phase, waits, find_line()))
+    if answers is not None:
+        missing = find_missing(answers, communicator.Get_size())
+        return describe_missing(phase, seconds, missing, peers.describe_rank)
+    time.sleep(ANSWERS_SECONDS)
+    await_turn(rank, 2 * REPORTERS)
+    return describe_missing(phase, seconds, {0: "no answer"}, peers.describe_rank)
+
+
+def gather_positions(communicator: MPI.Intracomm, mine: Position) -> dict[int, Position] | None:
+    """Collect on rank 0 what each rank answers within ANSWERS_SECONDS; None on the others.
 
     Runs beside a main thread that is stuck in MPI, on a communicator of its own. Point-to-point
     on purpose: a collective would wait for exactly the ranks that are missing.
@@ -50,42 +75,42 @@ def call_the_roll(communicator: MPI.Intracomm, mine: Whereabouts) -> dict[int, W
     from mpi4py import MPI
 
     if communicator.Get_rank() != 0:
-        communicator.isend(mine, 0, ROLL_CALL_TAG)
+        communicator.isend(mine, 0, POSITION_TAG)
         return None
     answers = {0: mine}
-    end = time.monotonic() + ROLL_CALL_SECONDS
+    end = time.monotonic() + ANSWERS_SECONDS
     status = MPI.Status()
     while len(answers) < communicator.Get_size() and time.monotonic() < end:
-        if communicator.iprobe(MPI.ANY_SOURCE, ROLL_CALL_TAG, status):
+        if communicator.iprobe(MPI.ANY_SOURCE, POSITION_TAG, status):
             source = status.Get_source()
-            answers[source] = communicator.recv(source=source, tag=ROLL_CALL_TAG)
+            answers[source] = communicator.recv(source=source, tag=POSITION_TAG)
         else:
             time.sleep(0.01)
     return answers
 
 
-def find_missing(answers: Mapping[int, Whereabouts], size: int) -> dict[int, str]:
+def find_missing(answers: Mapping[int, Position], size: int) -> dict[int, str]:
     """The ranks that keep the others waiting, and what is known of each.
 
     They are those that did not answer, and those in an earlier phase than the furthest. If all
     are in the same one, they are those in another position than most; without a majority all.
     """
     missing = {rank: "no answer" for rank in range(size) if rank not in answers}
-    furthest = max(answer.place for answer in answers.values())
+    furthest = max(answer.progress for answer in answers.values())
     for rank, answer in answers.items():
-        if answer.place < furthest:
-            missing[rank] = f"still in {answer.phase!r}, {answer.position}"
+        if answer.progress < furthest:
+            missing[rank] = f"still in {answer.phase!r}, {answer.line}"
     if missing:
         return missing
-    (usual, count), *_ = Counter(answer.position for answer in answers.values()).most_common()
+    (usual, count), *_ = Counter(answer.line for answer in answers.values()).most_common()
     return {
-        rank: f"in {answer.position}"
+        rank: f"in {answer.line}"
         for rank, answer in answers.items()
-        if answer.position != usual or 2 * count <= size or count == size
+        if answer.line != usual or 2 * count <= size or count == size
     }
 
 
-def find_position() -> str:
+def find_line() -> str:
     """Where the main thread of this process is: ``function (file.py:12)``."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
@@ -103,21 +128,24 @@ def describe_missing(
         if phase == CLOSING
         else f"start-up did not get past {phase!r}"
     )
-    start, end = f"{what} within {seconds:g} s; ", "--timeout SECONDS waits longer"
+    start = f"{what} within {seconds:g} s; "
     if not missing:
-        return start + end
+        return start + LONGER
     names = [f"{name(rank)} ({where})" for rank, where in sorted(missing.items())[:SHOWN]]
     if len(missing) > len(names):
         names.append(f"and {len(missing) - len(names)} more")
-    return f"{start}waited for {', '.join(names)}. Look at what these do; {end}"
+    return f"{start}waited for {', '.join(names)}. Look at what these do; {LONGER}"
 
 
-def describe_silent_end(seconds: float) -> str:
-    """The message of an expired MPI_Finalize, which says nothing of the others."""
-    return (
-        f"MPI_Finalize did not return within {seconds:g} s: a rank was lost or stopped while the "
-        "session was closed; --timeout SECONDS waits longer"
-    )
+def explain_silent_mpi(phase: str, seconds: float, launcher: Launcher | None) -> str:
+    """The message of an expired MPI_Init or MPI_Finalize, which say nothing of the others."""
+    if phase == CLOSING:
+        return (
+            f"MPI_Finalize did not return within {seconds:g} s: a rank was lost or stopped while "
+            f"the session was closed; {LONGER}"
+        )
+    hosts = hosts_of_step()
+    return describe_silent_init(launcher, seconds, len(hosts), find_silent_hosts(hosts))
 
 
 def describe_silent_init(
@@ -138,7 +166,7 @@ def describe_silent_init(
     if not silent:
         return (
             f"{start}Look for ranks that are stuck before mpiddp.init(), or nodes that cannot "
-            "reach each other; --timeout SECONDS waits longer"
+            f"reach each other; {LONGER}"
         )
     folded = fold_hostnames(list(silent))
     found = f"Not reached from here: {folded} ({', '.join(sorted(set(silent.values())))})"

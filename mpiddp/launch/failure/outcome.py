@@ -1,4 +1,4 @@
-"""``outcome.json`` in a run directory: how the last attempt ended. Job scripts decide by it."""
+"""What a run directory tells of a failure: logs, and ``outcome.json``, which job scripts read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from mpiddp.errors import SUCCESS
+from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.failure.error_report import read_message
+
+FILES_SECONDS = 2.0
+"""How long the run directory may take to accept a report."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,42 @@ class Outcome:
     """Step of training, None before the first."""
     attempt: int
     """Of the run, counted from 1."""
+
+
+def write_report(directory: Path, rank: int, text: str, outcome: Outcome | None) -> str:
+    """Append ``text`` to the log of ``rank``, and write ``outcome`` unless the run is done.
+
+    Waits FILES_SECONDS for the file system. Returns what kept the outcome from being written,
+    empty if nothing did.
+    """
+
+    def write() -> str:
+        problem = ""
+        try:
+            if outcome is not None and not _is_done(directory):
+                write_outcome(directory, outcome)
+        except OSError as error:
+            problem = f"{outcome_path(directory)} could not be written: {error}"
+        with contextlib.suppress(OSError):  # The console has it as well.
+            folder = directory / "logs"
+            folder.mkdir(exist_ok=True)
+            # Names of files may hold bytes that are no text.
+            path = folder / f"rank-{rank}.log"
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
+                log.write(text)
+        return problem
+
+    try:
+        return BackgroundCall(write).finish(FILES_SECONDS)
+    except LateError:
+        return f"{directory} did not take this report within {FILES_SECONDS:g} s"
+    except BaseException as error:
+        return f"{directory} did not take this report: {read_message(error)}"
+
+
+def _is_done(directory: Path) -> bool:
+    outcome = read_outcome(directory)
+    return outcome is not None and outcome.get("code") == SUCCESS
 
 
 def write_outcome(run_directory: Path, outcome: Outcome) -> None:

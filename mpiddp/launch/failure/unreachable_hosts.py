@@ -8,11 +8,12 @@ nothing.
 from __future__ import annotations
 
 import errno
-import queue
 import socket
-import threading
 import time
 from collections.abc import Sequence
+from functools import partial
+
+from mpiddp.launch.background import BackgroundCalls
 
 DISCARD_PORT = 9
 """TCP's discard service (RFC 863): hardly ever there, and harmless where it is."""
@@ -30,19 +31,10 @@ def find_silent_hosts(hostnames: Sequence[str], seconds: float = LONGEST_SECONDS
     """
     asked = list(dict.fromkeys(hostnames))[:MOST_HOSTS]
     end = time.monotonic() + seconds
-    answers: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
-    for name in asked:
-        threading.Thread(
-            target=lambda n=name: answers.put((n, _ask(n, end - MARGIN_SECONDS))),
-            name=f"mpiddp-ask-{name}",
-            daemon=True,
-        ).start()
+    calls = BackgroundCalls({name: partial(_ask, name, end - MARGIN_SECONDS) for name in asked})
     found = {}
-    for _ in asked:
-        try:
-            name, problem = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
+    while (answer := calls.next_result(end)) is not None:
+        name, problem = answer
         if problem is not None:
             found[name] = problem
     return {name: found[name] for name in asked if name in found}

@@ -68,6 +68,11 @@ def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = N
     return ",".join(shown) + (",…" if len(shown) < len(texts) else "")
 
 
+def count_noun(number: int, noun: str) -> str:
+    """``1 rank``, ``4 ranks``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def expand_hostnames(text: str) -> tuple[str, ...]:
     """The hosts of a short form: ``login,node[001-003]`` → ``login, node001, node002, node003``.
 

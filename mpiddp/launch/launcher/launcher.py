@@ -61,7 +61,7 @@ def has_manager_hint(variables: Mapping[str, str] | None = None) -> bool:
 
 
 def is_first(variables: Mapping[str, str] | None = None) -> bool:
-    """Whether this process speaks for the job while MPI is not up: the launcher's rank 0."""
+    """Whether this process reports for the job while MPI is not up: the launcher's rank 0."""
     launcher = find_launcher(variables)
     return launcher is None or launcher.rank == 0
 

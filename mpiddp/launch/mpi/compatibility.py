@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
+from mpiddp.launch.launcher import command
 from mpiddp.launch.launcher.launcher import Launcher
 
 
@@ -137,6 +138,7 @@ def _extension_modules() -> list[Path]:
 
 def _suggest(version: str, launcher: Launcher) -> str:
     program = _program()
+    own = _own_command(version, launcher, program)
     if launcher.key == "slurm":
         offered = _offered_by_srun()
         for plugin in _fitting_plugins(version):
@@ -145,9 +147,9 @@ def _suggest(version: str, launcher: Launcher) -> str:
         listed = ", ".join(offered) or "nothing"
         return (
             f"This cluster's srun offers {listed}, and none fits: inside the allocation, start "
-            f"it with: {_own_launcher(version)} -n {launcher.size} {program}"
+            f"it {own}"
         )
-    return f"Start it with: {_own_launcher(version)} -n {launcher.size} {program}"
+    return f"Start it {own}"
 
 
 def _fitting_plugins(version: str) -> tuple[str, ...]:
@@ -162,17 +164,18 @@ def _fitting_plugins(version: str) -> tuple[str, ...]:
     )
 
 
-def _own_launcher(version: str) -> str:
-    """The mpirun that belongs to the loaded library."""
-    name = "mpirun" if "Open MPI" in version else "mpiexec"
+def _own_command(version: str, launcher: Launcher, program: str) -> str:
+    """``with: …``, a command line for the launcher that belongs to the loaded library."""
+    kind, _ = command.find_kind(version)
     library = library_path()
-    candidate = library.parent.parent / "bin" / name if library is not None else None
-    if candidate is not None and candidate.exists():
-        name = str(candidate)
-    else:
-        name = f"{name} (of {library_name(version)})"
-    as_root = "Open MPI" in version and os.geteuid() == 0
-    return f"{name} --allow-run-as-root" if as_root else name
+    candidate = library.parent.parent / "bin" / kind.program if library is not None else None
+    is_there = candidate is not None and candidate.exists()
+    # Slurm's allocation has as many slots as its tasks, on however many nodes.
+    is_crowded = launcher.key != "slurm" and (launcher.size or 1) > command.count_cores()
+    start = shlex.quote(str(candidate)) if is_there else kind.program
+    which = "" if is_there else f" the {kind.program} of {library_name(version)}"
+    flags = kind.flags(is_crowded=is_crowded)
+    return f"with{which}: " + " ".join([start, *flags, f"-n {launcher.size} {program}"])
 
 
 def _offered_by_srun() -> list[str]:

@@ -28,6 +28,7 @@ from mpiddp.launch.mpi.compatibility import (
     library_path,
     mapped_files,
 )
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.mpi.slurm_pmi import shortened_values
 from mpiddp.launch.network.mpi_interfaces import told_interfaces
 
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_PAUSE = 2e-5
-LONGEST_PAUSE = 2e-3
-PAUSE_SHARE = 1 / 8
-"""How long a pause is beside the time waited so far. Pauses that double made a collective of ranks
-that come together four times as slow."""
 LEAVING_SECONDS = 0.2
 """How much later than the first the last rank may leave MPI_Init."""
 LENGTH_BYTES = 8
@@ -163,22 +159,8 @@ def _let_others_leave(version: str, size: int) -> None:
 
 
 def wait(request: MPI.Request, seconds: float = float("inf")) -> bool:
-    """Wait for an MPI request while sleeping in between, so that waiting costs no core.
-
-    MPI's own waits spin. During start-up the cores are needed for importing torch, and with
-    more ranks than cores a spinning rank keeps the one that it waits for from running.
-
-    Returns whether the request was completed within ``seconds``.
-    """
-    begin = time.monotonic()
-    while not request.Test():
-        waited = time.monotonic() - begin
-        if waited > seconds:
-            return False
-        # A collective takes several steps, and each Test takes one: what a pause adds to a step
-        # must stay small beside the time waited.
-        time.sleep(min(max(FIRST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE))
-    return True
+    """Whether an MPI request is completed within ``seconds``; sleeps while it waits."""
+    return wait_until(request.Test, seconds)
 
 
 class SleepingCommunicator:

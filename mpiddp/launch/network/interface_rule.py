@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpiddp import environment
@@ -24,15 +24,17 @@ class InterfaceRule:
     exact: bool = False
     exclude: bool = False
     source: str = "--interface"
+    text: str = field(default="", compare=False)
+    """As it was written."""
 
     @staticmethod
     def from_nccl(text: str, source: str) -> InterfaceRule:
         """Parse NCCL's syntax; ``name:port`` items lose their port."""
-        exclude = text.startswith("^")
+        written, exclude = text, text.startswith("^")
         text = text[exclude:]
         exact = text.startswith("=")
         names = (item.split(":")[0].strip() for item in text[exact:].split(","))
-        return InterfaceRule(tuple(name for name in names if name), exact, exclude, source)
+        return InterfaceRule(tuple(name for name in names if name), exact, exclude, source, written)
 
     def admits(self, name: str) -> bool:
         """Whether NCCL, given this rule, would consider the interface ``name``."""
@@ -65,7 +67,7 @@ def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
         return InterfaceRule.from_nccl(text, "--interface")
     items = [item.strip() for item in text.split(",") if item.strip()]
     if not any("=" in item for item in items):
-        return InterfaceRule(tuple(items), exact=True)
+        return InterfaceRule(tuple(items), exact=True, text=text)
     names = []
     for item in items:
         host, equals, name = item.partition("=")
@@ -73,7 +75,7 @@ def parse_interface_option(text: str, hostname: str) -> InterfaceRule | None:
             raise ConfigurationError(f"--interface: expected HOST=NAME, found {item!r} in {text!r}")
         if is_host(host, hostname):
             names.append(name)
-    return InterfaceRule(tuple(names), exact=True) if names else None
+    return InterfaceRule(tuple(names), exact=True, text=text) if names else None
 
 
 def names_nobody(text: str, hostname: str) -> bool:
@@ -95,7 +97,7 @@ def find_rule(
     gloo = variables.get(environment.GLOO_SOCKET_IFNAME)
     if gloo:
         return InterfaceRule(
-            tuple(gloo.split(",")), exact=True, source=environment.GLOO_SOCKET_IFNAME
+            tuple(gloo.split(",")), exact=True, source=environment.GLOO_SOCKET_IFNAME, text=gloo
         )
     return None
 

@@ -1,6 +1,6 @@
 """Interfaces and addresses: which ones could carry this job, and what NCCL and Gloo are told.
 
-Nothing here communicates. `reception` finds out which candidate every node really reaches.
+Nothing here communicates. `address_agreement` finds out which candidate every node really reaches.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def describe_lack(
         scope = "that other nodes could reach" if node_count > 1 else "for loopback"
         return f"{hostname} has no interface {scope}; up with an IPv4 address: {there}"
     return (
-        f"{rule.source} {rule.nccl!r} fits no interface of {hostname}; "
+        f"{rule.source} {rule.text!r} fits no interface of {hostname}; "
         f"up with an IPv4 address: {there}"
     )
 

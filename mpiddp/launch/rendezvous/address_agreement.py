@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import queue
 import secrets
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.background import BackgroundCalls
 from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
+from mpiddp.launch.rendezvous.listener import Caller, Listener
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 16
 MESSAGE_BYTES = 1 << 16
 """More than one packet of any interface: InfiniBand's take up to 65,520 bytes."""
-MOST_STRANGERS = 256
-"""Connections that rank 0 keeps while they have not said what this job's leaders say."""
 NO_ANSWER = "no answer"
 """The problem of an attempt that was not waited for until its end."""
 LOST = "packets"
@@ -77,24 +76,22 @@ class Agreement:
     token: bytes
 
 
-def _derive(token: bytes, speaker: str) -> bytes:
-    """What the leaders say, or rank 0, to show that they are of the job with that token."""
-    return hashlib.sha256(token + speaker.encode()).digest()
+def _derive(token: bytes, role: str) -> bytes:
+    """What leaders say, or rank 0, to show that they are of the job with that token."""
+    return hashlib.sha256(token + role.encode()).digest()
 
 
-class _Guest:
-    """One accepted connection: greets, takes a message, sends one back. Never blocks."""
+class _Leader(Caller):
+    """A node's leader: says its greeting, sends a message, and gets one back."""
 
     def __init__(self, connection: socket.socket, token: bytes) -> None:
-        self.connection = connection
-        self.is_known = False
+        super().__init__(connection)
         self._greeting, self._answer = _derive(token, "leader"), _derive(token, "rank 0")
         self._heard = b""
         self._missing = MESSAGE_BYTES
         self._unsent = memoryview(b"")
 
     def go_on(self) -> int:
-        """Do what can be done now; returns the events to wait for, 0 if that is the end."""
         with contextlib.suppress(BlockingIOError):
             while not self.is_known:
                 piece = self.connection.recv(len(self._greeting) - len(self._heard))
@@ -117,7 +114,7 @@ class _Guest:
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
 
-class Reception:
+class OfferServer:
     """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
@@ -129,7 +126,6 @@ class Reception:
             try:
                 listener.bind((candidate.address, 0))
                 listener.listen(socket.SOMAXCONN)
-                listener.setblocking(False)
             except OSError as error:
                 listener.close()
                 problems.append(f"{candidate.address} on {candidate.interface}: {error}")
@@ -137,14 +133,8 @@ class Reception:
             self._listeners.append((candidate, listener))
         if not self._listeners:
             raise UnreachableError("no address can be listened on: " + "; ".join(problems))
-        self._wake, self._alarm = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        for each in (self._wake, *(listener for _, listener in self._listeners)):
-            self._selector.register(each, selectors.EVENT_READ)
-        self._strangers: list[_Guest] = []
-        """Guests that are not known, the first to come first."""
-        self._thread = threading.Thread(target=self._answer, name="mpiddp-reception", daemon=True)
-        self._thread.start()
+        sockets = [each for _, each in self._listeners]
+        self._answerer = Listener(sockets, lambda caller: _Leader(caller, self.token))
 
     @property
     def offers(self) -> tuple[Offer, ...]:
@@ -160,10 +150,7 @@ class Reception:
 
         The caller owns the descriptor.
         """
-        self._alarm.send(b"x")
-        self._thread.join()
-        self._wake.close()
-        self._alarm.close()
+        self._answerer.close()
         descriptor = None
         for position, (_, listener) in enumerate(self._listeners):
             if position == index:
@@ -171,54 +158,6 @@ class Reception:
             else:
                 listener.close()
         return descriptor
-
-    def _answer(self) -> None:
-        try:
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is self._wake:
-                        return
-                    guest = key.data or self._accept(key.fileobj)
-                    if guest is not None:
-                        self._serve(guest)
-        finally:
-            for key in list(self._selector.get_map().values()):
-                if key.data is not None:
-                    self._dismiss(key.data)
-            self._selector.close()
-
-    def _accept(self, listener: Any) -> _Guest | None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return None  # The caller went away between the event and the accept.
-        connection.setblocking(False)
-        guest = _Guest(connection, self.token)
-        self._selector.register(connection, selectors.EVENT_READ, guest)
-        self._strangers.append(guest)
-        if len(self._strangers) > MOST_STRANGERS:
-            self._dismiss(self._strangers[0])
-        return guest
-
-    def _serve(self, guest: _Guest) -> None:
-        if guest.connection.fileno() < 0:
-            return  # It was dismissed after the event.
-        try:
-            events = guest.go_on()
-        except OSError:
-            events = 0  # Its leader reports the address as not reached.
-        if guest.is_known and guest in self._strangers:
-            self._strangers.remove(guest)
-        if events:
-            self._selector.modify(guest.connection, events, guest)
-        else:
-            self._dismiss(guest)
-
-    def _dismiss(self, guest: _Guest) -> None:
-        if guest in self._strangers:
-            self._strangers.remove(guest)
-        self._selector.unregister(guest.connection)
-        guest.connection.close()
 
 
 def try_offers(
@@ -229,20 +168,13 @@ def try_offers(
     Returns one Attempt per offer, after all have ended, or ``grace`` seconds after the first
     success, or after ``seconds``.
     """
-    answers: queue.SimpleQueue[tuple[int, Attempt]] = queue.SimpleQueue()
-    for index, offer in enumerate(offers):
-        threading.Thread(
-            target=lambda i=index, o=offer: answers.put((i, _try_offer(o, token, seconds))),
-            name=f"mpiddp-reach-{offer.candidate.address}",
-            daemon=True,
-        ).start()
+    calls = BackgroundCalls(
+        {index: partial(_try_offer, offer, token, seconds) for index, offer in enumerate(offers)}
+    )
     attempts = [Attempt(None, NO_ANSWER)] * len(offers)
     end = time.monotonic() + seconds
-    for _ in offers:
-        try:
-            index, attempt = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
+    while (answer := calls.next_result(end)) is not None:
+        index, attempt = answer
         attempts[index] = attempt
         if attempt.local_address is not None:
             end = min(end, time.monotonic() + grace)
@@ -324,14 +256,14 @@ def describe_failure(
 
 
 def meet(
-    reception: Reception | None, leaders: SleepingCommunicator, hostname: str, timeout: float
+    server: OfferServer | None, leaders: SleepingCommunicator, hostname: str, timeout: float
 ) -> Agreement:
     """Let every node's leader try rank 0's offers. Collective over leaders.
 
     Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
     the table. Raises ConfigurationError if rank 0 called `tell_no_offer` instead.
     """
-    published = (reception.offers, reception.token) if reception is not None else None
+    published = (server.offers, server.token) if server is not None else None
     published = leaders.bcast(published)
     if published is None:
         raise ConfigurationError("rank 0 has no address to offer")
@@ -357,7 +289,7 @@ def meet(
 
 
 def tell_no_offer(leaders: SleepingCommunicator) -> None:
-    """Rank 0's part of `meet` where it has no Reception: the other leaders wait for none."""
+    """Rank 0's part of `meet` where it has no OfferServer: the other leaders wait for none."""
     leaders.bcast(None)
 
 

@@ -41,8 +41,8 @@ def make_store(
 ) -> Any:
     """The job's TCPStore: rank 0 serves on the socket it already holds, the others connect.
 
-    Anybody who reaches the server may use it. Keys of ours are not to be met by chance, nor
-    guessed: they begin with ``secret``, the same on all ranks.
+    Anybody who reaches the server may use it. So that nobody meets our keys by chance or guesses
+    them, they begin with ``secret``, which is the same on all ranks.
 
     Owns ``descriptor`` from here on. The server lives until rank 0 drops the returned object.
     """

@@ -10,31 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpiddp.errors import PeerLostError
+from mpiddp.launch.mpi.pauses import Pauses, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = np.ndarray[Any, Any]
-SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 5e-4
+LONGEST_PAUSE = 5e-4
 """Seconds between two looks for messages: the rank's own work needs the core, and the more the
 longer nothing has come."""
-GROWTH = 1.1
-
-
-class Pauses:
-    """Sleeps between looks, longer and longer."""
-
-    def __init__(self) -> None:
-        self._seconds = SHORTEST_PAUSE
-
-    def begin(self) -> None:
-        """Something has come: look again soon."""
-        self._seconds = SHORTEST_PAUSE
-
-    def sleep(self) -> None:
-        """Before the next look."""
-        time.sleep(self._seconds)
-        self._seconds = min(self._seconds * GROWTH, LONGEST_PAUSE)
 
 
 class PendingMessage:
@@ -96,7 +80,7 @@ class Wire:
 
         Raises PeerLostError, which begins with ``what``.
         """
-        request, pauses, due = self.communicator.Ibarrier(), Pauses(), None
+        request, pauses, due = self.communicator.Ibarrier(), Pauses(LONGEST_PAUSE), None
         while not request.Test():
             if due is None and is_due():
                 due = time.monotonic() + self.timeout
@@ -109,12 +93,9 @@ class Wire:
 
         Raises PeerLostError, which begins with ``what``.
         """
-        seconds, pauses = self.timeout + patience, Pauses()
-        end = time.monotonic() + seconds
-        while not message.test():
-            if time.monotonic() > end:
-                raise PeerLostError(f"{what} for {seconds:g} s")
-            pauses.sleep()
+        seconds = self.timeout + patience
+        if not wait_until(message.test, seconds, LONGEST_PAUSE):
+            raise PeerLostError(f"{what} for {seconds:g} s")
 
 
 def _cut(buffer: Array, longest: int) -> list[Array]:

@@ -24,8 +24,9 @@ import torch
 
 from mpiddp.collectives.transport.mpi import find_thread_limit
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.pauses import Pauses
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
-from mpiddp.sync.parameter_server.mpi_messages import Array, Pauses, PendingMessage, Wire
+from mpiddp.sync.parameter_server.mpi_messages import LONGEST_PAUSE, Array, PendingMessage, Wire
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
@@ -142,7 +143,7 @@ class Server:
 
         for place in range(len(self._workers)):
             self._listen(place)
-        status, pauses = MPI.Status(), Pauses()
+        status, pauses = MPI.Status(), Pauses(LONGEST_PAUSE)
         while not self._stopped.is_set():
             came = [place for place, each in self._receives.items() if each.test(status)]
             for place in came:

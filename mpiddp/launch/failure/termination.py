@@ -1,0 +1,112 @@
+"""The last words and the end of a process; none of it may hang."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from mpiddp.launch.background import BackgroundCall
+
+CONSOLE_SECONDS = 3.0
+"""How long the console may take to accept a report."""
+ABORT_SECONDS = 5.0
+"""How long MPI_Abort may take to end this process."""
+
+
+class ReportedExit(SystemExit):
+    """Everything was reported already; only the exit code is left to carry out of the program."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is an interactive IPython or Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def may_call_mpi() -> bool:
+    """Whether this thread may: below MPI_THREAD_MULTIPLE the main thread may be in MPI already."""
+    from mpi4py import MPI
+
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main or MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+
+
+def write_console(text: str) -> None:
+    """Write to whatever the script has made of its standard error, or to the one it was given.
+
+    One write, so that no other rank's output falls in between.
+    """
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    for stream in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.write(text)  # type: ignore[union-attr]
+            stream.flush()  # type: ignore[union-attr]
+            return
+
+
+def print_report(text: str) -> None:
+    """Write to the console, as far as it accepts anything within CONSOLE_SECONDS."""
+    with contextlib.suppress(BaseException):  # The log has it as well.
+        BackgroundCall(lambda: write_console(text)).finish(CONSOLE_SECONDS)
+
+
+def flush_output() -> None:
+    """Raises OSError where a file system is full."""
+    for stream in (sys.stderr, sys.stdout):
+        with contextlib.suppress(ValueError, AttributeError):  # Closed, or None.
+            stream.flush()
+
+
+def end_process(code: int, *, is_shared: bool, has_mpi: bool) -> NoReturn:
+    """End this process with ``code``, and the job where other processes belong to it.
+
+    A process that is alone ends as Python ends, by an exception: functions registered for the
+    exit are run.
+    """
+    is_stuck = is_shared or threading.current_thread() is not threading.main_thread()
+    try:
+        try:
+            BackgroundCall(flush_output).finish(CONSOLE_SECONDS)
+        except BaseException:
+            # The interpreter would wait for its streams, or give its own exit code.
+            is_stuck = True
+        if has_mpi and is_shared:
+            abort(code)
+    finally:
+        if is_stuck:
+            os._exit(code)
+        raise ReportedExit(code)
+
+
+def abort(code: int) -> None:
+    """MPI_Abort, and the end of this process even where that does not return.
+
+    On a node that is cut off, Slurm's daemon waits for minutes to pass the word on. MPI is called
+    without the interpreter's lock, which mpi4py would hold, so that the other thread can run.
+    """
+    from mpi4py import MPI
+
+    def leave() -> None:
+        time.sleep(ABORT_SECONDS)
+        os._exit(code)
+
+    try:
+        threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
+    except RuntimeError:  # The interpreter is shutting down: Python 3.12 starts no threads then.
+        end_soon(ABORT_SECONDS)
+    size = MPI._sizeof(MPI.Comm)
+    handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
+    ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))
+
+
+def end_soon(seconds: float) -> None:
+    """Have the kernel end this process, where no thread can. Call it on the main thread."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)

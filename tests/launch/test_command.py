@@ -1,0 +1,169 @@
+"""The table of launchers: which program, which flags, which variables, which libmpi."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher import command
+
+OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
+OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
+DEBIAN = "mpirun.openmpi (OpenRTE) 4.1.4"
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
+
+
+def make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\ncat <<'TEXT'\n{version}\nTEXT\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Four cores, and no root."""
+    monkeypatch.setattr(command, "count_cores", lambda: 4)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+@pytest.mark.parametrize(
+    ("version", "user", "ranks", "flags"),
+    [
+        (OPEN_MPI_5, 1000, 4, ""),
+        (OPEN_MPI_5, 0, 4, "--allow-run-as-root "),
+        (OPEN_MPI_5, 1000, 5, "--map-by :OVERSUBSCRIBE "),
+        (OPEN_MPI_5, 0, 5, "--allow-run-as-root --map-by :OVERSUBSCRIBE "),
+        ("prterun (PRRTE) 3.0.8", 1000, 5, "--map-by :OVERSUBSCRIBE "),
+        (OPEN_MPI_4, 1000, 4, ""),
+        (DEBIAN, 0, 5, "--allow-run-as-root --oversubscribe "),
+        (HYDRA, 0, 5, ""),
+        ("slurm 24.11.5", 0, 4, ""),
+        ("slurm 24.11.5", 0, 5, "--overcommit "),
+        ("something else", 0, 5, ""),
+    ],
+)
+def test_flags(tmp_path, monkeypatch, version, user, ranks, flags):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    program = make_mpirun(tmp_path, version)
+    words = command.find_mpirun(str(program), {}).command(ranks, ["python", "x.py"])
+    assert " ".join(words) == f"{program} {flags}-n {ranks} python x.py"
+
+
+@pytest.mark.parametrize(
+    ("version", "few", "many"),
+    [
+        (
+            OPEN_MPI_5,
+            "OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n PRTE_MCA_hwloc_default_binding_policy=none",
+            " OMPI_MCA_mpi_yield_when_idle=1",
+        ),
+        (
+            OPEN_MPI_4,
+            "OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n OMPI_MCA_hwloc_base_binding_policy=none",
+            " OMPI_MCA_mpi_yield_when_idle=1",
+        ),
+        (HYDRA, "HYDRA_IFACE=lo", ""),
+        ("something else", "", ""),
+    ],
+)
+def test_variables_for_ranks_of_one_machine(tmp_path, version, few, many):
+    mpirun = command.find_mpirun(str(make_mpirun(tmp_path, version)), {})
+    for ranks, expected in ((4, few), (5, few + many)):
+        found = mpirun.variables(ranks)
+        assert " ".join(f"{name}={value}" for name, value in found.items()) == expected
+
+
+def test_which_program(tmp_path, monkeypatch):
+    own = make_mpirun(tmp_path / "own" / "bin", OPEN_MPI_5)
+    in_path = make_mpirun(tmp_path / "path", OPEN_MPI_4, "mpiexec")
+    named = make_mpirun(tmp_path / "named", OPEN_MPI_4)
+    option = make_mpirun(tmp_path / "option", HYDRA)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "own"))
+    # /bin has the cat of the programs above.
+    monkeypatch.setenv("PATH", f"{in_path.parent}:/bin")
+    variables = {"MPIDDP_MPIRUN": str(named)}
+    assert command.find_mpirun(str(option), variables).program == option
+    assert command.find_mpirun(None, variables).program == named
+    assert command.find_mpirun("mpiexec", {}).program == in_path
+    assert command.find_mpirun(None, {}).program == own
+    own.unlink()
+    monkeypatch.setenv("PATH", str(in_path.parent))
+    assert command.find_mpirun(None, {}).program == in_path
+    in_path.unlink()
+    with pytest.raises(ConfigurationError, match=f"no mpirun in {sys.prefix} or PATH; load your"):
+        command.find_mpirun(None, {})
+    with pytest.raises(ConfigurationError, match=r"^MPIDDP_MPIRUN=/no/mpirun is not a program$"):
+        command.find_mpirun(None, {"MPIDDP_MPIRUN": "/no/mpirun"})
+
+
+@pytest.mark.parametrize(
+    ("version", "there", "found"),
+    [
+        (HYDRA, "lib/libmpi.so.12", True),
+        (HYDRA, "lib/x86_64-linux-gnu/libmpich.so.12", True),
+        (OPEN_MPI_5, "lib64/libmpi.so.40", True),
+        (OPEN_MPI_5, "lib/libmpi.so.12", False),
+        (OPEN_MPI_5, "lib/x86_64-linux-gnu/libmpich.so.12", False),
+    ],
+)
+def test_the_library_that_belongs_to_a_program(tmp_path, version, there, found):
+    program = make_mpirun(tmp_path / "bin", version)
+    library = tmp_path / there
+    library.parent.mkdir(parents=True)
+    library.touch()
+    mpirun = command.find_mpirun(str(program), {})
+    assert mpirun.library == (library if found else None)
+    assert mpirun.variables(2).get("MPI4PY_LIBMPI") == (str(library) if found else None)
+    named = command.find_mpirun(str(program), {"MPI4PY_LIBMPI": "/named/libmpi.so"})
+    assert named.variables(2)["MPI4PY_LIBMPI"] == "/named/libmpi.so"
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    module = [sys.executable, "-m", "mpiddp.launch.launcher.command"]
+    return subprocess.run(
+        [*module, *words],
+        env=launchers.clean_environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.by_default("openmpi")
+def test_the_command_line_that_is_printed_can_be_pasted(either_launcher):
+    """With more ranks than this machine has cores, and perhaps as root."""
+    ranks = len(os.sched_getaffinity(0)) + 1
+    program = ["sh", "-c", "echo 'a rank'"]
+    chosen = ("--mpirun", str(either_launcher.mpirun), "-n", str(ranks))
+    printed = run("--print", *chosen, "--", *program).stdout
+    pasted = subprocess.run(
+        printed, shell=True, env=launchers.clean_environment(), capture_output=True, text=True
+    )
+    assert pasted.stdout == "a rank\n" * ranks, printed + pasted.stderr
+    started = run(*chosen, "--", *program)
+    assert started.stdout == "a rank\n" * ranks, started.stderr
+
+
+def test_a_mistake_is_one_line():
+    result = run("-n", "2", "--", "true", MPIDDP_MPIRUN="/no/mpirun")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "mpiddp: MPIDDP_MPIRUN=/no/mpirun is not a program\n",
+    )
+
+
+def test_nothing_heavy_is_imported():
+    code = "import sys, mpiddp.launch.launcher.command; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio", "tyro"}
+    assert not heavy & set(result.stdout.split())
