@@ -86,14 +86,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its own."""
+        """Unique among the cells of a group."""
         return f"{self.contender.label} at {self.bytes} B"
-
-    @staticmethod
-    def split(name: str) -> tuple[str, int]:
-        """The contender's label and the bytes of a cell with this name."""
-        label, _, size = name.removesuffix(" B").rpartition(" at ")
-        return label, int(size)
 
 
 def list_contenders(

@@ -24,10 +24,9 @@ from benchmarks.allreduce.contenders import (
     Cell,
     Contender,
 )
-from benchmarks.allreduce.visits import Group
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.allreduce.measurement import Group
+from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.statistics import Interval, Summary, compare, median_interval, quantile
-from benchmarks.startup.report import format_rows
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,11 @@ def format_table(group: Group, size: int) -> str:
 
 
 def _format_row(group: Group, row: Contender, size: int) -> list[str] | None:
-    name = Cell(row, size).name
-    if name in group.refusals:
+    cell = Cell(row, size)
+    if cell in group.refusals:
         return None
     head = [row.name, row.way, row.buffer]
-    wrong = str(group.wrong.get(name, 0))
+    wrong = str(group.wrong.get(cell, 0))
     seconds = group.seconds(row, size)
     if not seconds:
         return [*head, *["–"] * (len(HEADS) - 4), wrong]
@@ -194,9 +193,9 @@ def describe_collectives(group: Group) -> str:
 def describe_refusals(group: Group) -> str:
     """What was left out, and why; one line for each contender and reason."""
     sizes: dict[tuple[str, str], list[str]] = {}
-    for name, reason in group.refusals.items():
-        label, size = Cell.split(name)
-        sizes.setdefault((label, reason), []).append(describe_size(size))
+    for cell, reason in group.refusals.items():
+        label = cell.contender.label
+        sizes.setdefault((label, reason), []).append(describe_size(cell.bytes))
     return "\n".join(
         f"left out: {label} at {', '.join(where)}: {reason}"
         for (label, reason), where in sizes.items()
@@ -205,9 +204,10 @@ def describe_refusals(group: Group) -> str:
 
 def format_group(group: Group) -> str:
     """All that is printed of one number of ranks, but for the targets."""
-    where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
-    title = f"{group.ranks} ranks on {where}, {group.plan.repetitions} rounds; the slowest rank's"
-    title += " times, × by round and then their median; rates in GB/s"
+    title = (
+        f"{group.ranks} ranks on {group.where}, {group.plan.repetitions} rounds; the slowest "
+        "rank's times, × by round and then their median; rates in GB/s"
+    )
     head = [title, describe_collectives(group)]
     if group.greeting.get("nccl"):
         head.append(f"NCCL {group.greeting['nccl']} on {group.greeting['gpu']}")
@@ -219,14 +219,13 @@ def format_group(group: Group) -> str:
 
 def list_wrong(groups: Sequence[Group]) -> list[str]:
     """The cells whose sums were wrong, each in a few words."""
-    found = []
-    for group in groups:
-        for name, count in group.wrong.items():
-            if count:
-                label, size = Cell.split(name)
-                where = f"at {describe_size(size)} on {group.ranks} ranks"
-                found.append(f"{label} {where}: {count} wrong elements")
-    return found
+    return [
+        f"{cell.contender.label} at {describe_size(cell.bytes)} on {group.ranks} ranks: "
+        f"{count} wrong elements"
+        for group in groups
+        for cell, count in group.wrong.items()
+        if count
+    ]
 
 
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -240,7 +239,7 @@ def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "framework": dict(group.greeting),
             "others_share": group.others_share,
             "limits": asdict(find_limits(group)),
-            "refusals": dict(group.refusals),
+            "refusals": {cell.name: why for cell, why in group.refusals.items()},
             "cells": [
                 _describe_cell(group, row, size)
                 for size in group.plan.sizes
@@ -268,19 +267,20 @@ def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
         "seconds": asdict(times),
         "algbw": algorithm_rate,
         "busbw": bus_rate,
-        "wrong": group.wrong.get(Cell(row, size).name, 0),
+        "wrong": group.wrong.get(Cell(row, size), 0),
         **{name: asdict(speed) if speed else None for name, speed in speeds.items()},
-        **_describe_series(group, Cell(row, size).name),
+        **_describe_series(group, Cell(row, size)),
     }
 
 
 def _describe_probes(group: Group) -> Mapping[str, Any]:
-    names = [name for name in group.series if name.startswith((*COPIES, PEER_READ, LINK))]
-    return {name: _describe_series(group, name) for name in names}
+    makers = (*COPIES, PEER_READ, LINK)
+    cells = [cell for cell in group.series if cell.contender.maker in makers]
+    return {cell.name: _describe_series(group, cell) for cell in cells}
 
 
-def _describe_series(group: Group, name: str) -> dict[str, Any]:
-    series = group.series[name]
+def _describe_series(group: Group, cell: Cell) -> dict[str, Any]:
+    series = group.series[cell]
     return {
         "positions": list(series.positions),
         "nanoseconds": [[round(t * 1e9) for t in visit.seconds] for visit in series.samples],

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 BOOTSTRAP_LEAST = 5
 """Values below which drawing them anew says nothing of those that were not seen."""
@@ -33,25 +34,25 @@ class Series(Generic[T]):
 
 
 def interleave(
-    names: Sequence[str],
-    measure: Callable[[str], T],
+    names: Sequence[Key],
+    measure: Callable[[Key], T],
     *,
     rounds: int,
     warm_up: int,
     seed: int,
-) -> dict[str, Series[T]]:
+) -> dict[Key, Series[T]]:
     """Measure every contender once per round, in an order drawn from ``seed``.
 
     Args:
-        names: of the contenders, all different.
-        measure: takes one sample of the contender with this name. What it raises is not caught.
+        names: the contenders, all different.
+        measure: takes one sample of a contender. What it raises is not caught.
         rounds: samples per contender, beside ``warm_up`` rounds before them.
     """
     if rounds < 1 or warm_up < 0:
         raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
     generator = random.Random(seed)
-    results: dict[str, list[T]] = {name: [] for name in names}
-    positions: dict[str, list[int]] = {name: [] for name in names}
+    results: dict[Key, list[T]] = {name: [] for name in names}
+    positions: dict[Key, list[int]] = {name: [] for name in names}
     for _ in range(warm_up + rounds):
         order = list(names)
         generator.shuffle(order)

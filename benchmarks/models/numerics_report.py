@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.palette import COLOURS
+from benchmarks.common.plotting import COLOURS, open_figure
 from benchmarks.models.summation import ROUNDING, Accumulation, Error, Order, list_accumulations
 
 if TYPE_CHECKING:
@@ -182,30 +182,24 @@ def list_lines(rows: Sequence[Row], error: str) -> list[Line]:
 
 def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
     """Draw error against ranks: a panel per type and way of adding, a line per group of alike."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     dtypes = list_dtypes(rows)
     columns = max(len(list_accumulations(dtype)) for dtype in dtypes)
     lines = list_lines(rows, error)
     full = columns == 1 or "float32" not in dtypes
     height = 2.5 * len(dtypes) + 1.2 + (0.22 * (len(lines) + 1) if full else 0)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(dtypes), columns, squeeze=False, sharex=True, sharey="row")
-    empty = []
-    for axes, dtype in zip(grid, dtypes, strict=True):
-        for axis, accumulation in itertools.zip_longest(axes, list_accumulations(dtype)):
-            if accumulation is None:
-                axis.axis("off")
-                empty.append(axis)
-            else:
-                _draw_panel(axis, rows, lines, (dtype, accumulation), error)
-    for axis in grid[-1]:
-        axis.set_xlabel("ranks", fontsize=9)
-    figure.suptitle(f"All-reduce: {ERRORS[error]}\n{note}", fontsize=10.5)
-    _draw_legend(figure, lines, empty)
-    figure.savefig(path, dpi=150)
+    with open_figure(path, 9, height, f"All-reduce: {ERRORS[error]}\n{note}") as figure:
+        grid = figure.subplots(len(dtypes), columns, squeeze=False, sharex=True, sharey="row")
+        empty = []
+        for axes, dtype in zip(grid, dtypes, strict=True):
+            for axis, accumulation in itertools.zip_longest(axes, list_accumulations(dtype)):
+                if accumulation is None:
+                    axis.axis("off")
+                    empty.append(axis)
+                else:
+                    _draw_panel(axis, rows, lines, (dtype, accumulation), error)
+        for axis in grid[-1]:
+            axis.set_xlabel("ranks", fontsize=9)
+        _draw_legend(figure, lines, empty)
 
 
 def _draw_panel(

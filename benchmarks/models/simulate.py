@@ -7,21 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.common import results
-from benchmarks.common.options import (
-    add_algorithms,
-    at_least,
-    describe_seconds,
-    describe_size,
-    read_algorithms,
-    size,
-)
+from benchmarks.common.checks import check_outputs
+from benchmarks.common.options import CommandLine, at_least, describe_seconds, describe_size, size
+from benchmarks.common.trials import show_progress
 from benchmarks.models import machines
 from benchmarks.models.prices import Row, Table, get_ratio
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 
@@ -54,33 +46,26 @@ class Options:
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
-    parser = Parser(
-        prog="python -m benchmarks simulate",
-        description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
+    parser = CommandLine(
+        "simulate",
+        "Price all-reduce algorithms on a machine with given latencies and bandwidths: "
         f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-        allow_abbrev=False,
     )
-    add = parser.add_argument
-    add_algorithms(parser)
-    add("--ranks", type=at_least(1, MOST_RANKS), nargs="+", default=RANKS, metavar="N",
-        help=f"default: {' '.join(map(str, RANKS))}")  # fmt: skip
-    add("--ranks-per-node", type=at_least(1), default=1, metavar="M",
-        help="ranks that share a node and its link (default: 1)")  # fmt: skip
-    add("--bytes", type=size, nargs="+", metavar="B", help="buffers; K, M, G are 2^10, 2^20, "
-        "2^30 (default: 1K 1M 256M; with --plot 1K to 256M)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write all prices")
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw time over lower bound against size (.svg, .png, .pdf)",
-    )
+    add = parser.add
+    parser.add_algorithms()
+    add("ranks", type=at_least(1, MOST_RANKS), default=RANKS)
+    add("ranks-per-node", "ranks that share a node and its link", type=at_least(1), default=1,
+        metavar="M")  # fmt: skip
+    add("bytes", "buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to "
+        "256M)", type=size, nargs="+", metavar="B")  # fmt: skip
+    add("json", "write all prices")
+    add("plot", "draw time over lower bound against size (.svg, .png, .pdf)")
     machines.add_options(parser)
-    values = vars(parser.parse_args(arguments))
-    asked = tuple(dict.fromkeys(values["bytes"] or ()))
+    values = parser.read(arguments)
+    asked = values["bytes"] or ()
     return Options(
-        choices=read_algorithms(values["algorithms"]),
-        ranks=tuple(dict.fromkeys(values["ranks"])),
+        choices=values["algorithms"],
+        ranks=values["ranks"],
         per_node=values["ranks_per_node"],
         sizes=asked or (PLOTTED_SIZES if values["plot"] else SIZES),
         shown=asked or SIZES,
@@ -93,13 +78,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def main(arguments: Sequence[str]) -> None:
     """Print a table for each number of ranks."""
     options = parse_options(arguments)
-    results.check_outputs(options.json, options.plot)
-    if options.plot is not None:
-        from benchmarks.common.plotting import check_drawable
-
-        check_drawable(options.plot)
-        if len(options.sizes) < 2 or max(options.ranks) < 2:
-            raise ConfigurationError("--plot needs two sizes at least, and two ranks")
+    check_outputs(options.json, plot=options.plot)
+    if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
+        raise ConfigurationError("--plot needs two sizes at least, and two ranks")
     tables = price_all(options)
     print(*describe(options, tables), sep="\n")
     if options.json is not None:
@@ -113,7 +94,7 @@ def main(arguments: Sequence[str]) -> None:
 def price_all(options: Options) -> list[Table]:
     """Every algorithm on every number of ranks."""
     total = len(options.ranks) * len(options.choices)
-    with tqdm(total=total, disable=None, unit="price", leave=False) as bar:
+    with show_progress(total, "price") as bar:
         tables = []
         for ranks in options.ranks:
             nodes = check_nodes(ranks, options.nodes(ranks))

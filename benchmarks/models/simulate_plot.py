@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.options import describe_size
-from benchmarks.common.palette import COLOURS
+from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.models.prices import Table, get_ratio
 
 if TYPE_CHECKING:
@@ -19,25 +19,16 @@ DASHES = ("-", "--", ":")
 
 def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -> None:
     """One panel for each number of ranks, both axes logarithmic."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
-    figure = Figure(figsize=(6.2 * columns + 1.2, 4.4 * rows + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    for axis, table in zip(grid.flat, tables, strict=False):
-        _draw_panel(axis, sizes, table)
-    for axis in list(grid.flat)[len(tables) :]:
-        axis.set_visible(False)
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
-    figure.suptitle(
-        "All-reduce on a modelled machine: time as a multiple of the lower bound", fontsize=12
-    )
-    figure.supxlabel(note, fontsize=7, color="#555555")
-    figure.savefig(path, dpi=150)
+    title = "All-reduce on a modelled machine: time as a multiple of the lower bound"
+    with open_figure(path, 6.2 * columns + 1.2, 4.4 * rows + 0.8, title, note) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+        for axis, table in zip(grid.flat, tables, strict=False):
+            _draw_panel(axis, sizes, table)
+        for axis in list(grid.flat)[len(tables) :]:
+            axis.set_visible(False)
+        add_legend(figure, grid.flat[0])
 
 
 def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
@@ -63,5 +54,4 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
     axis.tick_params(axis="y", labelsize=8)
     axis.set_xlim(sizes[0], sizes[-1])
     axis.set_ylim(bottom=0.9)
-    axis.grid(color="#eeeeee", lw=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    finish_lines(axis)

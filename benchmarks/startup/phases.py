@@ -6,21 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.common.options import format_rows
 from benchmarks.common.statistics import Interval, Summary, slope, slope_interval, summarize
 from benchmarks.startup.contenders import SESSION
-from benchmarks.startup.report import Group, Target, format_rows
+from benchmarks.startup.report import Group
 
 OWN = ("address", "store", "group")
 """The phases that are mpiddp's own: the others start MPI, import torch and move the first bytes."""
 SHOWN = ("MPI", "import torch", *OWN, "first all-reduce")
 OWN_TITLE = " + ".join(OWN)
-
-OWN_TARGET = 0.3
-"""Seconds that the own phases may take together."""
-GROWTH_TARGET = 2.0
-"""Milliseconds that an added rank may add to them."""
-TARGET_NODES = 4
-TARGET_MOST_RANKS = 16
 
 
 @dataclass(frozen=True)
@@ -67,25 +61,6 @@ def find_growth(groups: Sequence[Group], seed: int) -> Growth | None:
     return Growth(int(min(samples)), int(max(samples)), 1e3 * slope(samples), interval)
 
 
-def judge(groups: Sequence[Group], seed: int) -> list[Target]:
-    """The targets of the own phases that these groups say something about."""
-    named = [
-        group
-        for group in measured(groups)
-        if group.nodes == TARGET_NODES and group.ranks <= TARGET_MOST_RANKS
-    ]
-    targets = []
-    for group in named:
-        summary = summarize(own_seconds(group))
-        text = f"seconds of {OWN_TITLE} on {group.title}"
-        targets.append(Target(text, OWN_TARGET, summary.median, interval=summary.interval))
-    growth = find_growth(named, seed)
-    if growth is not None:
-        text = f"milliseconds of the same per added rank, {growth.fewest} to {growth.most} ranks"
-        targets.append(Target(text, GROWTH_TARGET, growth.milliseconds, interval=growth.interval))
-    return targets
-
-
 def format_phases(groups: Sequence[Group], seed: int) -> str:
     """The table of phases, a row per number of ranks; empty where none were told."""
     groups = measured(groups)
@@ -94,7 +69,7 @@ def format_phases(groups: Sequence[Group], seed: int) -> str:
     heads = ["ranks", *SHOWN, "own", "95 % of own"]
     rows = [heads, *(_format_row(group) for group in groups)]
     growth = find_growth(groups, seed)
-    title = f"phases of {SESSION} on {groups[0].places}, slowest rank, medians in milliseconds"
+    title = f"phases of {SESSION} on {groups[0].where}, slowest rank, medians in milliseconds"
     lines = [f"{title}; own: {OWN_TITLE}", *format_rows(rows)]
     if growth is not None:
         between = growth.interval

@@ -22,7 +22,7 @@ from benchmarks.training_step.verdicts import STEPS
 from benchmarks.training_step.workloads import build, draw_batch
 
 if TYPE_CHECKING:
-    from benchmarks.training_step.orders import Order
+    from benchmarks.training_step.contenders import Order
 
 SAMPLE = 4096
 """Parameters that are looked at, evenly spread."""

@@ -8,9 +8,12 @@ configuration of the trainer's, and one rank without any of them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
+from benchmarks.training_step.workloads import Workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
@@ -158,3 +161,25 @@ def expand(
         for transport in transports
         for wire_dtype in wire_dtypes
     ]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One contender and what it trains; it comes as JSON."""
+
+    contender: Contender
+    workload: Workload
+    batch_size: int
+    """Samples per worker and step."""
+    seed: int
+    straggler: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """As `read_order` takes it."""
+        return dataclasses.asdict(self)
+
+
+def read_order(found: Mapping[str, Any]) -> Order:
+    """From JSON."""
+    contender, workload = Contender(**found["contender"]), Workload(**found["workload"])
+    return Order(**{**found, "contender": contender, "workload": workload})

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from benchmarks.training_step.contenders import Order
 from benchmarks.training_step.traffic import read_counters, subtract
+from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 if TYPE_CHECKING:
     from mpiddp.training.batches import Batch
     from mpiddp.training.optimizer_step import Update
-    from mpiddp.training.straggler import Slowdown
 
 WARM_STEPS = 3
 """Steps after the check, before the first that count: a buffer has its large pages from its third
@@ -56,6 +58,26 @@ class Loop:
     def device(self) -> torch.device:
         """Where it computes."""
         return self.batch[0].device
+
+
+def make_slowdown(
+    order: Order,
+    module: torch.nn.Module,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    place: int,
+    workers: tuple[int, ...],
+) -> Slowdown | None:
+    """A worker that is slow on purpose, in both jobs alike; None if none was asked for.
+
+    Raises ConfigurationError if that rank computes nothing.
+    """
+    if order.straggler is None:
+        return None
+    straggler = parse_straggler(order.straggler)
+    check_straggler(straggler, workers)
+    with rehearse(module, module, batch) as take_pass:
+        seconds = time_pass(take_pass, batch[0].device)
+    return Slowdown(straggler, place, workers, order.seed, seconds, batch[0].device)
 
 
 def take_step(loop: Loop, watch: Stopwatch) -> None:

@@ -10,10 +10,8 @@ import torch
 
 import mpiddp
 from benchmarks.launching.worker_loop import describe_place
-from benchmarks.training_step.contenders import OWN_BASE
-from benchmarks.training_step.loops import Loop
-from benchmarks.training_step.orders import Order
-from benchmarks.training_step.slowness import make_slowdown
+from benchmarks.training_step.contenders import OWN_BASE, Order
+from benchmarks.training_step.loops import Loop, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
 from mpiddp.collectives.selection import Call, select

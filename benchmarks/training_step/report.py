@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.statistics import Series, Summary, compare, quantile, summarize
 from benchmarks.launching.paired_jobs import TORCH_JOB
-from benchmarks.startup.report import format_rows
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
-from benchmarks.training_step.visits import Group, Visit
+from benchmarks.training_step.measurement import Group, Visit
 from mpiddp.training.config import FRAMEWORK
 
 EXPLANATION = """\
@@ -50,7 +49,7 @@ class Parts:
 
 def summarize_parts(group: Group, contender: Contender) -> Parts | None:
     """None if it was not timed."""
-    visits = group.visits(contender)
+    visits = group.samples(contender)
     if not visits:
         return None
 
@@ -68,7 +67,7 @@ def summarize_parts(group: Group, contender: Contender) -> Parts | None:
 
 def find_speed(group: Group, own: Contender, other: Contender) -> Summary | None:
     """How many times as many steps per second as another one, round by round; None if unknown."""
-    mine, others = group.visits(own), group.visits(other)
+    mine, others = group.samples(own), group.samples(other)
     if not mine or not others:
         return None
     return compare([visit.seconds for visit in others], [visit.seconds for visit in mine])
@@ -84,7 +83,7 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
     if contender.sync == FUSED:
         return None
     base = BASE if contender.job == TORCH_JOB else OWN_BASE
-    mine, alone = group.visits(contender), group.visits(base)
+    mine, alone = group.samples(contender), group.samples(base)
     if not mine or not alone:
         return None
     ranks = 1 if contender in BASES else group.ranks
@@ -108,7 +107,7 @@ class Bytes:
 
 def find_bytes(group: Group, contender: Contender) -> Bytes | None:
     """Counted by what is sent, where that is known; else as interfaces counted."""
-    visits = group.visits(contender)
+    visits = group.samples(contender)
     if not visits or contender in BASES:
         return None
     traffic = group.notes.get(contender, {}).get("traffic")
@@ -133,13 +132,12 @@ def list_rows(group: Group) -> list[Contender]:
 
 def format_group(group: Group) -> str:
     """All that is printed of one workload on one number of ranks, but for the targets."""
-    where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
     plan = group.plan
     device = "GPUs" if group.greeting.get("device") == "cuda" else "CPUs"
     title = (
-        f"{group.workload} on {group.ranks} ranks of {where}, {device}, batch {plan.batch_size} "
-        f"per worker, {plan.repetitions} rounds; milliseconds; the framework's DDP is over "
-        f"{group.greeting.get('backend')}"
+        f"{group.workload} on {group.ranks} ranks of {group.where}, {device}, "
+        f"batch {plan.batch_size} per worker, {plan.repetitions} rounds; milliseconds; the "
+        f"framework's DDP is over {group.greeting.get('backend')}"
     )
     lines = [title]
     if plan.straggler is not None:

@@ -17,10 +17,9 @@ from benchmarks.training_step.contenders import (
     LEARNING_RATE,
     MOMENTUM,
     WEIGHT_DECAY,
+    Order,
 )
-from benchmarks.training_step.loops import Loop
-from benchmarks.training_step.orders import Order
-from benchmarks.training_step.slowness import make_slowdown
+from benchmarks.training_step.loops import Loop, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
 from mpiddp.errors import ConfigurationError

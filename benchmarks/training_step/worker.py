@@ -21,8 +21,8 @@ from torch import distributed
 from benchmarks.launching.paired_jobs import MPI_JOB
 from benchmarks.launching.worker_loop import Member, join_lines, serve
 from benchmarks.training_step import checks, loops
+from benchmarks.training_step.contenders import Order, read_order
 from benchmarks.training_step.loops import Loop
-from benchmarks.training_step.orders import Order, read_order
 from mpiddp.errors import ConfigurationError
 
 
