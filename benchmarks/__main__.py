@@ -35,7 +35,6 @@ def find_module(command: str) -> str:
 
 
 def describe_commands() -> str:
-    """The help text."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

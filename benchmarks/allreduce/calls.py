@@ -37,7 +37,6 @@ class Order:
 
     @property
     def count(self) -> int:
-        """Elements."""
         return self.bytes // self.dtype.itemsize
 
 

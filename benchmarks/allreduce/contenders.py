@@ -39,7 +39,6 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """The first column."""
         names = {
             GLOO: "Gloo",
             NCCL: "NCCL",
@@ -53,7 +52,6 @@ class Contender:
 
     @property
     def way(self) -> str:
-        """The second column: over what."""
         fixed = {GLOO: "Gloo", NCCL: "NCCL", OWN: self.transport, PREPARED: self.transport}
         return fixed.get(self.maker, "MPI")
 

@@ -99,11 +99,9 @@ class Visitor(trials.Visitor[Cell, Visit]):
         self._jobs, self._type = jobs, plan.type
 
     def check(self, key: Cell) -> bool:
-        """See `trials.Visitor`."""
         return not self.visit(key, LENGTH.fewest).wrong
 
     def measure(self, key: Cell, iterations: int) -> Visit:
-        """See `trials.Visitor`."""
         order = key.contender.order(key.bytes, self._type, iterations)
         command = {"do": "measure", "order": order}
         answers = self._jobs[key.contender.job].ask(command, f"measuring {key.name}")

@@ -28,7 +28,6 @@ Array = numpy.ndarray[Any, Any]
 
 
 def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[Order], Prepared]]:
-    """The probes by name."""
     return {
         COPY_NUMPY: partial(prepare_copy, comm, copy_numpy),
         COPY_TORCH: partial(prepare_copy, comm, copy_torch),
@@ -48,12 +47,10 @@ def prepare_copy(comm: MPI.Intracomm, copy: Copy, order: Order) -> Prepared:
 
 
 def copy_numpy(target: Array, source: Array) -> Callable[[], object]:
-    """A copy by NumPy."""
     return partial(numpy.copyto, target, source)
 
 
 def copy_torch(target: Array, source: Array) -> Callable[[], object]:
-    """A copy by torch."""
     return partial(torch.from_numpy(target).copy_, torch.from_numpy(source))
 
 

@@ -139,7 +139,6 @@ class Limits:
 
 
 def find_limits(group: Group) -> Limits:
-    """By the probes."""
 
     def look_up(maker: str, size: int) -> Times | None:
         values = group.seconds(Contender(maker), size)
@@ -152,7 +151,6 @@ def find_limits(group: Group) -> Limits:
 
 
 def describe_limits(group: Group) -> str:
-    """A line for each."""
     limits = find_limits(group)
     lines = []
     if limits.peer_read is not None:
@@ -183,7 +181,6 @@ def _describe_rate(size: int, times: Times) -> str:
 
 
 def describe_collectives(group: Group) -> str:
-    """How mpiddp's collectives waited."""
     found = group.collectives
     copying = "single copy" if found.get("single_copy") else "no single copy"
     parts = [f"mpiddp waits by {found.get('wait', '?')}", copying, *found.get("notes", ())]

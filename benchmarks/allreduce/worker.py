@@ -94,7 +94,6 @@ def settle() -> None:
 
 
 def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
-    """One command."""
     if command["do"] == "describe":
         return calls.describe()
     return measure(calls, Order(**command["order"]))

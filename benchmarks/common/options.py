@@ -167,7 +167,6 @@ class RunOptions:
 
 
 def describe_algorithms(example: str) -> str:
-    """What ALGORITHM may be."""
     return f"ALGORITHM is one of {', '.join(names())}; with parameters, for example {example}."
 
 

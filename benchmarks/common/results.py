@@ -110,7 +110,6 @@ def begin(launcher: Mpirun | Srun, more: str = "") -> tuple[dict[str, Any], str]
 
 
 def describe_heading(environment: Mapping[str, Any]) -> str:
-    """The line above the tables."""
     nodes = environment["nodes"]
     cluster = f"{environment['launcher']}, {nodes} nodes, " if nodes else ""
     return (

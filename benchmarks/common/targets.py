@@ -30,7 +30,6 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether all values do."""
         return all(map(self.is_met_by, self.found.values()))
 
     def __str__(self) -> str:
@@ -46,10 +45,8 @@ class Target:
 
 
 def format_targets(targets: Sequence[Target]) -> str:
-    """A line for each."""
     return "\n".join(f"target: {target}" for target in targets)
 
 
 def describe_targets(targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """For a record."""
     return [{**asdict(target), "met": target.met} for target in targets]

@@ -71,7 +71,6 @@ class Line:
             self._connection.settimeout(None)
 
     def close(self) -> None:
-        """Close this end."""
         self._connection.close()
 
 
@@ -88,7 +87,6 @@ def listen(host: str) -> socket.socket:
 
 
 def get_port(server: socket.socket) -> int:
-    """The port that it listens on."""
     return int(server.getsockname()[1])
 
 

@@ -48,7 +48,6 @@ class Mpirun:
 
     @property
     def title(self) -> str:
-        """Its name and version, for people."""
         names = {"openmpi": "Open MPI", "mpich": "MPICH", "other": self.program.name}
         return f"{names[self.family]} {self.version}".strip()
 

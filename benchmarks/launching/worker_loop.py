@@ -1,4 +1,4 @@
-"""Ranks that do what they are told: the other end of `jobs`.
+"""Ranks that do what they are told: the other end of `remote_job`.
 
 Rank 0 reads what to do from the command, passes it on to the other ranks of its job, and sends
 back what all of them found, in order of ranks. Between two commands every rank sleeps in a read.
@@ -25,13 +25,8 @@ Perform = Callable[[Mapping[str, Any]], Any]
 class Member(Protocol):
     """One rank of a job."""
 
-    @property
-    def rank(self) -> int:
-        """Its number."""
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
+    rank: int
+    size: int
 
     def broadcast(self, value: int) -> int:
         """Rank 0's value. Collective."""

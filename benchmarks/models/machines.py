@@ -74,7 +74,6 @@ def _read_link(latency: float, bandwidth: float) -> Link:
 
 
 def describe_machine(machine: Machine, *, several: bool) -> str:
-    """The figures, in one line."""
     parts = [_describe_link(machine.between)]
     if several:
         parts[0] += " between nodes"

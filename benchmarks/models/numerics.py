@@ -140,7 +140,6 @@ def _finite(value: float) -> float | None:
 
 
 def describe_inputs(options: Options) -> str:
-    """The line above the tables."""
     return (
         f"inputs: normal, standard deviation {options.scale:g}, seed {options.seed}, "
         f"{options.elements} elements of each rank"

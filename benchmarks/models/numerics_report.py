@@ -145,7 +145,6 @@ Series = dict[str, list[float]]
 
 
 def collect(rows: Sequence[Row], kinds: Sequence[Kind], error: str) -> Series:
-    """All errors of each algorithm."""
     values: Series = {}
     for row in rows:
         values.setdefault(row.algorithm, []).extend(

@@ -212,7 +212,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) -> Iterator[str]:
-    """The table."""
     width = max(map(len, verdicts))
     yield f"{'algorithm':<{width}}  {'ranks':>6}  {'schedules':>9}  {'messages':>9}  verdict"
     for name, verdict in verdicts.items():

@@ -39,7 +39,6 @@ class Options:
     plot: Path | None
 
     def nodes(self, ranks: int) -> tuple[int, ...]:
-        """The ranks of each node."""
         rest = ranks % self.per_node
         return (self.per_node,) * (ranks // self.per_node) + ((rest,) if rest else ())
 

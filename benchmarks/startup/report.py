@@ -33,7 +33,6 @@ class Group(trials.Group[str, Run]):
 
     @property
     def title(self) -> str:
-        """What stands over the group."""
         noun = "rank" if self.ranks == 1 else "ranks"
         where = f" on {self.where}" if self.nodes is not None else ""
         return f"{self.ranks} {noun}{where}" if self.ranks else "one process"

@@ -20,11 +20,9 @@ class Contender:
 
     @property
     def way(self) -> str:
-        """As the tables name it."""
         usual = {None: "framework", IN_STEP: "server, in step", UNLIMITED: "server, no bound"}
         return usual.get(self.staleness, f"server, {self.staleness} steps")
 
     @property
     def name(self) -> str:
-        """Unique among the contenders."""
         return f"{self.way}, {self.straggler}"

@@ -60,7 +60,6 @@ class Outcome:
 
 
 def read_outcome(rows: Sequence[Mapping[str, Any]]) -> Outcome:
-    """From the rows of ``metrics.jsonl``."""
     points, seconds = [], 0.0
     for row in rows:
         seconds += row["seconds"]
@@ -89,7 +88,6 @@ def configure(plan: Plan, contender: Contender, number: int = 0) -> Configuratio
 def make_program(
     plan: Plan, contender: Contender, number: int, launcher: launchers.Mpirun, runs: Path
 ) -> Program:
-    """One training, into ``runs``."""
     configuration = configure(plan, contender, number)
     words = [sys.executable, "-m", "mpiddp.train", f"--runs-dir={runs}"]
     words += [f"--{each.replace('_', '-')}={getattr(configuration, each)}" for each in OPTIONS]

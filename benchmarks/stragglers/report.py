@@ -11,7 +11,6 @@ from benchmarks.stragglers.measurement import Outcome, find_median
 
 
 def format_table(found: Mapping[Contender, Series[Outcome]], accuracy: float) -> str:
-    """One block for each straggler."""
     heads = ("seconds to it", "by in step", "seconds, all epochs", "last accuracy", "staleness")
     lines = []
     for straggler in dict.fromkeys(each.straggler for each in found):

@@ -74,7 +74,6 @@ def flatten(module: nn.Module) -> torch.Tensor:
 
 
 def digest(module: nn.Module) -> str:
-    """Of the parameters' bits."""
     return hashlib.sha256(flatten(module).numpy().tobytes()).hexdigest()
 
 

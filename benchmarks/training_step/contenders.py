@@ -54,13 +54,11 @@ class Contender:
 
     @property
     def job(self) -> str:
-        """Which of the jobs holds it."""
         others = (FRAMEWORK, FUSED, ALONE, DATA_PARALLEL)
         return TORCH_JOB if self.sync in others else MPI_JOB
 
     @property
     def serves(self) -> bool:
-        """Whether it has parameter servers."""
         return self.sync == PARAMETER_SERVER
 
     @property
@@ -86,7 +84,6 @@ class Contender:
         return ranks if self.servers == RANKS else int(self.servers)
 
     def count_workers(self, ranks: int) -> int:
-        """Ranks that compute."""
         if self in BASES:
             return 1
         dedicated = self.serves and self.placement == "dedicated"
@@ -175,11 +172,9 @@ class Order:
     straggler: str | None = None
 
     def describe(self) -> dict[str, Any]:
-        """As `read_order` takes it."""
         return dataclasses.asdict(self)
 
 
 def read_order(found: Mapping[str, Any]) -> Order:
-    """From JSON."""
     contender, workload = Contender(**found["contender"]), Workload(**found["workload"])
     return Order(**{**found, "contender": contender, "workload": workload})

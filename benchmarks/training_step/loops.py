@@ -56,7 +56,6 @@ class Loop:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self.batch[0].device
 
 
@@ -114,11 +113,9 @@ class Stopwatch:
         self._total, self._begin = 0, 0
 
     def start(self) -> None:
-        """The part begins."""
         self._begin = time.perf_counter_ns()
 
     def stop(self) -> None:
-        """It is over."""
         self._total += time.perf_counter_ns() - self._begin
 
     def read(self) -> float:
@@ -134,11 +131,9 @@ class GpuStopwatch(Stopwatch):
         self._pairs: list[list[torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """The part begins."""
         self._pairs.append([self._record()])
 
     def stop(self) -> None:
-        """It is over."""
         self._pairs[-1].append(self._record())
 
     def _record(self) -> torch.cuda.Event:
@@ -160,7 +155,6 @@ def finish(device: torch.device) -> None:
 
 
 def warm_up(loop: Loop, steps: int) -> None:
-    """Take steps that do not count."""
     if loop.place is None:
         return
     watch = Stopwatch()

@@ -85,7 +85,6 @@ class Link:
 
     @property
     def megabits(self) -> float:
-        """Per second."""
         return 8e-6 / self.seconds_per_byte
 
 
@@ -191,7 +190,6 @@ class Visitor(trials.Visitor[Contender, Visit]):
         return self._jobs[contender.job].ask(command, f"{what} {name}")
 
     def measure(self, key: Contender, iterations: int) -> Visit:
-        """See `trials.Visitor`."""
         answers = self._ask(key, "measure", steps=iterations)
         return read_answers(answers, iterations, has_bound=key.staleness != UNLIMITED)
 

@@ -94,7 +94,6 @@ def read_counters() -> dict[str, tuple[int, int]]:
 
 
 def subtract(before: Counters, after: Counters) -> dict[str, tuple[int, int]]:
-    """What has been counted since."""
     return {
         name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
         for name in after
@@ -131,5 +130,4 @@ def _find_link(counters: Counters) -> tuple[int, int]:
 
 
 def describe_traffic(traffic: Traffic) -> dict[str, Any]:
-    """For a record."""
     return {**vars(traffic), "each": traffic.each, "busiest": traffic.busiest}

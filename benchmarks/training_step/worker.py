@@ -29,13 +29,9 @@ from mpiddp.errors import ConfigurationError
 class Job(Member, Protocol):
     """One job's rank."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank reads its node's interfaces."""
+    device: torch.device
+    counts: bool
+    """Whether this rank reads its node's interfaces."""
 
     def prepare(self, order: Order) -> Loop | None:
         """Make a contender ready; None on ranks that it leaves idle. Collective.
@@ -58,7 +54,6 @@ class Bench:
         self._kept: dict[Order, Loop | None] = {}
 
     def perform(self, command: Mapping[str, Any]) -> Any:
-        """One command."""
         what = command["do"]
         if what == "let go":
             self._kept.clear()
