@@ -12,13 +12,7 @@ import torch
 from mpi4py import MPI
 
 from benchmarks.allreduce.calls import Order, Prepared
-from benchmarks.allreduce.contenders import (
-    COPY_MEMMOVE,
-    COPY_NUMPY,
-    COPY_TORCH,
-    LINK,
-    PEER_READ,
-)
+from benchmarks.allreduce.contenders import COPY_MEMMOVE, COPY_NUMPY, COPY_TORCH, LINK, PEER_READ
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -34,12 +34,7 @@ class Series(Generic[T]):
 
 
 def interleave(
-    names: Sequence[Key],
-    measure: Callable[[Key], T],
-    *,
-    rounds: int,
-    warm_up: int,
-    seed: int,
+    names: Sequence[Key], measure: Callable[[Key], T], *, rounds: int, warm_up: int, seed: int
 ) -> dict[Key, Series[T]]:
     """Measure every contender once per round, in an order drawn from ``seed``.
 

@@ -218,12 +218,7 @@ def _draw_panel(
 
 
 def _draw_line(
-    axis: Axes,
-    ranks: Sequence[int],
-    values: Sequence[float],
-    line: Line,
-    place: int,
-    count: int,
+    axis: Axes, ranks: Sequence[int], values: Sequence[float], line: Line, place: int, count: int
 ) -> None:
     """A line that is ``place``-th of ``count`` in the same place: they share it, in stripes."""
     stripes = (place * STRIPE, (STRIPE, (count - 1) * STRIPE)) if count > 1 else "-"

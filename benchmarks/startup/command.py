@@ -24,12 +24,7 @@ from benchmarks.launching import processes
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun, is_srun
 from benchmarks.startup import phases, report
-from benchmarks.startup.contenders import (
-    Contender,
-    list_contenders,
-    list_helps,
-    list_on_cluster,
-)
+from benchmarks.startup.contenders import Contender, list_contenders, list_helps, list_on_cluster
 from benchmarks.startup.report import Failure, Group
 from benchmarks.startup.targets import judge
 
@@ -112,11 +107,7 @@ def _measure_group(
         return run
 
     series = interleave(
-        list(programs),
-        time,
-        rounds=options.repetitions,
-        warm_up=options.warm_up,
-        seed=options.seed,
+        list(programs), time, rounds=options.repetitions, warm_up=options.warm_up, seed=options.seed
     )
     return Group(
         ranks=ranks,

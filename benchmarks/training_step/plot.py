@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import (
-    COLOURS,
-    add_legend,
-    finish_bars,
-    open_figure,
-    write_beside,
-)
+from benchmarks.common.plotting import COLOURS, add_legend, finish_bars, open_figure, write_beside
 from benchmarks.training_step.measurement import Group
 from benchmarks.training_step.report import find_efficiency, summarize_parts
 
