@@ -64,22 +64,23 @@ def _make_parser() -> CommandLine:
     add = parser.add
     add("sizes", "for example 4096, 64K or 16M (default: 8 to 64M, in nine steps)", type=size,
         nargs="+", metavar="BYTES", default=SIZES)  # fmt: skip
-    add("type", f"of the elements: {', '.join(ITEM_BYTES)}", choices=ITEM_BYTES, default="float32",
-        metavar="TYPE")  # fmt: skip
-    add("algorithms", "of mpiddp, or all", nargs="+", default=("auto", "ring"), metavar="ALGORITHM")
-    add("transports", f"of mpiddp: {', '.join(TRANSPORTS)}", nargs="+", choices=TRANSPORTS,
-        default=("auto",), metavar="TRANSPORT")  # fmt: skip
-    add("buffers", f"of mpiddp: {', '.join(BUFFERS)}", nargs="+", choices=BUFFERS,
+    add("type", f"type of the elements: {', '.join(ITEM_BYTES)}", choices=ITEM_BYTES,
+        default="float32", metavar="TYPE")  # fmt: skip
+    add("algorithms", "mpiddp's algorithms, or all", nargs="+", default=("auto", "ring"),
+        metavar="ALGORITHM")  # fmt: skip
+    add("transports", f"mpiddp's transports: {', '.join(TRANSPORTS)}", nargs="+",
+        choices=TRANSPORTS, default=("auto",), metavar="TRANSPORT")  # fmt: skip
+    add("buffers", f"mpiddp's buffers: {', '.join(BUFFERS)}", nargs="+", choices=BUFFERS,
         default=(PRIVATE, SHARED), metavar="BUFFER")  # fmt: skip
-    add("ranks", "default: 2 4; with srun 4 8")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8)")
     add("repetitions", default=10)
     add("warm-up", default=1)
-    add("iterations", f"per contender, size and round (default: {LENGTH})")
-    add("seed", "of the order")
-    add("deadline", "for a job to start, and for each of its answers", default=120.0)
+    add("iterations", f"iterations per contender, size and round (default: {LENGTH})")
+    add("seed", "seed of the order")
+    add("deadline", "time limit of a job's start, and of each answer", default=120.0)
     add("launcher")
     add("nodes")
-    add("link", "with srun: time a link between two nodes, too")
+    add("link", "with srun: also time a link between two nodes")
     add("targets")
     add("json", "write every iteration and the environment")
     add("plot", "draw times and rates (.svg, .png or .pdf)")

@@ -12,7 +12,7 @@ WORKER = "benchmarks.allreduce.worker"
 
 GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
 OWN, PREPARED = "mpiddp", "mpiddp, prepared"
-"""The makers of calls, as the ranks know them."""
+"""The makers of calls, as orders name them."""
 
 PRIVATE, SHARED, GPU = "private", "shared", "gpu"
 BUFFERS = (PRIVATE, SHARED, GPU)
@@ -24,7 +24,7 @@ LINK_BYTES = 16_000_000
 COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE = "copy by NumPy", "copy by torch", "copy by memmove"
 COPIES = (COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE)
 PEER_READ, LINK = "peer read", "link"
-"""The probes, as the ranks know them."""
+"""The probes, as orders name them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Contender:
         return f"{self.name}, {self.transport}, {self.buffer}"
 
     def order(self, size: int, kind: str, iterations: int) -> dict[str, Any]:
-        """What its ranks are told."""
+        """The order for its ranks."""
         return {
             "maker": self.maker,
             "bytes": size,

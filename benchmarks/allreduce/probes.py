@@ -56,7 +56,7 @@ def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
 
 
 def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
-    """One rank of each node copies what another one has just written; the rest looks on."""
+    """One rank of each node copies what another one has just written; the others do nothing."""
     if world.local_size < 2:
         raise ConfigurationError("there is one rank per node")
     node: Any = comm.Split(world.node_rank, world.local_rank)
@@ -67,7 +67,7 @@ def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepar
     reads, writes = world.local_rank == 1, world.local_rank == 0
 
     def meet() -> None:
-        comm.Barrier()  # Nobody still reads.
+        comm.Barrier()  # No rank still reads.
         if writes:
             memory[:] = own
         comm.Barrier()
@@ -84,7 +84,7 @@ def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepar
 
 
 def prepare_link(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
-    """Rank 0 sends to the first rank of the next node, and waits for a word; the rest looks on."""
+    """Rank 0 sends to the first rank of the next node, and waits for an answer."""
     nodes = comm.allgather(world.node_rank)
     if 1 not in nodes:
         raise ConfigurationError("there is one node")

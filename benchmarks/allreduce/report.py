@@ -1,4 +1,4 @@
-"""What a measurement of all-reduces comes to: the tables, what the machine can do, the record.
+"""The results of a measurement of all-reduces: the tables, the machine's limits, the record.
 
 Rates are the usual ones of collectives' benchmarks (NVIDIA's nccl-tests): algbw is S/t, and
 busbw is algbw * 2 (n - 1)/n, what each rank must send and receive at least.
@@ -56,9 +56,9 @@ def find(group: Group, maker: str) -> Contender:
 
 
 def find_speed(group: Group, own: Contender, other: Contender, size: int) -> Summary | None:
-    """How many times as quick as another one it is, by the medians of each round.
+    """How many times faster it is than another contender, by the medians of each round.
 
-    None where either was not timed.
+    None if either was not timed.
     """
     mine, others = (
         [quantile(values, 0.5) for values in group.rounds(each, size)] for each in (own, other)
@@ -130,7 +130,7 @@ class Limits:
     """What the machine itself can do; None where it was not asked or cannot be."""
 
     copy: Times | None
-    """Copying BOUND_BYTES, on all ranks at once, by the quickest way."""
+    """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""
     copy_way: str
     peer_read: Times | None
     """Copying PEER_BYTES that another rank has just written."""
@@ -174,10 +174,8 @@ def describe_limits(group: Group) -> str:
 
 
 def _describe_rate(size: int, times: Times) -> str:
-    slow, usual, quick = (
-        size / seconds * 1e-9 for seconds in (times.high, times.median, times.low)
-    )
-    return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{quick:.3g})"
+    slow, usual, fast = (size / seconds * 1e-9 for seconds in (times.high, times.median, times.low))
+    return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
 
 def describe_collectives(group: Group) -> str:

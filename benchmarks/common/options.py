@@ -57,7 +57,7 @@ def positive(unit: str, *, zero: bool = False) -> Callable[[str], float]:
 
 
 def size(text: str) -> int:
-    """Bytes: an integer, or one with K, M or G for 2^10, 2^20, 2^30, as nccl-tests has it.
+    """Bytes: an integer, or one with K, M or G for 2^10, 2^20, 2^30, as in nccl-tests.
 
     Whole elements of ITEM bytes.
     """
@@ -76,7 +76,7 @@ def size(text: str) -> int:
 
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "ranks": {"type": at_least(1), "nargs": "+", "metavar": "N"},
-    "repetitions": {"type": at_least(1), "metavar": "N", "help": "rounds"},
+    "repetitions": {"type": at_least(1), "metavar": "N", "help": "measured rounds"},
     "warm-up": {"type": at_least(0), "metavar": "N", "help": "rounds before them"},
     "iterations": {"type": at_least(1), "metavar": "N"},
     "seed": {"type": at_least(0), "default": 0, "metavar": "N"},
@@ -100,7 +100,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "json": {"type": Path, "metavar": "FILE"},
     "plot": {"type": Path, "metavar": "FILE"},
 }
-"""Settings of the options that several commands have, as argparse takes them."""
+"""The arguments of ``add_argument`` for the options that several commands have."""
 
 
 class CommandLine(Parser):
@@ -120,7 +120,8 @@ class CommandLine(Parser):
         text, default = help or settings["help"], settings.get("default")
         if default is not None and "default" not in text:
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-            text = f"{text} (default: {shown})".strip()
+            shown = f"default: {shown:g}" if isinstance(shown, float) else f"default: {shown}"
+            text = f"{text} ({shown})" if text else shown
         self.add_argument(f"--{name}", **{**settings, "help": text})
 
     def add_algorithms(self) -> None:

@@ -1,7 +1,7 @@
 """Measure contenders in turns, and say what the samples say.
 
 Contenders that are measured one after the other meet different machines: caches, clocks and
-neighbours change. So every round measures each of them once, in an order drawn anew, and two
+neighbours change. So every round measures each of them once, in a new random order, and two
 contenders are compared round by round. The first rounds warm up and are kept apart. Medians and
 intervals make no assumption about the distribution (Hoefler & Belli, "Scientific benchmarking of
 parallel computing systems", SC'15).
@@ -20,7 +20,7 @@ T = TypeVar("T")
 Key = TypeVar("Key")
 
 BOOTSTRAP_LEAST = 5
-"""Values below which drawing them anew says nothing of those that were not seen."""
+"""Fewest values for the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def slope_interval(
 ) -> Interval | None:
     """Confidence interval of the slope; None where a key has fewer than BOOTSTRAP_LEAST values.
 
-    By the bootstrap's percentiles (Efron 1979): each key's values are drawn anew from themselves,
+    By the bootstrap's percentiles (Efron 1979): each key's values are resampled,
     ``draws`` times.
     """
     if min(map(len, samples.values())) < BOOTSTRAP_LEAST:

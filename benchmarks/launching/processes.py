@@ -49,7 +49,7 @@ class Program:
     """Processes of this command line, started at once."""
     reaches_out: bool = False
     """Whether it starts processes on other machines, which know neither this one's directories
-    nor its monotonic clock, and which nobody here can kill."""
+    nor its monotonic clock, and which cannot be killed from here."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Run:
     stamp_seconds: float | None
     """From the same beginning to the time that the program wrote; None if it wrote none."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each phase of mpiddp's start-up, where the program told them."""
+    """Seconds of each phase of mpiddp's start-up, if the program reported them."""
 
 
 class RunError(MpiddpError):

@@ -1,4 +1,4 @@
-"""A job whose ranks do what they are told, one line at a time, and which leaves nothing behind."""
+"""A job whose ranks carry out commands, and which leaves no process behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks.launching.processes import (
 )
 
 END_SECONDS = 20.0
-"""How long a job may take to end once it was told to."""
+"""How long a job may take to end after the command to end."""
 
 
 @dataclass
@@ -44,10 +44,10 @@ class Job:
     """Seconds for each answer."""
     line: Line | None = None
     greeting: Any = None
-    """What its rank 0 said at first."""
+    """The first report of its rank 0."""
 
     def ask(self, command: Mapping[str, Any], what: str) -> list[Any]:
-        """Have all ranks do something; returns what each of them answers, in order of ranks.
+        """Send a command to all ranks; returns their answers, in order of ranks.
 
         ``what`` names it in an error.
 
@@ -72,7 +72,7 @@ class Job:
             self.line.send({"do": "end"})
         self._await_end()
         if self.process.poll() is None:
-            raise self._fail(f"has not ended {END_SECONDS:g} s after it was told to")
+            raise self._fail(f"has not ended {END_SECONDS:g} s after the command to end")
         if self.process.returncode:
             raise self._fail(f"ended with exit code {self.process.returncode}")
 
@@ -96,7 +96,7 @@ class Job:
 
 @contextlib.contextmanager
 def start(program: Program, deadline: float) -> Iterator[Job]:
-    """Start a job and wait until its rank 0 has come; whatever is left at the end is killed.
+    """Start a job and wait until its rank 0 has connected; what is left at the end is killed.
 
     The last word of its command line will be the addresses at which this process listens.
     """

@@ -28,7 +28,7 @@ from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule, segment
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
-"""Ranks × chunks × steps, beyond which nobody could look at it."""
+"""Ranks × chunks × steps, above which it is too large to read."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("nodes", "spread the ranks over M nodes", metavar="M")
     add("svg", "draw a space-time diagram", type=Path, metavar="FILE")
     add("html", "write a page that animates the steps", type=Path, metavar="FILE")
-    add("beside", "with --html: a second one", type=parse, metavar="ALGORITHM")
+    add("beside", "with --html: a second algorithm", type=parse, metavar="ALGORITHM")
     add("bytes", "buffer to price; K, M, G are 2^10, 2^20, 2^30 (default: 1M)", type=size,
         default=1 << 20, metavar="B")  # fmt: skip
     machines.add_options(parser)

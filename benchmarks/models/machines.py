@@ -22,11 +22,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the machine").add_argument
     time: dict[str, Any] = {"type": positive("µs", zero=True), "metavar": "µs"}
     rate: dict[str, Any] = {"type": positive("Gbit/s"), "metavar": "Gbit/s"}
-    add("--latency", default=10.0, help="of a message (default: 10)", **time)
-    add("--bandwidth", default=10.0, help="of a link, each way (default: 10)", **rate)
-    add("--inside-latency", help="within a node (default: a tenth of --latency)", **time)
-    add("--inside-bandwidth", help="within a node (default: ten times --bandwidth)", **rate)
-    add("--node-bandwidth", help="of a node's link to the network, each way, which its ranks share "
+    add("--latency", default=10.0, help="latency of a message (default: 10)", **time)
+    add("--bandwidth", default=10.0, help="bandwidth of a link, each way (default: 10)", **rate)
+    add("--inside-latency", help="latency within a node (default: a tenth of --latency)", **time)
+    add(
+        "--inside-bandwidth",
+        help="bandwidth within a node (default: ten times --bandwidth)",
+        **rate,
+    )
+    add("--node-bandwidth", help="bandwidth of a node's link to the network, each way, which its ranks share "
         "(default: as --bandwidth, which one rank can fill alone)", **rate)  # fmt: skip
     add("--addition", type=positive("GB/s"), default=10.0, metavar="GB/s",
         help="bytes that a rank adds in a second (default: 10)")  # fmt: skip

@@ -68,11 +68,17 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_algorithms()
     add("ranks", type=at_least(2), default=RANKS)
     add("dtype", choices=DTYPES, nargs="+", default=DTYPES, metavar="TYPE")
-    add("elements", "of each rank's buffer", type=at_least(1), default=ELEMENTS, metavar="N")
+    add(
+        "elements",
+        "elements of each rank's buffer",
+        type=at_least(1),
+        default=ELEMENTS,
+        metavar="N",
+    )
     add("scale", "standard deviation of the inputs", type=positive("a number"), default=1.0,
         metavar="X")  # fmt: skip
-    add("seed", "of the inputs")
-    add("error", "which to print and draw: RMS, or of the worst element",
+    add("seed", "seed of the inputs")
+    add("error", "the error to print and draw: RMS, or the worst element's",
         choices=("rms", "largest"), default="rms")  # fmt: skip
     add("json", "write all results and the environment")
     add("plot", "draw error against ranks (.svg, .png or .pdf)")

@@ -42,7 +42,7 @@ ERRORS = {
 }
 
 ALIKE = 0.08
-"""Errors that differ by less, relatively, could hardly be told apart in the plot."""
+"""Errors that differ by less, relatively, would look the same in the plot."""
 
 MARKERS = "os^DvPXh"
 """One more than colours, so that lines of one colour differ."""

@@ -1,4 +1,4 @@
-"""Draw how near algorithms come to the lower bound, against the size of the buffer."""
+"""Draw the time of algorithms over the lower bound, by the size of the buffer."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ def parse(arguments: Sequence[str]) -> Options:
         "srun, torchrun with the same script, and the floor, importing torch.",
     )
     add = parser.add
-    add("ranks", "default: 2 4; with srun 4 8 16")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8 16)")
     add("repetitions", default=10)
     add("warm-up", default=1)
-    add("seed", "of the order")
-    add("deadline", "per run", default=120.0)
+    add("seed", "seed of the order")
+    add("deadline", "time limit of a run", default=120.0)
     add("launcher")
     add("nodes")
     add("targets")

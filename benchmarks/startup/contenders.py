@@ -85,7 +85,7 @@ def _list_others(ranks: int) -> list[Contender]:
     plain = clean_environment()
     torchrun = (*PROGRAM, "--nproc-per-node", str(ranks))
     # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
-    # not, but has to be told a port.
+    # not, but needs a port.
     static = ("--master-addr", "127.0.0.1", "--master-port", str(choose_port()))
     quick = (*static, "--monitor-interval", "0.01")
     return [
@@ -99,7 +99,7 @@ def _list_others(ranks: int) -> list[Contender]:
             TORCHRUN_STATIC,
             "torchrun",
             Program((*torchrun, *quick, SCRIPT, STAMP), plain),
-            "the same script; torchrun's quickest settings",
+            "the same script; torchrun's fastest settings",
         ),
         Contender(
             FLOOR,
@@ -140,7 +140,7 @@ def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
             TORCHRUN_STATIC,
             "torchrun",
             (*per_node, "static", *settings),
-            "the same script; one torchrun per node, torchrun's quickest settings",
+            "the same script; one torchrun per node, torchrun's fastest settings",
         ),
         make(FLOOR, "floor", alone, "as many tasks as ranks, which import torch and leave"),
     ]

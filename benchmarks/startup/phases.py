@@ -30,12 +30,12 @@ class Growth:
 
 
 def measured(groups: Sequence[Group]) -> list[Group]:
-    """The groups whose runs told their phases."""
+    """The groups whose runs reported their phases."""
     return [group for group in groups if phase_seconds(group)]
 
 
 def phase_seconds(group: Group) -> dict[str, list[float]]:
-    """Seconds of each phase on its slowest rank, in order of rounds; empty where none was told."""
+    """Seconds of each phase on its slowest rank, in order of rounds; empty if none were reported."""
     series = group.series.get(SESSION)
     runs = [run for run in series.samples if run.phases] if series is not None else []
     return {name: [run.phases[name] for run in runs] for name in SHOWN} if runs else {}
@@ -62,7 +62,7 @@ def find_growth(groups: Sequence[Group], seed: int) -> Growth | None:
 
 
 def format_phases(groups: Sequence[Group], seed: int) -> str:
-    """The table of phases, a row per number of ranks; empty where none were told."""
+    """The table of phases, a row per number of ranks; empty if none were reported."""
     groups = measured(groups)
     if not groups:
         return ""
@@ -94,7 +94,7 @@ def _format_row(group: Group) -> list[str]:
 
 
 def describe_phases(groups: Sequence[Group], seed: int) -> dict[str, Any] | None:
-    """The phases for a record, in seconds; None where none were told."""
+    """The phases for a record, in seconds; None if none were reported."""
     groups = measured(groups)
     if not groups:
         return None

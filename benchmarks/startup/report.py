@@ -48,7 +48,7 @@ class Group(trials.Group[str, Run]):
 
     @property
     def torchrun(self) -> str:
-        """The quicker of torchrun's two forms, by its median."""
+        """The faster of torchrun's two forms, by its median."""
         return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: summarize(self.seconds(name)).median)
 
 
@@ -98,7 +98,7 @@ def describe_warm_up(group: Group) -> str:
 
 
 def describe_others(group: Group) -> str:
-    """How busy other programs kept the machine meanwhile; empty where that cannot be told."""
+    """How busy other programs kept the machine meanwhile; empty if that is unknown."""
     cores = len(os.sched_getaffinity(0))
     shares = [
         run.others_cpu_seconds / run.seconds / cores

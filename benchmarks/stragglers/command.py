@@ -45,18 +45,24 @@ def parse(arguments: Sequence[str]) -> Options:
         "and a parameter server with each bound on staleness, in turns.",
     )
     add, count = parser.add, at_least(1)
-    add("ranks", "all of them workers", type=at_least(2), nargs=None, default=2)
-    add("model", "of python -m mpiddp.train", default="convnet")
+    add("ranks", "number of ranks, all of them workers", type=at_least(2), nargs=None, default=2)
+    add("model", "model of python -m mpiddp.train", default="convnet")
     add("epochs", type=count, default=8, metavar="N")
-    add("batch-size", "per worker", type=count, default=16, metavar="N")
-    add("accuracy", "of the test samples, to be reached", type=positive("a share"), default=0.97,
+    add("batch-size", "samples per worker and step", type=count, default=16, metavar="N")
+    add("accuracy", "share of the test samples to reach", type=positive("a share"), default=0.97,
         metavar="SHARE")  # fmt: skip
-    add("stragglers", "a rank, or random, and how much longer its passes take", nargs="+",
+    add("stragglers", "a rank, or random, and the factor by which its passes take longer", nargs="+",
         default=("0=4", f"{RANDOM}=4"), metavar="WHO=FACTOR")  # fmt: skip
-    add("staleness", nargs="+", default=(IN_STEP, "4", UNLIMITED), metavar="STEPS")
+    add(
+        "staleness",
+        "bounds on staleness",
+        nargs="+",
+        default=(IN_STEP, "4", UNLIMITED),
+        metavar="STEPS",
+    )
     add("repetitions", default=3)
-    add("seed", "of the order, and of the first round's training")
-    add("deadline", "per run", default=600.0)
+    add("seed", "seed of the order, and of the first round's training")
+    add("deadline", "time limit of a run", default=600.0)
     add("launcher", "mpirun to use (default: MPIDDP_MPIRUN, or this Python's, or the first in "
         "PATH)")  # fmt: skip
     add("targets")

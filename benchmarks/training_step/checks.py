@@ -41,7 +41,7 @@ def take_checked_steps(order: Order, loop: Loop) -> dict[str, Any]:
 
 
 def compute_alone(order: Order, workers: int, device: torch.device) -> dict[str, Any]:
-    """What the same steps should come to, by one process: a ``sample`` of the parameters' way."""
+    """The expected result of these steps, from one process: a ``sample`` of the parameters' way."""
     module = build(order.workload, order.seed).to(device)
     optimizer = ddp_step.make_optimizer(module, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
     batches = [
@@ -59,7 +59,7 @@ def compute_alone(order: Order, workers: int, device: torch.device) -> dict[str,
 
 @contextlib.contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """What is dropped is drawn differently by everybody."""
+    """Every process would drop other values."""
     dropped = [each for each in module.modules() if isinstance(each, nn.Dropout) and each.training]
     for each in dropped:
         each.eval()

@@ -83,21 +83,21 @@ def _make_parser() -> CommandLine:
         nargs="+", metavar="MODEL", default=tuple(SHAPES))  # fmt: skip
     add("sync", f"default: {' '.join(USUAL)}, and data-parallel if one process has as many GPUs as "
         "there are ranks", nargs="+", metavar="SYNC")  # fmt: skip
-    add("transports", f"of mpiddp's gradients: {', '.join(TRANSPORTS)}", nargs="+",
+    add("transports", f"transports of mpiddp's gradients: {', '.join(TRANSPORTS)}", nargs="+",
         choices=TRANSPORTS, default=("auto",), metavar="TRANSPORT")  # fmt: skip
-    add("wire-dtype", f"in which mpiddp's gradients are sent: {', '.join(WIRE_DTYPES)}", nargs="+",
+    add("wire-dtype", f"types in which mpiddp sends gradients: {', '.join(WIRE_DTYPES)}", nargs="+",
         choices=WIRE_DTYPES, default=("auto",), metavar="TYPE")  # fmt: skip
     add("batch-size", "samples per worker", type=at_least(1), default=8, metavar="N")
     add("device", "auto, cpu or gpu; auto takes GPUs if every rank has one", choices=DEVICES,
         default="auto", metavar="DEVICE")  # fmt: skip
-    add("straggler", "slow a worker's passes: RANK=FACTOR, or random=FACTOR, drawn anew for each "
+    add("straggler", "slow one worker's passes: RANK=FACTOR, or random=FACTOR for another one in each "
         "step", metavar="WHO=FACTOR")  # fmt: skip
-    add("ranks", "default: 2 4; with srun 4")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4)")
     add("repetitions", default=5)
     add("warm-up", "rounds before them, after a first visit to each", default=0)
     add("iterations", f"steps per visit (default: {LENGTH})")
-    add("seed", "of parameters, samples and the order")
-    add("deadline", "for a job to start, and for each of its answers", default=300.0)
+    add("seed", "seed of parameters, samples and the order")
+    add("deadline", "time limit of a job's start, and of each answer", default=300.0)
     add("launcher")
     add("nodes")
     add("link", "with srun: time a link between two nodes; with --targets compare servers with the "

@@ -90,7 +90,7 @@ class Contender:
         return ranks - self.count_servers(ranks) if dedicated else ranks
 
     def configure(self, ranks: int, batch_size: int, seed: int) -> Configuration:
-        """What the trainer would be told. Raises ConfigurationError."""
+        """The trainer's configuration. Raises ConfigurationError."""
         # Values that are one of few by their type were read from a list of those, or are refused.
         return Configuration(
             sync=self.sync if self.averages or self.serves else FRAMEWORK,

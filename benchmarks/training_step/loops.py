@@ -80,7 +80,7 @@ def make_slowdown(
 
 
 def take_step(loop: Loop, watch: Stopwatch) -> None:
-    """As the trainer does; ``watch`` is told of the update."""
+    """As the trainer does; ``watch`` times the update."""
     features, labels = loop.batch
     if loop.slowdown is not None:
         loop.slowdown.wait(loop.step)
@@ -186,7 +186,7 @@ def measure(
             found["interfaces"] = subtract(before, read_counters())
         if loop.place is not None:
             found["compute"] = _time_passes(loop, steps)
-        # Nobody goes back to sleep while a peer is still at work.
+        # No rank goes back to sleep while another one still works.
         barrier()
     finally:
         gc.enable()

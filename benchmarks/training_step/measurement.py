@@ -43,7 +43,7 @@ class Plan(trials.Plan):
     """Whether ``nn.DataParallel`` is added if it is possible."""
 
     def order(self, workload: Workload, contender: Contender) -> Order:
-        """What its ranks are told."""
+        """The order for its ranks."""
         straggler = None if contender in BASES else self.straggler
         return Order(contender, workload, self.batch_size, self.seed, straggler)
 
@@ -194,7 +194,7 @@ class Visitor(trials.Visitor[Contender, Visit]):
         return read_answers(answers, iterations, has_bound=key.staleness != UNLIMITED)
 
     def check(self, key: Contender) -> bool:
-        """See `trials.Visitor`; only who trains rightly is timed."""
+        """See `trials.Visitor`; only contenders that train rightly are timed."""
         answers = self._ask(key, "check")
         check_answers(answers)
         self.notes[key] = answers[0]["notes"]

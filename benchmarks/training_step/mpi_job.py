@@ -29,7 +29,7 @@ class MpiJob(SessionMember):
     """A rank of a session."""
 
     def __init__(self, session: mpiddp.Session, fail: Callable[[BaseException], object]) -> None:
-        """``fail`` is told what ends a parameter server."""
+        """``fail`` is called with the error that ends a parameter server."""
         super().__init__(session)
         if session.backend != "nccl":
             # Ranks that would share a GPU compute on the CPU, as the framework's do.
@@ -74,7 +74,7 @@ class MpiJob(SessionMember):
         return features.to(self.device), labels.to(self.device)
 
     def _work_alone(self, order: Order) -> Loop:
-        """One rank, which nobody waits for."""
+        """One rank, without the others."""
         configuration = order.contender.configure(1, order.batch_size, order.seed)
         module = build(order.workload, order.seed).to(self.device)
         update = make_local_update(configuration, module)

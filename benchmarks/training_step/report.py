@@ -1,4 +1,4 @@
-"""What a measurement of training steps comes to: the tables, and the record."""
+"""The results of a measurement of training steps: the tables, and the record."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def summarize_parts(group: Group, contender: Contender) -> Parts | None:
 
 
 def find_speed(group: Group, own: Contender, other: Contender) -> Summary | None:
-    """How many times as many steps per second as another one, round by round; None if unknown."""
+    """Steps per second over another contender's, round by round; None if unknown."""
     mine, others = group.samples(own), group.samples(other)
     if not mine or not others:
         return None
@@ -77,7 +77,7 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
     """Samples per second over those of one rank alone times the ranks; None if unknown.
 
     The framework's loops are compared with one like them, mpiddp's with one like those: otherwise
-    a quicker optimizer would look like a quicker synchronisation. For that reason there is none for
+    a faster optimizer would look like a faster synchronisation. For that reason there is none for
     the framework's loop with another optimizer.
     """
     if contender.sync == FUSED:
@@ -100,7 +100,7 @@ class Bytes:
     each: float
     """What a rank sends, on average."""
     busiest: float | None
-    """The most over a link, one way; None where nobody knows."""
+    """The most over a link, one way; None if unknown."""
     is_read: bool
     """Whether interfaces counted them."""
 
@@ -116,7 +116,7 @@ def find_bytes(group: Group, contender: Contender) -> Bytes | None:
     if group.greeting.get("device") == "cuda":
         # NCCL's bytes pass by no interface within a node.
         return None
-    # Strangers' bytes can only add to it.
+    # Other programs' bytes can only add to it.
     each = min(visit.reading.each for visit in visits)
     busiest = [visit.reading.busiest for visit in visits if visit.reading.busiest is not None]
     return Bytes(each, min(busiest, default=None), is_read=True)

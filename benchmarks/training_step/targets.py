@@ -84,7 +84,7 @@ def find_slowdown(group: Group, own: Contender) -> float | None:
 def predict_slowdown(group: Group, own: Contender, around: Parts, link: Link) -> float:
     """The same by the cost model: the ring's own compute and update, and what messages take.
 
-    Each rank is a node of its own, whose link is as it was probed; additions are left out.
+    Each rank is a node of its own, with the link that was timed; additions are left out.
     """
     machine = flat(link.latency, link.seconds_per_byte)
     ranks, servers = group.ranks, own.count_servers(group.ranks)

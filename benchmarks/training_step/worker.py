@@ -86,7 +86,7 @@ class Bench:
             return
         assert loop is not None
         yield loop
-        # An error leaves the servers to the end of the job: nobody waits for them here.
+        # An error leaves the servers to the end of the job: they are not waited for here.
         loop.update.close()
 
     def _check(self, order: Order, loop: Loop | None) -> dict[str, Any]:
@@ -106,11 +106,11 @@ class Bench:
 
 
 def _stay() -> None:
-    """Nobody is waited for."""
+    """No barrier: one rank waits for no other."""
 
 
 def main(name: str, addresses: Sequence[str]) -> None:
-    """Join the job's ranks and do what is ordered until told to end."""
+    """Join the job's ranks and carry out commands until one says to end."""
     with _open_job(name) as job, join_lines(job, addresses) as (above, below):
         serve(job.rank, Bench(job).perform, above, below)
 

@@ -110,7 +110,8 @@ def test_nodes_hold_for_the_ranks_they_were_given_for() -> None:
 @pytest.mark.parametrize("nodes", [None, (8,) * 8, (20, 44)])
 def test_the_largest_page_is_small_enough_to_send(nodes: Sequence[int] | None) -> None:
     page = draw_page(parse("ring"), LARGEST, nodes, beside=parse("two-level:outer=one-shot"))
-    assert len(page.encode()) < 1_000_000
+    assert len(page.encode()) < 1_500_000
+    assert len(draw_page(parse("ring"), 4).encode()) < 300_000
 
 
 def test_a_page_refers_to_nothing_outside_it() -> None:

@@ -1,4 +1,4 @@
-"""What each rank holds after each step, in the letters of whose contributions are in it."""
+"""What each rank holds after each step, as the letters of the ranks whose contributions are in it."""
 
 from __future__ import annotations
 

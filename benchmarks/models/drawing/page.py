@@ -21,7 +21,7 @@ from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.schedules.schedule import Schedule
 
 LARGEST = 64
-"""Ranks; with more of them nothing can be told apart."""
+"""Ranks; with more of them the cells are too small."""
 LARGEST_GRID = 64 * 256
 """Ranks times columns, that is, chunks that some message tells apart."""
 OFFERED = (*range(1, 9), 10, 12, 16)
@@ -32,13 +32,13 @@ SCRIPTS = (
     "page_model.js", "page_clock.js", "page_words.js", "page_panel.js", "page_settings.js",
     "page.js",
 )  # fmt: skip
-"""In this order, for what a script does at once needs those before it."""
+"""In this order, since scripts run with those before them."""
 MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
 GIGABYTE = 1e9
 MEBIBYTE = 1 << 20
 MACHINE = flat(10 * MICROSECOND, 1 / (10 * GIGABIT), 1 / (10 * GIGABYTE))
-"""As the commands have it where nothing is said."""
+"""The commands' defaults."""
 
 
 def draw_page(
@@ -89,7 +89,7 @@ def _describe_fields(size: int, machine: Machine) -> Mapping[str, Mapping[str, f
     """What each field of the page begins with, in its unit, and its limits."""
     if machine.uplink != machine.between.seconds_per_byte:
         raise ConfigurationError(
-            "the page prices nodes whose link is as quick as one rank's between nodes, "
+            "the page prices nodes whose link is as fast as one rank's between nodes, "
             f"{machine.between.seconds_per_byte} s for a byte, not {machine.uplink}"
         )
     fields = {"size": _make_field("buffers", size / MEBIBYTE, "MiB", 0, 1 << 20)}
