@@ -81,25 +81,15 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "iterations": {"type": at_least(1), "metavar": "N"},
     "seed": {"type": at_least(0), "default": 0, "metavar": "N"},
     "deadline": {"type": positive("seconds"), "metavar": "SECONDS"},
-    "launcher": {
-        "metavar": "PROGRAM",
-        "help": "mpirun to use (default: MPIDDP_MPIRUN, or this Python's, or the first in PATH), "
-        "or srun",
-    },
-    "nodes": {
-        "type": at_least(1),
-        "metavar": "N",
-        "help": "with srun: nodes to spread the ranks over evenly (default: all of the allocation "
-        "or cluster, if --ranks is a multiple)",
-    },
+    "launcher": {"metavar": "PROGRAM", "help": "mpirun to use (default: MPIDDP_MPIRUN, or this "
+                 "Python's, or the first in PATH), or srun"},
+    "nodes": {"type": at_least(1), "metavar": "N", "help": "with srun: nodes to spread the ranks "
+              "over evenly (default: the allocation's or cluster's, if they divide --ranks)"},
     "link": {"action": "store_true"},
-    "targets": {
-        "action": "store_true",
-        "help": "print the project's own targets, and whether they are met",
-    },
+    "targets": {"action": "store_true", "help": "print the project's targets, and which are met"},
     "json": {"type": Path, "metavar": "FILE"},
     "plot": {"type": Path, "metavar": "FILE"},
-}
+}  # fmt: skip
 """The arguments of ``add_argument`` for the options that several commands have."""
 
 

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="bandwidth within a node (default: ten times --bandwidth)",
         **rate,
     )
-    add("--node-bandwidth", help="bandwidth of a node's link to the network, each way, which its ranks share "
+    add("--node-bandwidth", help="of the link to the network that a node's ranks share, each way "
         "(default: as --bandwidth, which one rank can fill alone)", **rate)  # fmt: skip
     add("--addition", type=positive("GB/s"), default=10.0, metavar="GB/s",
         help="bytes that a rank adds in a second (default: 10)")  # fmt: skip

@@ -35,7 +35,7 @@ def measured(groups: Sequence[Group]) -> list[Group]:
 
 
 def phase_seconds(group: Group) -> dict[str, list[float]]:
-    """Seconds of each phase on its slowest rank, in order of rounds; empty if none were reported."""
+    """Seconds of each phase on its slowest rank, by rounds; empty if none were reported."""
     series = group.series.get(SESSION)
     runs = [run for run in series.samples if run.phases] if series is not None else []
     return {name: [run.phases[name] for run in runs] for name in SHOWN} if runs else {}

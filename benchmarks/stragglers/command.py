@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("batch-size", "samples per worker and step", type=count, default=16, metavar="N")
     add("accuracy", "share of the test samples to reach", type=positive("a share"), default=0.97,
         metavar="SHARE")  # fmt: skip
-    add("stragglers", "a rank, or random, and the factor by which its passes take longer", nargs="+",
+    add("stragglers", "a rank, or random, and how much longer its passes take", nargs="+",
         default=("0=4", f"{RANDOM}=4"), metavar="WHO=FACTOR")  # fmt: skip
     add(
         "staleness",

@@ -103,7 +103,7 @@ def subtract(before: Counters, after: Counters) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes of one step as interfaces counted them, including protocol headers and other programs' bytes."""
+    """Bytes of one step as interfaces counted them: with headers and other programs' bytes."""
 
     each: float
     """What a rank sends, on average."""

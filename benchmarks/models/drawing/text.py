@@ -1,4 +1,4 @@
-"""A schedule for the terminal: step by step, which chunk is sent to which rank, and what each rank holds."""
+"""A schedule for the terminal: step by step, which chunk goes where and what each rank holds."""
 
 from __future__ import annotations
 
