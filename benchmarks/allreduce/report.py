@@ -67,18 +67,9 @@ def find_speed(group: Group, own: Contender, other: Contender, size: int) -> Sum
 
 
 HEADS = (
-    "",
-    "over",
-    "buffer",
-    "median",
-    "95 % of median",
-    "5–95 % of iterations",
-    "algbw",
-    "busbw",
-    "× Gloo",
-    "× MPI",
-    "#wrong",
-)
+    "", "over", "buffer", "median", "95 % of median", "5–95 % of iterations", "algbw", "busbw",
+    "× Gloo", "× MPI", "#wrong",
+)  # fmt: skip
 
 
 def format_table(group: Group, size: int) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import CommandLine, at_least, describe_seconds, describe_size, size
+from benchmarks.common.options import CommandLine, at_least, size
 from benchmarks.common.trials import show_progress
 from benchmarks.models import machines
-from benchmarks.models.prices import Row, Table, get_ratio
+from benchmarks.models.simulate_report import Row, Table, count_steps, describe, draw
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
+from mpiddp.schedules.cost import Machine, bound, check_nodes
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice
 
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
@@ -81,13 +81,12 @@ def main(arguments: Sequence[str]) -> None:
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
     tables = price_all(options)
-    print(*describe(options, tables), sep="\n")
+    machine = _describe_machine(options)
+    print(*describe(machine, options.sizes, options.shown, tables), sep="\n")
     if options.json is not None:
         results.write_record(options.json, "simulate", to_record(options, tables))
     if options.plot is not None:
-        from benchmarks.models.simulate_plot import draw
-
-        draw(options.plot, options.sizes, tables, _describe_machine(options))
+        draw(options.plot, options.sizes, tables, machine)
 
 
 def price_all(options: Options) -> list[Table]:
@@ -121,55 +120,6 @@ def _describe_machine(options: Options) -> str:
     return figures + (f", {options.per_node} ranks on each node" if several else "")
 
 
-def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
-    """The tables: seconds, and in brackets how many times the lower bound."""
-    yield _describe_machine(options)
-    yield "time; in brackets, how many times the lower bound of summing over all ranks that is"
-    width = max(len(row.name) for table in tables for row in table.rows) + 2
-    places = [options.sizes.index(count) for count in options.shown]
-    for table in tables:
-        yield ""
-        yield table.title
-        sizes = "".join(f"{describe_size(count):>13}{'':10}" for count in options.shown)
-        yield f"{'algorithm':<{width}}{'steps':>7}{sizes}".rstrip()
-        for row in table.rows:
-            yield _describe_row(row, table, width, places)
-        least = [describe_seconds(table.bounds[place].seconds) for place in places]
-        floor = "".join(f"{text:>13}{'':10}" for text in least)
-        yield f"{'lower bound':<{width}}{'':7}{floor}".rstrip()
-    obstacles = [row.obstacle for table in tables for row in table.rows if row.obstacle]
-    if obstacles:
-        yield from ("", "— could not be priced:", *(f"  {text}" for text in obstacles))
-    if any(row.prices and row.prices[0].source != "simulated" for t in tables for row in t.rows):
-        yield (
-            "~ is the algorithm's closed form, for chunks of equal size; "
-            "all else is simulated step by step"
-        )
-
-
-def _describe_row(row: Row, table: Table, width: int, places: Sequence[int]) -> str:
-    if row.prices is None:
-        return f"{row.name:<{width}}{'':>7}{'—':>13}"
-    cells = [_describe_price(row.prices[place], table.bounds[place]) for place in places]
-    steps = _count_steps(row.prices[0])
-    return f"{row.name:<{width}}{steps:>7,}{''.join(cells)}".rstrip()
-
-
-def _count_steps(price: Price) -> int:
-    if price.simulation is not None:
-        return len(price.simulation.steps)
-    return price.form.steps if price.form is not None else 0
-
-
-def _describe_price(price: Price, least: Bounds) -> str:
-    mark = "" if price.source == "simulated" else "~"
-    ratio = get_ratio(price, least)
-    if ratio is None:
-        return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + " " * 10
-    share = f" ({ratio:,.0f})" if ratio >= 100 else f" ({ratio:.3g})"
-    return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + share.ljust(10)
-
-
 def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
     """All figures, in bytes and seconds; of the machine, seconds for each byte."""
     return {
@@ -188,7 +138,7 @@ def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
                     row.name: {
                         "seconds": [price.seconds for price in row.prices],
                         "source": row.prices[0].source,
-                        "steps": _count_steps(row.prices[0]),
+                        "steps": count_steps(row.prices[0]),
                     }
                     for row in table.rows
                     if row.prices

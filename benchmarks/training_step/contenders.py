@@ -25,14 +25,9 @@ AUTO = "auto"
 RANKS = "ranks"
 """In place of a number of servers: as many as there are ranks."""
 USUAL = (
-    FRAMEWORK,
-    FUSED,
-    AUTO,
-    "ring",
-    "gather-broadcast",
-    PARAMETER_SERVER,
+    FRAMEWORK, FUSED, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
     f"{PARAMETER_SERVER}:servers={RANKS}",
-)
+)  # fmt: skip
 TRANSPORTS = ("auto", "mpi", "torch", "shared-memory", "shared-memory+mpi")
 WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 0.0005

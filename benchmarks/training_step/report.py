@@ -20,19 +20,9 @@ make it negative); where servers update, that is in it. Efficiency: samples per 
 of one rank alone, the framework's or mpiddp's, times the ranks. Bytes are counted by what is sent;
 ~ is what interfaces counted, headers included."""
 HEADS = (
-    "",
-    "step",
-    "quartiles",
-    "compute",
-    "exposed",
-    "update",
-    "samples/s",
-    "efficiency",
-    "× DDP",
-    "overlap",
-    "sent/rank",
-    "busiest link",
-)
+    "", "step", "quartiles", "compute", "exposed", "update", "samples/s", "efficiency", "× DDP",
+    "overlap", "sent/rank", "busiest link",
+)  # fmt: skip
 FRAMEWORKS = Contender(FRAMEWORK)
 
 
