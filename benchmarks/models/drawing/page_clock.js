@@ -7,7 +7,7 @@ function locate(ends, time) {
   return done + (time - ends[done]) / (ends[done + 1] - ends[done]);
 }
 
-/** What part of a moment two ends may differ by to be one stop: chunks differ by an element. */
+/** What part of a moment two ends may differ by and still be one stop: rounding. */
 const TOGETHER = 1e-5;
 
 /** The number of the stop that an end has become. */
