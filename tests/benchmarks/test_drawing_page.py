@@ -60,7 +60,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("machine", "size", "message"),
     [
-        (Machine(Link(0, 1e-9), Link(0, 1e-9), 1e-9, shared=5e-10), 1, "whose link is as quick as"),
+        (Machine(Link(0, 1e-9), Link(0, 1e-9), 1e-9, shared=5e-10), 1, "whose link is as fast as"),
         (flat(0, 0, 1e-9), 1, "bandwidths of 0.001 to 1,000,000 Gbit/s, not inf"),
         (flat(0, 1e-9, 0), 1, "additions of 0.001 to 1,000,000 GB/s, not inf"),
         (flat(1e4, 1e-9, 1e-9), 1, r"latencies of 0 to 1,000,000 µs, not 1e\+10: use the terminal"),
