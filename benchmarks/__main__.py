@@ -14,15 +14,14 @@ from mpiddp.launch.failure.failure import FailureHandler
 
 COMMANDS = {
     "explain": "an all-reduce step by step: in the terminal, as a diagram, as an animated page",
-    "numerics": "how exact each algorithm's order of summation is, in each type",
+    "numerics": "the rounding errors of each algorithm's order of summation, by type",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
-    "simulate": "what each algorithm takes on a machine that you describe",
+    "simulate": "the time of each algorithm on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
-    "training-step": "a training step and its parts, by how gradients become one",
+    "training-step": "a training step and its parts, by how gradients are synchronised",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
 }
-"""What each command shows."""
 _MODELS = frozenset({"explain", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
 
@@ -35,7 +34,6 @@ def find_module(command: str) -> str:
 
 
 def describe_commands() -> str:
-    """The help text."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(
@@ -65,8 +63,8 @@ def run(arguments: Sequence[str]) -> None:
     importlib.import_module(find_module(name)).main(rest)
 
 
-def _forgive_closed_output() -> None:
-    """Whoever reads the first lines only, as head does, is not told of an error.
+def _ignore_closed_output() -> None:
+    """A reader of the first lines only, for example head, causes no error.
 
     Raises BrokenPipeError again if it was another pipe.
     """
@@ -86,4 +84,4 @@ if __name__ == "__main__":
             run(sys.argv[1:])
             sys.stdout.flush()
         except BrokenPipeError:
-            _forgive_closed_output()
+            _ignore_closed_output()

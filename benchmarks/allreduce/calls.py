@@ -1,4 +1,4 @@
-"""What a rank of ``python -m benchmarks allreduce`` can be told to measure; see the two jobs'
+"""What a rank of ``python -m benchmarks allreduce`` can measure; see the two jobs'
 modules, ``mpi_calls`` and ``torch_calls``."""
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Order:
 
     @property
     def count(self) -> int:
-        """Elements."""
         return self.bytes // self.dtype.itemsize
 
 

@@ -12,7 +12,7 @@ WORKER = "benchmarks.allreduce.worker"
 
 GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
 OWN, PREPARED = "mpiddp", "mpiddp, prepared"
-"""The makers of calls, as the ranks know them."""
+"""The makers of calls, as orders name them."""
 
 PRIVATE, SHARED, GPU = "private", "shared", "gpu"
 BUFFERS = (PRIVATE, SHARED, GPU)
@@ -24,7 +24,7 @@ LINK_BYTES = 16_000_000
 COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE = "copy by NumPy", "copy by torch", "copy by memmove"
 COPIES = (COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE)
 PEER_READ, LINK = "peer read", "link"
-"""The probes, as the ranks know them."""
+"""The probes, as orders name them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """The first column."""
         names = {
             GLOO: "Gloo",
             NCCL: "NCCL",
@@ -53,7 +52,6 @@ class Contender:
 
     @property
     def way(self) -> str:
-        """The second column: over what."""
         fixed = {GLOO: "Gloo", NCCL: "NCCL", OWN: self.transport, PREPARED: self.transport}
         return fixed.get(self.maker, "MPI")
 
@@ -65,7 +63,7 @@ class Contender:
         return f"{self.name}, {self.transport}, {self.buffer}"
 
     def order(self, size: int, kind: str, iterations: int) -> dict[str, Any]:
-        """What its ranks are told."""
+        """The order for its ranks."""
         return {
             "maker": self.maker,
             "bytes": size,
@@ -86,14 +84,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its own."""
+        """Unique among the cells of a group."""
         return f"{self.contender.label} at {self.bytes} B"
-
-    @staticmethod
-    def split(name: str) -> tuple[str, int]:
-        """The contender's label and the bytes of a cell with this name."""
-        label, _, size = name.removesuffix(" B").rpartition(" at ")
-        return label, int(size)
 
 
 def list_contenders(

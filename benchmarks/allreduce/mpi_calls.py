@@ -17,7 +17,7 @@ import mpiddp
 from benchmarks.allreduce import contenders, probes
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
-from benchmarks.launching.worker_loop import describe_place
+from benchmarks.launching.members import SessionMember
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import Call
@@ -31,15 +31,11 @@ YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 Array = numpy.ndarray[Any, Any]
 
 
-class MpiCalls:
+class MpiCalls(SessionMember):
     """A rank of a session."""
 
     def __init__(self, session: mpiddp.Session) -> None:
-        comm = session.comm
-        if comm is None:
-            raise ConfigurationError("this benchmark's ranks need MPI: start them with mpirun")
-        self.rank, self.size = session.world.rank, session.world.size
-        self._session, self._comm = session, comm
+        super().__init__(session)
         self._buffers: dict[tuple[str, str, int], torch.Tensor] = {}
         self._makers: dict[str, Callable[[Order], Prepared]] = {
             contenders.MPI: self._prepare_mpi,
@@ -47,11 +43,10 @@ class MpiCalls:
             contenders.PERSISTENT: self._prepare_persistent,
             contenders.OWN: self._prepare_own,
             contenders.PREPARED: self._prepare_prepared,
-            **probes.list_makers(comm, session.world),
+            **probes.list_makers(self._comm, session.world),
         }
 
     def prepare(self, order: Order) -> Prepared:
-        """Whatever the order names."""
         return self._makers[order.maker](order)
 
     def _find_tensor(self, order: Order) -> torch.Tensor:
@@ -131,14 +126,5 @@ class MpiCalls:
         """Whose buffers are summed: not a dedicated server's."""
         return None if algorithm == "auto" else parse(algorithm).build(self.size).members
 
-    def broadcast(self, value: int) -> int:
-        """Rank 0's value. Collective."""
-        return self._session.broadcast(value)
-
-    def greet(self) -> dict[str, Any]:
-        """Where this job is."""
-        return {**describe_place()}
-
     def describe(self) -> dict[str, Any]:
-        """How mpiddp's collectives wait and copy."""
         return dict(mpiddp.describe_collectives())

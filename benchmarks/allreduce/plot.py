@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.allreduce.contenders import OWN, PREPARED, Contender
+from benchmarks.allreduce.measurement import Group
 from benchmarks.allreduce.report import Times, find_rates, summarize
-from benchmarks.allreduce.visits import Group
 from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.palette import COLOURS
+from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,24 +27,16 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
 
     The rates stand on a linear axis, all others are logarithmic.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13.5, 4.4 * len(groups) + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(groups), 2, squeeze=False)
-    for (left, right), group in zip(grid, groups, strict=True):
-        where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
-        _draw_panel(left, right, group)
-        left.set_title(f"{group.ranks} ranks on {where}: time", loc="left", fontsize=10)
-        right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
-        left.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
-        right.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.10g}")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
-    figure.suptitle("All-reduce: medians of the slowest rank's times, and 95 % intervals")
-    figure.supxlabel(note, fontsize=7, color="#555555")
-    figure.savefig(path, dpi=150)
+    title = "All-reduce: medians of the slowest rank's times, and 95 % intervals"
+    with open_figure(path, 13.5, 4.4 * len(groups) + 0.8, title, note) as figure:
+        grid = figure.subplots(len(groups), 2, squeeze=False)
+        for (left, right), group in zip(grid, groups, strict=True):
+            _draw_panel(left, right, group)
+            left.set_title(f"{group.ranks} ranks on {group.where}: time", loc="left", fontsize=10)
+            right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
+            left.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
+            right.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.10g}")
+        add_legend(figure, grid[0][0])
 
 
 def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
@@ -52,7 +44,11 @@ def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
     for row in group.contenders:
         points = _list_points(group, row)
         if points:
-            _draw_line(left, right, group.ranks, row.label, points, *_choose_style(group, row, own))
+            colour, dash = _choose_style(group, row, own)
+            style: dict[str, Any] = {"color": colour, "ls": dash, "lw": 1.5, "marker": "o", "ms": 3}
+            _draw_times(left, points, {**style, "label": row.label})
+            rates = [find_rates(group.ranks, size, each.median)[1] for size, each in points]
+            right.plot([size for size, _ in points], rates, **style)
     left.set_yscale("log")
     right.set_ylim(bottom=0)
     ticks = choose_ticks(group.plan.sizes)
@@ -61,8 +57,7 @@ def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
         axis.set_xticks(ticks, [describe_size(size) for size in ticks], fontsize=8)
         axis.minorticks_off()
         axis.tick_params(axis="y", labelsize=8)
-        axis.grid(color="#eeeeee", lw=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        finish_lines(axis)
 
 
 def _choose_style(group: Group, row: Contender, own: Sequence[Contender]) -> tuple[str, str]:
@@ -88,24 +83,11 @@ def _list_points(group: Group, row: Contender) -> list[tuple[int, Times]]:
     return [(size, summarize(seconds)) for size, seconds in known if seconds]
 
 
-def _draw_line(
-    left: Axes,
-    right: Axes,
-    ranks: int,
-    label: str,
-    points: Sequence[tuple[int, Times]],
-    colour: str,
-    dash: str,
-) -> None:
+def _draw_times(axis: Axes, points: Sequence[tuple[int, Times]], style: dict[str, Any]) -> None:
     sizes = [size for size, _ in points]
     ends = [
         (times.interval.low, times.interval.high) if times.interval else (times.median,) * 2
         for _, times in points
     ]
-    medians = [times.median for _, times in points]
-    style: dict[str, Any] = {"color": colour, "ls": dash, "lw": 1.5, "marker": "o", "ms": 3}
-    left.plot(sizes, medians, label=label, **style)
-    left.vlines(sizes, *zip(*ends, strict=True), color=colour, lw=3, alpha=0.4)
-    if ranks > 1:
-        pairs = zip(sizes, medians, strict=True)
-        right.plot(sizes, [find_rates(ranks, size, value)[1] for size, value in pairs], **style)
+    axis.plot(sizes, [times.median for _, times in points], **style)
+    axis.vlines(sizes, *zip(*ends, strict=True), color=style["color"], lw=3, alpha=0.4)

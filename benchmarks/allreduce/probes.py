@@ -12,13 +12,7 @@ import torch
 from mpi4py import MPI
 
 from benchmarks.allreduce.calls import Order, Prepared
-from benchmarks.allreduce.contenders import (
-    COPY_MEMMOVE,
-    COPY_NUMPY,
-    COPY_TORCH,
-    LINK,
-    PEER_READ,
-)
+from benchmarks.allreduce.contenders import COPY_MEMMOVE, COPY_NUMPY, COPY_TORCH, LINK, PEER_READ
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +22,6 @@ Array = numpy.ndarray[Any, Any]
 
 
 def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[Order], Prepared]]:
-    """The probes by name."""
     return {
         COPY_NUMPY: partial(prepare_copy, comm, copy_numpy),
         COPY_TORCH: partial(prepare_copy, comm, copy_torch),
@@ -48,12 +41,10 @@ def prepare_copy(comm: MPI.Intracomm, copy: Copy, order: Order) -> Prepared:
 
 
 def copy_numpy(target: Array, source: Array) -> Callable[[], object]:
-    """A copy by NumPy."""
     return partial(numpy.copyto, target, source)
 
 
 def copy_torch(target: Array, source: Array) -> Callable[[], object]:
-    """A copy by torch."""
     return partial(torch.from_numpy(target).copy_, torch.from_numpy(source))
 
 
@@ -65,7 +56,7 @@ def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
 
 
 def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
-    """One rank of each node copies what another one has just written; the rest looks on."""
+    """One rank of each node copies what another one has just written; the others do nothing."""
     if world.local_size < 2:
         raise ConfigurationError("there is one rank per node")
     node: Any = comm.Split(world.node_rank, world.local_rank)
@@ -76,7 +67,7 @@ def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepar
     reads, writes = world.local_rank == 1, world.local_rank == 0
 
     def meet() -> None:
-        comm.Barrier()  # Nobody still reads.
+        comm.Barrier()  # No rank still reads.
         if writes:
             memory[:] = own
         comm.Barrier()
@@ -93,7 +84,7 @@ def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepar
 
 
 def prepare_link(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
-    """Rank 0 sends to the first rank of the next node, and waits for a word; the rest looks on."""
+    """Rank 0 sends to the first rank of the next node, and waits for an answer."""
     nodes = comm.allgather(world.node_rank)
     if 1 not in nodes:
         raise ConfigurationError("there is one node")

@@ -1,4 +1,4 @@
-"""What a measurement of all-reduces comes to: the tables, what the machine can do, the record.
+"""The results of a measurement of all-reduces: the tables, the machine's limits, the record.
 
 Rates are the usual ones of collectives' benchmarks (NVIDIA's nccl-tests): algbw is S/t, and
 busbw is algbw * 2 (n - 1)/n, what each rank must send and receive at least.
@@ -24,10 +24,9 @@ from benchmarks.allreduce.contenders import (
     Cell,
     Contender,
 )
-from benchmarks.allreduce.visits import Group
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.allreduce.measurement import Group
+from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.statistics import Interval, Summary, compare, median_interval, quantile
-from benchmarks.startup.report import format_rows
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ def find(group: Group, maker: str) -> Contender:
 
 
 def find_speed(group: Group, own: Contender, other: Contender, size: int) -> Summary | None:
-    """How many times as quick as another one it is, by the medians of each round.
+    """How many times faster it is than another contender, by the medians of each round.
 
-    None where either was not timed.
+    None if either was not timed.
     """
     mine, others = (
         [quantile(values, 0.5) for values in group.rounds(each, size)] for each in (own, other)
@@ -68,18 +67,9 @@ def find_speed(group: Group, own: Contender, other: Contender, size: int) -> Sum
 
 
 HEADS = (
-    "",
-    "over",
-    "buffer",
-    "median",
-    "95 % of median",
-    "5–95 % of iterations",
-    "algbw",
-    "busbw",
-    "× Gloo",
-    "× MPI",
-    "#wrong",
-)
+    "", "over", "buffer", "median", "95 % of median", "5–95 % of iterations", "algbw", "busbw",
+    "× Gloo", "× MPI", "#wrong",
+)  # fmt: skip
 
 
 def format_table(group: Group, size: int) -> str:
@@ -93,11 +83,11 @@ def format_table(group: Group, size: int) -> str:
 
 
 def _format_row(group: Group, row: Contender, size: int) -> list[str] | None:
-    name = Cell(row, size).name
-    if name in group.refusals:
+    cell = Cell(row, size)
+    if cell in group.refusals:
         return None
     head = [row.name, row.way, row.buffer]
-    wrong = str(group.wrong.get(name, 0))
+    wrong = str(group.wrong.get(cell, 0))
     seconds = group.seconds(row, size)
     if not seconds:
         return [*head, *["–"] * (len(HEADS) - 4), wrong]
@@ -131,7 +121,7 @@ class Limits:
     """What the machine itself can do; None where it was not asked or cannot be."""
 
     copy: Times | None
-    """Copying BOUND_BYTES, on all ranks at once, by the quickest way."""
+    """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""
     copy_way: str
     peer_read: Times | None
     """Copying PEER_BYTES that another rank has just written."""
@@ -140,7 +130,6 @@ class Limits:
 
 
 def find_limits(group: Group) -> Limits:
-    """By the probes."""
 
     def look_up(maker: str, size: int) -> Times | None:
         values = group.seconds(Contender(maker), size)
@@ -153,7 +142,6 @@ def find_limits(group: Group) -> Limits:
 
 
 def describe_limits(group: Group) -> str:
-    """A line for each."""
     limits = find_limits(group)
     lines = []
     if limits.peer_read is not None:
@@ -177,14 +165,11 @@ def describe_limits(group: Group) -> str:
 
 
 def _describe_rate(size: int, times: Times) -> str:
-    slow, usual, quick = (
-        size / seconds * 1e-9 for seconds in (times.high, times.median, times.low)
-    )
-    return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{quick:.3g})"
+    slow, usual, fast = (size / seconds * 1e-9 for seconds in (times.high, times.median, times.low))
+    return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
 
 def describe_collectives(group: Group) -> str:
-    """How mpiddp's collectives waited."""
     found = group.collectives
     copying = "single copy" if found.get("single_copy") else "no single copy"
     parts = [f"mpiddp waits by {found.get('wait', '?')}", copying, *found.get("notes", ())]
@@ -194,9 +179,9 @@ def describe_collectives(group: Group) -> str:
 def describe_refusals(group: Group) -> str:
     """What was left out, and why; one line for each contender and reason."""
     sizes: dict[tuple[str, str], list[str]] = {}
-    for name, reason in group.refusals.items():
-        label, size = Cell.split(name)
-        sizes.setdefault((label, reason), []).append(describe_size(size))
+    for cell, reason in group.refusals.items():
+        label = cell.contender.label
+        sizes.setdefault((label, reason), []).append(describe_size(cell.bytes))
     return "\n".join(
         f"left out: {label} at {', '.join(where)}: {reason}"
         for (label, reason), where in sizes.items()
@@ -205,9 +190,10 @@ def describe_refusals(group: Group) -> str:
 
 def format_group(group: Group) -> str:
     """All that is printed of one number of ranks, but for the targets."""
-    where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
-    title = f"{group.ranks} ranks on {where}, {group.plan.repetitions} rounds; the slowest rank's"
-    title += " times, × by round and then their median; rates in GB/s"
+    title = (
+        f"{group.ranks} ranks on {group.where}, {group.plan.repetitions} rounds; the slowest "
+        "rank's times, × by round and then their median; rates in GB/s"
+    )
     head = [title, describe_collectives(group)]
     if group.greeting.get("nccl"):
         head.append(f"NCCL {group.greeting['nccl']} on {group.greeting['gpu']}")
@@ -219,14 +205,13 @@ def format_group(group: Group) -> str:
 
 def list_wrong(groups: Sequence[Group]) -> list[str]:
     """The cells whose sums were wrong, each in a few words."""
-    found = []
-    for group in groups:
-        for name, count in group.wrong.items():
-            if count:
-                label, size = Cell.split(name)
-                where = f"at {describe_size(size)} on {group.ranks} ranks"
-                found.append(f"{label} {where}: {count} wrong elements")
-    return found
+    return [
+        f"{cell.contender.label} at {describe_size(cell.bytes)} on {group.ranks} ranks: "
+        f"{count} wrong elements"
+        for group in groups
+        for cell, count in group.wrong.items()
+        if count
+    ]
 
 
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -240,7 +225,7 @@ def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "framework": dict(group.greeting),
             "others_share": group.others_share,
             "limits": asdict(find_limits(group)),
-            "refusals": dict(group.refusals),
+            "refusals": {cell.name: why for cell, why in group.refusals.items()},
             "cells": [
                 _describe_cell(group, row, size)
                 for size in group.plan.sizes
@@ -268,19 +253,20 @@ def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
         "seconds": asdict(times),
         "algbw": algorithm_rate,
         "busbw": bus_rate,
-        "wrong": group.wrong.get(Cell(row, size).name, 0),
+        "wrong": group.wrong.get(Cell(row, size), 0),
         **{name: asdict(speed) if speed else None for name, speed in speeds.items()},
-        **_describe_series(group, Cell(row, size).name),
+        **_describe_series(group, Cell(row, size)),
     }
 
 
 def _describe_probes(group: Group) -> Mapping[str, Any]:
-    names = [name for name in group.series if name.startswith((*COPIES, PEER_READ, LINK))]
-    return {name: _describe_series(group, name) for name in names}
+    makers = (*COPIES, PEER_READ, LINK)
+    cells = [cell for cell in group.series if cell.contender.maker in makers]
+    return {cell.name: _describe_series(group, cell) for cell in cells}
 
 
-def _describe_series(group: Group, name: str) -> dict[str, Any]:
-    series = group.series[name]
+def _describe_series(group: Group, cell: Cell) -> dict[str, Any]:
+    series = group.series[cell]
     return {
         "positions": list(series.positions),
         "nanoseconds": [[round(t * 1e9) for t in visit.seconds] for visit in series.samples],

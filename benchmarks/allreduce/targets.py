@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from benchmarks.allreduce.contenders import (
     BOUND_BYTES,
@@ -18,52 +17,21 @@ from benchmarks.allreduce.contenders import (
     SHARED,
     Contender,
 )
+from benchmarks.allreduce.measurement import Group
 from benchmarks.allreduce.report import find, find_limits, find_speed, summarize
-from benchmarks.allreduce.visits import Group
 from benchmarks.common.options import describe_size
+from benchmarks.common.targets import Target
 
 K, M = 1 << 10, 1 << 20
-SMALL_BYTES = 32 * K
-"""Up to here latency is promised, from 256 KiB on speed."""
+SMALL = range(32 * K + 1)
+"""Sizes for which latency is promised; from 256 KiB on it is speed."""
 LARGE = range(256 * K, 64 * M + 1)
-
-
-@dataclass(frozen=True)
-class Value:
-    """One size."""
-
-    bytes: int
-    found: float
-    met: bool
-
-
-@dataclass(frozen=True)
-class Target:
-    """A promise, and what was measured at each size that it holds for."""
-
-    text: str
-    values: tuple[Value, ...]
-
-    @property
-    def met(self) -> bool:
-        """Whether it is kept at every size."""
-        return all(value.met for value in self.values)
-
-    def __str__(self) -> str:
-        # One value alone is what the last word is about.
-        marks = len(self.values) > 1
-        shown = [
-            f"{describe_size(value.bytes)} {value.found:.2f}"
-            f"{' (missed)' if marks and not value.met else ''}"
-            for value in self.values
-        ]
-        return f"{self.text}: {', '.join(shown)}: {'met' if self.met else 'missed'}"
 
 
 def judge(groups: Sequence[Group], cores: int | None) -> list[Target]:
     """The targets that these groups say something about.
 
-    A speed is how many times as quick as the other one, the median over the rounds.
+    A speed is how many times faster it is than the other contender, the median over the rounds.
     """
     found: list[Target | None] = []
     for group in groups:
@@ -93,7 +61,7 @@ def _judge_two_ranks(group: Group) -> Iterable[Target | None]:
 
 
 def _judge_nodes(group: Group) -> Iterable[Target | None]:
-    """One rank on each node: latency, or, where a link was timed, the use that is made of it."""
+    """One rank on each node: latency, or, if a link was timed, how much of it is used."""
     if group.ranks != group.nodes:
         return
     own, gloo, mpi = Contender(OWN, buffer=PRIVATE), find(group, GLOO), find(group, MPI)
@@ -106,16 +74,13 @@ def _judge_nodes(group: Group) -> Iterable[Target | None]:
     yield _judge_speed(group, own, gloo, range(16 * M, 16 * M + 1), 0.98)
     bytes_of_all = 2 * (group.ranks - 1) / group.ranks
 
-    def ask(size: int) -> tuple[float, bool] | None:
+    def find_share(size: int) -> float | None:
         seconds = group.seconds(own, size)
-        if not seconds:
-            return None
         least = bytes_of_all * size * link.median / LINK_BYTES
-        share = least / summarize(seconds).median
-        return share, share >= 0.98
+        return least / summarize(seconds).median if seconds else None
 
-    sizes = (size for size in group.plan.sizes if M <= size <= 16 * M)
-    yield _make(f"{own.label}: at least 0.98 of what the link carries", sizes, ask)
+    text = f"{own.label}: at least 0.98 of what the link carries"
+    yield _make(group, text, range(M, 16 * M + 1), find_share, at_least=0.98)
 
 
 def _judge_many_ranks(group: Group, cores: int) -> Iterable[Target | None]:
@@ -127,79 +92,78 @@ def _judge_many_ranks(group: Group, cores: int) -> Iterable[Target | None]:
 
 
 def _make(
-    text: str, sizes: Iterable[int], ask: Callable[[int], tuple[float, bool] | None]
+    group: Group,
+    text: str,
+    sizes: range,
+    find_value: Callable[[int], float | None],
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Target | None:
-    """The target over those sizes at which it can be judged; None if there are none."""
-    answers = ((size, ask(size)) for size in sizes)
-    values = tuple(Value(size, *answer) for size, answer in answers if answer is not None)
-    return Target(text, values) if values else None
+    """The target over those of the sizes at which something is known; None if there are none."""
+    values = {size: find_value(size) for size in group.plan.sizes if size in sizes}
+    known = {describe_size(size): value for size, value in values.items() if value is not None}
+    return Target(text, known, at_least, at_most) if known else None
 
 
 def _judge_speed(
     group: Group, own: Contender, other: Contender, sizes: range, least: float, note: str = ""
 ) -> Target | None:
-    def ask(size: int) -> tuple[float, bool] | None:
+    def find_value(size: int) -> float | None:
         speed = find_speed(group, own, other, size)
-        return (speed.median, speed.median >= least) if speed else None
+        return speed.median if speed else None
 
     text = f"{own.label}: at least {least:g} × {other.name}{note}"
-    return _make(text, filter(sizes.__contains__, group.plan.sizes), ask)
+    return _make(group, text, sizes, find_value, at_least=least)
+
+
+def _find_share(group: Group, own: Contender, other: Contender | None, size: int) -> float | None:
+    """The time of one contender over another's, the median of the rounds."""
+    speed = find_speed(group, own, other, size) if other is not None else None
+    return 1 / speed.median if speed else None
 
 
 def _judge_latency(group: Group, own: Contender, other: Contender, most: float) -> Target | None:
-    def ask(size: int) -> tuple[float, bool] | None:
-        speed = find_speed(group, own, other, size)
-        return (1 / speed.median, 1 / speed.median <= most) if speed else None
-
     text = f"{own.label}: at most {most:g} of {other.name}'s time"
-    return _make(text, (size for size in group.plan.sizes if size <= SMALL_BYTES), ask)
+    return _make(
+        group, text, SMALL, lambda size: _find_share(group, own, other, size), at_most=most
+    )
 
 
 def _judge_bound(group: Group, own: Contender, least: float) -> Target | None:
     copy = find_limits(group).copy
 
-    def ask(size: int) -> tuple[float, bool] | None:
+    def find_share(size: int) -> float | None:
         seconds = group.seconds(own, size)
-        if not seconds or copy is None:
-            return None
-        share = copy.median / summarize(seconds).median
-        return share, share >= least
+        return copy.median / summarize(seconds).median if seconds and copy else None
 
     text = f"{own.label}: at least {least:g} of the memory bound"
-    return _make(text, (size for size in group.plan.sizes if size == BOUND_BYTES), ask)
+    return _make(group, text, range(BOUND_BYTES, BOUND_BYTES + 1), find_share, at_least=least)
 
 
 def _judge_executor(group: Group) -> Iterable[Target | None]:
     own = Contender(PREPARED, algorithm="ring", transport="mpi")
 
     def find_plain(size: int) -> Contender | None:
-        """The quicker of the plain rings."""
+        """The faster of the plain rings."""
         plain = [each for each in group.contenders if each.maker in (RING, PERSISTENT)]
         known = [each for each in plain if group.seconds(each, size)]
         return min(
             known, key=lambda each: summarize(group.seconds(each, size)).median, default=None
         )
 
-    def ask_share(size: int) -> tuple[float, bool] | None:
-        plain = find_plain(size)
-        speed = find_speed(group, own, plain, size) if plain is not None else None
-        return (1 / speed.median, 1 / speed.median <= 1.05) if speed else None
-
-    def ask_more(size: int) -> tuple[float, bool] | None:
+    def find_more(size: int) -> float | None:
         plain, mine = find_plain(size), group.seconds(own, size)
         if plain is None or not mine:
             return None
-        more = 1e6 * (summarize(mine).median - summarize(group.seconds(plain, size)).median)
-        return more, more <= 1
+        return 1e6 * (summarize(mine).median - summarize(group.seconds(plain, size)).median)
 
-    sizes, where = group.plan.sizes, f"on {group.ranks} ranks, {own.label}"
+    where = f"on {group.ranks} ranks, {own.label}"
     yield _make(
+        group,
         f"{where}: at most 1.05 of the plain ring's time",
-        (size for size in sizes if size >= SMALL_BYTES),
-        ask_share,
+        range(32 * K, 1 << 60),
+        lambda size: _find_share(group, own, find_plain(size), size),
+        at_most=1.05,
     )
-    yield _make(
-        f"{where}: at most 1 µs more than the plain ring",
-        (size for size in sizes if size < SMALL_BYTES),
-        ask_more,
-    )
+    text = f"{where}: at most 1 µs more than the plain ring"
+    yield _make(group, text, range(32 * K), find_more, at_most=1)

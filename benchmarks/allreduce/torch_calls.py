@@ -11,16 +11,17 @@ from torch import distributed
 
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import gloo_all_reduce
+from benchmarks.launching.members import TorchMember
 from benchmarks.launching.worker_loop import describe_place
 from mpiddp.launch import nccl
 
 
-class TorchCalls:
+class TorchCalls(TorchMember):
     """A rank of the group that torchrun describes; joins it."""
 
     def __init__(self) -> None:
         distributed.init_process_group("gloo")
-        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        super().__init__(torch.device("cpu"))
         self._nccl: distributed.ProcessGroup | None = None
         self._buffers: dict[tuple[str, str, int], torch.Tensor] = {}
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -41,12 +42,6 @@ class TorchCalls:
             call = finish_with(call)
         return Prepared(call, gloo_all_reduce.prepare_barrier(), tensor)
 
-    def broadcast(self, value: int) -> int:
-        """Rank 0's value. Collective."""
-        held = torch.tensor([value])
-        distributed.broadcast(held, 0)
-        return int(held.item())
-
     def greet(self) -> dict[str, Any]:
         """Where this job is, and whether it has GPUs."""
         if self._nccl is None:
@@ -56,12 +51,7 @@ class TorchCalls:
         return {**gpu, **describe_place()}
 
     def describe(self) -> dict[str, Any]:
-        """Nothing more."""
         return {}
-
-    def close(self) -> None:
-        """Leave the group."""
-        distributed.destroy_process_group()
 
 
 def finish_with(call: Callable[[], object]) -> Callable[[], None]:

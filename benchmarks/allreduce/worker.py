@@ -2,7 +2,7 @@
 
     python -m benchmarks.allreduce.worker mpi|torch HOST:PORT,…
 
-The ranks are told what to measure as `benchmarks.launching.worker_loop` has it.
+`benchmarks.launching.worker_loop` sends the ranks their orders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mpiddp.errors import ConfigurationError
 WARM_SHARE = 10
 """One untimed iteration for so many timed ones, and at least one."""
 SETTLE_SECONDS = 0.02
-"""How long ranks compute before that. Woken one by the other, they come to the same core, and stay
-there as long as they take turns; two that compute are soon put on two."""
+"""How long ranks compute before that. The kernel puts a rank that another one wakes on the same
+core, where both stay while they take turns; ranks that compute get a core each."""
 
 
 def measure(calls: Calls, order: Order) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def time_iterations(prepared: Prepared, iterations: int) -> list[int]:
             begin = now()
             call()
             times.append(now() - begin)
-        # Nobody goes back to sleep, or frees its buffer, while a peer is still at work.
+        # No rank goes back to sleep, or frees its buffer, while another one still works.
         barrier()
     finally:
         gc.enable()
@@ -94,14 +94,13 @@ def settle() -> None:
 
 
 def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
-    """One command."""
     if command["do"] == "describe":
         return calls.describe()
     return measure(calls, Order(**command["order"]))
 
 
 def main(job: str, addresses: Sequence[str]) -> None:
-    """Join the job's ranks and measure until told to end."""
+    """Join the job's ranks and measure until the command to end."""
     with open_calls(job) as calls, join_lines(calls, addresses) as (above, below):
         serve(calls.rank, partial(perform, calls), above, below)
 

@@ -1,12 +1,19 @@
-"""Readers of option values that several commands share."""
+"""The options that several commands share, each defined once, and readers of their values."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
+from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.registry import Choice, find, names, parse
+
+T = TypeVar("T")
 
 ITEM = 4
 """Bytes of an element, float32, in buffers that are priced."""
@@ -50,14 +57,16 @@ def positive(unit: str, *, zero: bool = False) -> Callable[[str], float]:
 
 
 def size(text: str) -> int:
-    """Bytes: an integer, or one with K, M or G for 2^10, 2^20, 2^30, as nccl-tests has it.
+    """Bytes: an integer, or one with K, M or G for 2^10, 2^20, 2^30, as in nccl-tests.
 
     Whole elements of ITEM bytes.
     """
     found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
     count = int(found[1]) * SCALES[found[2].upper()] if found else -1
     if not 0 <= count < 1 << 60:
-        raise argparse.ArgumentTypeError(f"expected bytes, as 4096, 64K or 16M, found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected bytes, for example 4096, 64K or 16M, found {text!r}"
+        )
     if count % ITEM:
         raise argparse.ArgumentTypeError(
             f"expected whole elements of {ITEM} bytes (float32), found {text!r}"
@@ -65,25 +74,91 @@ def size(text: str) -> int:
     return count
 
 
-def add_algorithms(parser: argparse.ArgumentParser) -> None:
-    """The algorithms to work on, all of them if none is named."""
-    parser.add_argument(
-        "algorithms", type=parse, nargs="*", metavar="ALGORITHM", help="default: all"
-    )
-    # Behind an option that takes several values, they would be taken for some of these.
-    parser.usage = "%(prog)s [ALGORITHM …] [OPTION …]"
-    parser.epilog = describe_algorithms("ring:segments=4")
+SHARED: Mapping[str, Mapping[str, Any]] = {
+    "ranks": {"type": at_least(1), "nargs": "+", "metavar": "N"},
+    "repetitions": {"type": at_least(1), "metavar": "N", "help": "measured rounds"},
+    "warm-up": {"type": at_least(0), "metavar": "N", "help": "rounds before them"},
+    "iterations": {"type": at_least(1), "metavar": "N"},
+    "seed": {"type": at_least(0), "default": 0, "metavar": "N"},
+    "deadline": {"type": positive("seconds"), "metavar": "SECONDS"},
+    "launcher": {"metavar": "PROGRAM", "help": "mpirun to use (default: MPIDDP_MPIRUN, or this "
+                 "Python's, or the first in PATH), or srun"},
+    "nodes": {"type": at_least(1), "metavar": "N", "help": "with srun: nodes to spread the ranks "
+              "over evenly (default: the allocation's or cluster's, if they divide --ranks)"},
+    "link": {"action": "store_true"},
+    "targets": {"action": "store_true", "help": "print the project's targets, and which are met"},
+    "json": {"type": Path, "metavar": "FILE"},
+    "plot": {"type": Path, "metavar": "FILE"},
+}  # fmt: skip
+"""The arguments of ``add_argument`` for the options that several commands have."""
 
 
-def read_algorithms(chosen: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Those that were named, each once; or all."""
-    named = {str(choice): choice for choice in chosen}
-    return tuple(named.values()) or tuple(Choice(find(name)) for name in names())
+class CommandLine(Parser):
+    """The options of one command; their help says the defaults."""
+
+    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"python -m benchmarks {command}",
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+        )
+
+    def add(self, name: str, help: str = "", **changes: Any) -> None:  # noqa: A002
+        """An option; one of SHARED begins with the settings there."""
+        settings = {"help": help, **SHARED.get(name, {}), **changes}
+        text, default = help or settings["help"], settings.get("default")
+        if default is not None and "default" not in text:
+            shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+            shown = f"default: {shown:g}" if isinstance(shown, float) else f"default: {shown}"
+            text = f"{text} ({shown})" if text else shown
+        self.add_argument(f"--{name}", **{**settings, "help": text})
+
+    def add_algorithms(self) -> None:
+        """The algorithms to work on; ``read_values`` returns all if none is given."""
+        self.add_argument(
+            "algorithms", type=parse, nargs="*", metavar="ALGORITHM", help="default: all"
+        )
+        # After an option that takes several values, they would be taken for some of these.
+        self.usage = "%(prog)s [ALGORITHM …] [OPTION …]"
+        self.epilog = describe_algorithms("ring:segments=4")
+
+    def read_values(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """The values by name; several values of one option as a tuple without repetitions.
+
+        Raises ConfigurationError; SystemExit(0) after ``--help``.
+        """
+        values = vars(self.parse_args(arguments))
+        for name, value in values.items():
+            if isinstance(value, list | tuple):
+                values[name] = tuple({str(each): each for each in value}.values())
+        if values.get("algorithms") == ():
+            values["algorithms"] = tuple(Choice(find(name)) for name in names())
+        return values
+
+
+def make(kind: type[T], values: Mapping[str, Any], **changes: Any) -> T:
+    """The dataclass ``kind`` of those values whose names are its fields'."""
+    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    merged = {**values, **changes}
+    return kind(**{name: value for name, value in merged.items() if name in fields})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where ranks are started, and where the results go."""
+
+    ranks: tuple[int, ...]
+    launcher: str | None
+    nodes: int | None
+    """Of a cluster; None for as many as there are, or without one."""
+    targets: bool
+    json: Path | None
+    plot: Path | None
 
 
 def describe_algorithms(example: str) -> str:
-    """What ALGORITHM may be."""
-    return f"ALGORITHM is one of {', '.join(names())}; with parameters as in {example}."
+    return f"ALGORITHM is one of {', '.join(names())}; with parameters, for example {example}."
 
 
 def describe_size(count: int) -> str:
@@ -104,3 +179,11 @@ def describe_seconds(seconds: float) -> str:
         (pair for pair in ((1.0, "s"), (1e-3, "ms")) if rounded >= pair[0]), (1e-6, "µs")
     )
     return f"{rounded / scale:.3g} {unit}"
+
+
+def format_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]

@@ -9,21 +9,20 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.common.targets import Target, describe_targets
 from benchmarks.launching.launchers import ROOT, THREADS, Mpirun, clean_environment
 from benchmarks.launching.srun import Srun
-from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.launch.mpi.compatibility import library_name
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the records' form; a change that breaks readers raises it."""
 
 PACKAGES = ("mpiddp", "torch", "mpi4py", "numpy")
@@ -102,25 +101,39 @@ def find_processor() -> str | None:
     return models[0] if models else platform.machine()
 
 
-def check_writable(path: Path) -> None:
-    """Raise ConfigurationError if ``path`` cannot become a file; checked before measuring."""
-    if path.is_dir():
-        raise ConfigurationError(f"{path} is a directory: expected the name of a file")
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+def begin(launcher: Mpirun | Srun, more: str = "") -> tuple[dict[str, Any], str]:
+    """Print the heading of a measurement; returns the environment and the heading."""
+    environment = describe_environment(launcher)
+    heading = describe_heading(environment)
+    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
+    return environment, heading
 
 
-def check_outputs(*paths: Path | None) -> None:
-    """Raise ConfigurationError unless all that are given can be written, each to its own file."""
-    given = [path for path in paths if path is not None]
-    for path in given:
-        check_writable(path)
-    if len({path.resolve() for path in given}) < len(given):
-        raise ConfigurationError(f"{given[-1]} is named for two outputs")
+def describe_heading(environment: Mapping[str, Any]) -> str:
+    nodes = environment["nodes"]
+    cluster = f"{environment['launcher']}, {nodes} nodes, " if nodes else ""
+    return (
+        f"{cluster}{environment['mpi_library'] or environment['launcher']}, "
+        f"torch {environment['packages']['torch']}, Python {environment['python']}, "
+        f"{environment['processor']}, {environment['cores']} cores; "
+        f"OMP_NUM_THREADS={environment['threads_per_process']}, processes unbound"
+    )
+
+
+def write_measurement(
+    path: Path | None,
+    benchmark: str,
+    environment: Mapping[str, Any],
+    targets: Sequence[Target] | None,
+    **content: Any,
+) -> None:
+    """Write the record of a measurement, if ``path`` is given; ``targets`` None: not asked for."""
+    if path is None:
+        return
+    judged = {} if targets is None else {"targets": describe_targets(targets)}
+    load = list(os.getloadavg())
+    record = {"environment": environment, "load_average_after": load, **content, **judged}
+    write_record(path, benchmark, record)
 
 
 def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:

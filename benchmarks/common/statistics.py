@@ -1,7 +1,7 @@
 """Measure contenders in turns, and say what the samples say.
 
 Contenders that are measured one after the other meet different machines: caches, clocks and
-neighbours change. So every round measures each of them once, in an order drawn anew, and two
+neighbours change. So every round measures each of them once, in a new random order, and two
 contenders are compared round by round. The first rounds warm up and are kept apart. Medians and
 intervals make no assumption about the distribution (Hoefler & Belli, "Scientific benchmarking of
 parallel computing systems", SC'15).
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 BOOTSTRAP_LEAST = 5
-"""Values below which drawing them anew says nothing of those that were not seen."""
+"""Fewest values for the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,20 @@ class Series(Generic[T]):
 
 
 def interleave(
-    names: Sequence[str],
-    measure: Callable[[str], T],
-    *,
-    rounds: int,
-    warm_up: int,
-    seed: int,
-) -> dict[str, Series[T]]:
+    names: Sequence[Key], measure: Callable[[Key], T], *, rounds: int, warm_up: int, seed: int
+) -> dict[Key, Series[T]]:
     """Measure every contender once per round, in an order drawn from ``seed``.
 
     Args:
-        names: of the contenders, all different.
-        measure: takes one sample of the contender with this name. What it raises is not caught.
+        names: the contenders, all different.
+        measure: takes one sample of a contender. What it raises is not caught.
         rounds: samples per contender, beside ``warm_up`` rounds before them.
     """
     if rounds < 1 or warm_up < 0:
         raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
     generator = random.Random(seed)
-    results: dict[str, list[T]] = {name: [] for name in names}
-    positions: dict[str, list[int]] = {name: [] for name in names}
+    results: dict[Key, list[T]] = {name: [] for name in names}
+    positions: dict[Key, list[int]] = {name: [] for name in names}
     for _ in range(warm_up + rounds):
         order = list(names)
         generator.shuffle(order)
@@ -175,7 +171,7 @@ def slope_interval(
 ) -> Interval | None:
     """Confidence interval of the slope; None where a key has fewer than BOOTSTRAP_LEAST values.
 
-    By the bootstrap's percentiles (Efron 1979): each key's values are drawn anew from themselves,
+    By the bootstrap's percentiles (Efron 1979): each key's values are resampled,
     ``draws`` times.
     """
     if min(map(len, samples.values())) < BOOTSTRAP_LEAST:

@@ -1,7 +1,7 @@
-"""Lines of JSON over TCP: how the command tells ranks what to measure, and is told the times.
+"""Lines of JSON over TCP: commands to the ranks, and their answers.
 
-Who waits for a line sleeps, in a read: two jobs can live side by side on few cores, and the one
-that does not measure takes none of them.
+A process that waits for a line sleeps in a read: two jobs can share few cores, and the one that
+does not measure uses none of them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 GREETING_SECONDS = 5.0
-"""How long who connects may take to say the token, and then to greet."""
+"""Time limit of a caller's token, and then of its greeting."""
 LOOK_SECONDS = 0.2
-"""Between two looks at whether those who should connect are still alive."""
+"""Between two checks that the processes that should connect are still alive."""
 MOST_CALLERS = 64
-"""Connections that have not said the token yet. One more takes the place of the first of them: a
-rank says it at once."""
+"""Connections that have not sent the token yet. Another one replaces the first of them: a rank
+sends it at once."""
 RECEIVED_BYTES = 1 << 16
 LONGEST_LINE = 1 << 26
 """Bytes; far above what ranks answer."""
@@ -71,7 +71,6 @@ class Line:
             self._connection.settimeout(None)
 
     def close(self) -> None:
-        """Close this end."""
         self._connection.close()
 
 
@@ -88,7 +87,6 @@ def listen(host: str) -> socket.socket:
 
 
 def get_port(server: socket.socket) -> int:
-    """The port that it listens on."""
     return int(server.getsockname()[1])
 
 
@@ -99,7 +97,7 @@ def accept(
     seconds: float,
     check: Callable[[], None] = lambda: None,
 ) -> list[tuple[Line, Any]]:
-    """Wait for ``count`` callers who know ``token``; returns their lines, and how each greeted.
+    """Wait for ``count`` callers that know ``token``; returns their lines and greetings.
 
     Nothing of what a caller sends is read beyond the token before the token is right, and no caller
     is waited for alone: strangers keep nobody out. ``check`` is called now and then; what it raises
@@ -127,7 +125,7 @@ def accept(
 
 
 class _Callers:
-    """Those who have connected to ``server`` and have not said ``token`` yet."""
+    """Connections to ``server`` that have not sent ``token`` yet."""
 
     def __init__(self, server: socket.socket, token: str) -> None:
         self._server = server
@@ -139,7 +137,7 @@ class _Callers:
         self._selector.register(server, selectors.EVENT_READ)
 
     def listen(self, seconds: float) -> list[Line]:
-        """The lines of those who have now said the token; waits up to ``seconds`` for anybody."""
+        """The lines of those that have now sent the token; waits up to ``seconds``."""
         found = []
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._server:
@@ -188,7 +186,7 @@ class _Callers:
         caller.close()
 
     def close(self) -> None:
-        """Close the connections of all who are still no line; the server stays open."""
+        """Close the connections that have not become lines; the server stays open."""
         for caller in list(self._heard):
             self._drop(caller)
         self._selector.close()

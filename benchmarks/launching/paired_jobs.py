@@ -48,7 +48,7 @@ def make_mpi_program(
     if isinstance(launcher, Srun):
         command = _overlap(launcher.command(ranks))
         return Program((*command, *words), launcher.environment(changes), reaches_out=True)
-    # Without the variables that tune it, Open MPI was never quicker, and started later.
+    # Without the variables that tune it, Open MPI was never faster, and started later.
     variables = {**launcher.variables(ranks), **launcher.tuned, **(changes or {})}
     return Program((*launcher.command(ranks), *words), clean_environment(variables))
 

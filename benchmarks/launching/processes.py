@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -49,7 +49,7 @@ class Program:
     """Processes of this command line, started at once."""
     reaches_out: bool = False
     """Whether it starts processes on other machines, which know neither this one's directories
-    nor its monotonic clock, and which nobody here can kill."""
+    nor its monotonic clock, and which cannot be killed from here."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Run:
     stamp_seconds: float | None
     """From the same beginning to the time that the program wrote; None if it wrote none."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each phase of mpiddp's start-up, where the program told them."""
+    """Seconds of each phase of mpiddp's start-up, if the program reported them."""
 
 
 class RunError(MpiddpError):
@@ -97,13 +97,8 @@ def run(program: Program, deadline: float) -> Run:
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         stamp = scratch / "stamp"
-        started = Program(
-            tuple(str(stamp) if word == STAMP else word for word in program.command),
-            {**program.environment, MARK: mark}
-            | ({} if program.reaches_out else {"TMPDIR": str(scratch)}),
-            program.copies,
-            program.reaches_out,
-        )
+        command = tuple(str(stamp) if word == STAMP else word for word in program.command)
+        started = mark_program(replace(program, command=command), scratch, mark)
         try:
             ended = _time(started, scratch, mark, deadline)
         finally:
@@ -111,10 +106,10 @@ def run(program: Program, deadline: float) -> Run:
                 request_end(mark)
             kill_marked(mark)
         if ended.expired:
-            raise RunError(_describe_failure(program, f"ran past {deadline:g} s", scratch))
+            raise RunError(describe_failure(program, f"ran past {deadline:g} s", scratch))
         if any(ended.codes):
             code = next(filter(None, ended.codes))
-            raise RunError(_describe_failure(program, f"ended with exit code {code}", scratch))
+            raise RunError(describe_failure(program, f"ended with exit code {code}", scratch))
         if program.reaches_out:
             return _read_report(ended, scratch)
         stamped = float(stamp.read_text()) - ended.begin if stamp.exists() else None
@@ -149,7 +144,7 @@ def _time(program: Program, scratch: Path, mark: str, deadline: float) -> _Ended
     try:
         machine_before = count_machine_seconds()
         began, begin = time.time(), time.monotonic()
-        children = _start(program, scratch)
+        children = start(program, scratch)
         cpu_seconds = sum(map(_reap, children))
         seconds = time.monotonic() - begin
         machine_seconds = count_machine_seconds() - machine_before
@@ -168,12 +163,16 @@ def count_machine_seconds() -> float:
     return sum(getattr(times, name, 0.0) for name in names)
 
 
-def _start(program: Program, scratch: Path) -> list[subprocess.Popen[bytes]]:
+def start(program: Program, scratch: Path, *words: str) -> list[subprocess.Popen[bytes]]:
+    """Start its processes, with more words on the command line; their output goes to ``scratch``.
+
+    Raises RunError if it cannot be started.
+    """
     with (scratch / "output").open("wb") as output:
         try:
             return [
                 subprocess.Popen(
-                    program.command,
+                    (*program.command, *words),
                     env=program.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -185,6 +184,13 @@ def _start(program: Program, scratch: Path) -> list[subprocess.Popen[bytes]]:
             ]
         except OSError as error:
             raise RunError(f"{program.command[0]} cannot be started: {error.strerror}") from None
+
+
+def mark_program(program: Program, scratch: Path, mark: str) -> Program:
+    """The program whose processes carry ``mark``, and whose temporary files are in ``scratch``."""
+    # Machines that the program reaches out to lack this one's directories.
+    own = {} if program.reaches_out else {"TMPDIR": str(scratch)}
+    return replace(program, environment={**program.environment, **own, MARK: mark})
 
 
 def _reap(child: subprocess.Popen[bytes]) -> float:
@@ -244,6 +250,7 @@ def find_marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def _describe_failure(program: Program, what: str, scratch: Path) -> str:
+def describe_failure(program: Program, what: str, scratch: Path) -> str:
+    """The command line, what happened to it, and the end of its output."""
     output = (scratch / "output").read_text(errors="replace").strip() or "(no output)"
     return f"{shlex.join(program.command)} {what}:\n{output[-SHOWN_CHARACTERS:]}"

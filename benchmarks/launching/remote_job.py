@@ -1,9 +1,8 @@
-"""A job whose ranks do what they are told, one line at a time, and which leaves nothing behind."""
+"""A job whose ranks carry out commands, and which leaves no process behind."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 import socket
 import subprocess
 import tempfile
@@ -15,20 +14,21 @@ from typing import Any
 
 import psutil
 
+from benchmarks.launching import processes
 from benchmarks.launching.json_lines import Line, accept, get_port, listen
 from benchmarks.launching.processes import (
-    MARK,
-    SHOWN_CHARACTERS,
     Program,
     RunError,
     count_machine_seconds,
+    describe_failure,
     find_marked,
     kill_marked,
+    mark_program,
     request_end,
 )
 
 END_SECONDS = 20.0
-"""How long a job may take to end once it was told to."""
+"""How long a job may take to end after the command to end."""
 
 
 @dataclass
@@ -44,10 +44,10 @@ class Job:
     """Seconds for each answer."""
     line: Line | None = None
     greeting: Any = None
-    """What its rank 0 said at first."""
+    """The first report of its rank 0."""
 
     def ask(self, command: Mapping[str, Any], what: str) -> list[Any]:
-        """Have all ranks do something; returns what each of them answers, in order of ranks.
+        """Send a command to all ranks; returns their answers, in order of ranks.
 
         ``what`` names it in an error.
 
@@ -72,7 +72,7 @@ class Job:
             self.line.send({"do": "end"})
         self._await_end()
         if self.process.poll() is None:
-            raise self._fail(f"has not ended {END_SECONDS:g} s after it was told to")
+            raise self._fail(f"has not ended {END_SECONDS:g} s after the command to end")
         if self.process.returncode:
             raise self._fail(f"ended with exit code {self.process.returncode}")
 
@@ -91,14 +91,12 @@ class Job:
             self.process.wait(END_SECONDS)
 
     def _fail(self, what: str) -> RunError:
-        output = (self.scratch / "output").read_text(errors="replace").strip() or "(no output)"
-        command = shlex.join(self.program.command)
-        return RunError(f"{command} {what}:\n{output[-SHOWN_CHARACTERS:]}")
+        return RunError(describe_failure(self.program, what, self.scratch))
 
 
 @contextlib.contextmanager
 def start(program: Program, deadline: float) -> Iterator[Job]:
-    """Start a job and wait until its rank 0 has come; whatever is left at the end is killed.
+    """Start a job and wait until its rank 0 has connected; what is left at the end is killed.
 
     The last word of its command line will be the addresses at which this process listens.
     """
@@ -109,7 +107,7 @@ def start(program: Program, deadline: float) -> Iterator[Job]:
     ):
         scratch = Path(name)
         addresses = list_addresses(server, program.reaches_out)
-        process = _launch(program, scratch, mark, addresses)
+        [process] = processes.start(mark_program(program, scratch, mark), scratch, addresses)
         job = Job(program, scratch, process, mark, deadline)
         try:
             try:
@@ -146,21 +144,3 @@ def list_addresses(server: socket.socket, reaches_out: bool) -> str:
         hosts = [each.address for each in found if each.family == socket.AF_INET]
         hosts.sort(key=lambda host: host.startswith("127."))
     return ",".join(f"{host}:{get_port(server)}" for host in hosts)
-
-
-def _launch(program: Program, scratch: Path, mark: str, addresses: str) -> subprocess.Popen[bytes]:
-    # Machines that the program reaches out to lack this one's directories.
-    own = {} if program.reaches_out else {"TMPDIR": str(scratch)}
-    with (scratch / "output").open("wb") as output:
-        try:
-            return subprocess.Popen(
-                (*program.command, addresses),
-                env={**program.environment, **own, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd="/" if program.reaches_out else scratch,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise RunError(f"{program.command[0]} cannot be started: {error.strerror}") from None

@@ -39,7 +39,6 @@ class Srun:
 
     @property
     def title(self) -> str:
-        """Its name and version, for people."""
         return f"Slurm {self.version}".strip()
 
     def command(self, ranks: int) -> tuple[str, ...]:
@@ -63,7 +62,6 @@ class Srun:
         )
 
     def environment(self, changes: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a run."""
         return clean_environment(changes, kept=_KEPT)
 
 

@@ -12,7 +12,7 @@ TORCHRUN_PER_NODE = str(BASELINES / "srun_torchrun.sh")
 
 
 def choose_port() -> int:
-    """A port for torchrun, which has to be told one.
+    """A port for torchrun, which needs one.
 
     Outside the range that the kernel hands out, and another one for every process that measures.
     """

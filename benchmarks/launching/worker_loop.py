@@ -1,8 +1,8 @@
-"""Ranks that do what they are told: the other end of `jobs`.
+"""Ranks that carry out commands: the other end of `remote_job`.
 
-Rank 0 reads what to do from the command, passes it on to the other ranks of its job, and sends
-back what all of them found, in order of ranks. Between two commands every rank sleeps in a read.
-The job ends when the command says so or has gone.
+Rank 0 reads commands from the benchmark, passes them on to the other ranks of its job, and sends
+back all answers, in order of ranks. Between two commands every rank sleeps in a read.
+The job ends when the benchmark says so or has ended.
 """
 
 from __future__ import annotations
@@ -25,19 +25,14 @@ Perform = Callable[[Mapping[str, Any]], Any]
 class Member(Protocol):
     """One rank of a job."""
 
-    @property
-    def rank(self) -> int:
-        """Its number."""
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
+    rank: int
+    size: int
 
     def broadcast(self, value: int) -> int:
         """Rank 0's value. Collective."""
 
     def greet(self) -> dict[str, Any]:
-        """What rank 0 tells the command at first."""
+        """What rank 0 reports to the benchmark first."""
 
 
 def describe_place() -> dict[str, str | None]:
@@ -47,7 +42,7 @@ def describe_place() -> dict[str, str | None]:
 
 
 def serve(rank: int, perform: Perform, above: Line, below: Sequence[Line]) -> None:
-    """Do what comes from ``above``: from the command on rank 0, from rank 0 on the others."""
+    """Carry out the commands from ``above``: the benchmark on rank 0, rank 0 on the others."""
     while (command := above.receive()) is not None:
         for line in below:
             line.send(command)
@@ -59,7 +54,7 @@ def serve(rank: int, perform: Perform, above: Line, below: Sequence[Line]) -> No
             for other, line in enumerate(below, start=1):
                 answer = line.receive()
                 if answer is None:
-                    raise ConnectionError(f"rank {other} has gone")
+                    raise ConnectionError(f"rank {other} has ended")
                 answers.append(answer)
             above.send(answers)
         else:
@@ -78,7 +73,7 @@ def _listen_as(master: str) -> socket.socket:
 
 @contextlib.contextmanager
 def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line, list[Line]]]:
-    """The line to who commands this rank, and rank 0's lines to the others. Collective."""
+    """The line on which commands arrive, and rank 0's lines to the others. Collective."""
     token = os.environ[MARK]
     with contextlib.ExitStack() as stack:
         port = 0

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.common import results
+from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     ITEM,
+    CommandLine,
     at_least,
     describe_algorithms,
     describe_seconds,
@@ -22,13 +23,12 @@ from benchmarks.models.drawing.diagram import draw_diagram
 from benchmarks.models.drawing.page import draw_page
 from benchmarks.models.drawing.text import describe
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.cost import Machine, Simulation, bound, simulate, split, split_in_two
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule, segment
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
-"""Ranks × chunks × steps, beyond which nobody could look at it."""
+"""Ranks × chunks × steps, above which it is too large to read."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +63,26 @@ class Options:
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
-    parser = Parser(
-        prog="python -m benchmarks explain",
-        description="Show an all-reduce step by step: which chunk goes where, what each rank "
-        "holds, what it takes. --svg and --html draw it.",
-        epilog=describe_algorithms("ring:segments=4"),
-        allow_abbrev=False,
+    parser = CommandLine(
+        "explain",
+        "Show an all-reduce step by step: which chunk goes where, what each rank holds, what it "
+        "takes. --svg and --html draw it.",
+        describe_algorithms("ring:segments=4"),
     )
-    add = parser.add_argument
-    add("algorithm", type=parse, metavar="ALGORITHM", help="NAME or NAME:key=value,…")
-    add("--ranks", type=at_least(1), default=4, metavar="N", help="default: 4")
-    add("--segments", type=at_least(1), metavar="K", help="pipeline the buffer in K parts")
-    add("--nodes", type=at_least(1), metavar="M", help="spread the ranks over M nodes")
-    add("--svg", type=Path, metavar="FILE", help="draw a space-time diagram")
-    add("--html", type=Path, metavar="FILE", help="write a page that animates the steps")
-    add("--beside", type=parse, metavar="ALGORITHM", help="with --html: a second one")
-    add("--bytes", type=size, default=1 << 20, metavar="B", help="buffer to price; K, M, G are "
-        "2^10, 2^20, 2^30 (default: 1M)")  # fmt: skip
+    parser.add_argument(
+        "algorithm", type=parse, metavar="ALGORITHM", help="NAME or NAME:key=value,…"
+    )
+    add, count = parser.add, at_least(1)
+    add("ranks", nargs=None, default=4)
+    add("segments", "pipeline the buffer in K parts", type=count, metavar="K")
+    add("nodes", "spread the ranks over M nodes", metavar="M")
+    add("svg", "draw a space-time diagram", type=Path, metavar="FILE")
+    add("html", "write a page that animates the steps", type=Path, metavar="FILE")
+    add("beside", "with --html: a second algorithm", type=parse, metavar="ALGORITHM")
+    add("bytes", "buffer to price; K, M, G are 2^10, 2^20, 2^30 (default: 1M)", type=size,
+        default=1 << 20, metavar="B")  # fmt: skip
     machines.add_options(parser)
-    values = vars(parser.parse_args(arguments))
+    values = parser.read_values(arguments)
     choice, ranks = values["algorithm"], values["ranks"]
     if values["segments"] is not None:
         if choice.segments > 1:
@@ -103,7 +104,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def main(arguments: Sequence[str]) -> None:
     """Print the steps, or draw them; then what they take."""
     options = parse_options(arguments)
-    results.check_outputs(options.svg, options.html)
+    check_outputs(options.svg, options.html)
     schedule = build(options)
     count = options.size // ITEM
     run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)

@@ -20,17 +20,18 @@ GIGABYTE = 1e9
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Latency and bandwidth between and inside nodes, and additions."""
     add = parser.add_argument_group("the machine").add_argument
-    add("--latency", type=positive("µs", zero=True), default=10.0, metavar="µs",
-        help="of a message (default: 10)")  # fmt: skip
-    add("--bandwidth", type=positive("Gbit/s"), default=10.0, metavar="Gbit/s",
-        help="of a link, each way (default: 10)")  # fmt: skip
-    add("--inside-latency", type=positive("µs", zero=True), default=None, metavar="µs",
-        help="of a message within a node (default: a tenth of --latency)")  # fmt: skip
-    add("--inside-bandwidth", type=positive("Gbit/s"), default=None, metavar="Gbit/s",
-        help="within a node (default: ten times --bandwidth)")  # fmt: skip
-    add("--node-bandwidth", type=positive("Gbit/s"), default=None, metavar="Gbit/s",
-        help="of a node's link to the network, each way, which its ranks share (default: as "
-        "--bandwidth, which one rank can fill alone)")  # fmt: skip
+    time: dict[str, Any] = {"type": positive("µs", zero=True), "metavar": "µs"}
+    rate: dict[str, Any] = {"type": positive("Gbit/s"), "metavar": "Gbit/s"}
+    add("--latency", default=10.0, help="latency of a message (default: 10)", **time)
+    add("--bandwidth", default=10.0, help="bandwidth of a link, each way (default: 10)", **rate)
+    add("--inside-latency", help="latency within a node (default: a tenth of --latency)", **time)
+    add(
+        "--inside-bandwidth",
+        help="bandwidth within a node (default: ten times --bandwidth)",
+        **rate,
+    )
+    add("--node-bandwidth", help="of the link to the network that a node's ranks share, each way "
+        "(default: as --bandwidth, which one rank can fill alone)", **rate)  # fmt: skip
     add("--addition", type=positive("GB/s"), default=10.0, metavar="GB/s",
         help="bytes that a rank adds in a second (default: 10)")  # fmt: skip
 
@@ -77,7 +78,6 @@ def _read_link(latency: float, bandwidth: float) -> Link:
 
 
 def describe_machine(machine: Machine, *, several: bool) -> str:
-    """The figures, in one line."""
     parts = [_describe_link(machine.between)]
     if several:
         parts[0] += " between nodes"

@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from benchmarks.common import results
-from benchmarks.common.options import add_algorithms, at_least, positive, read_algorithms
+from benchmarks.common.checks import check_outputs
+from benchmarks.common.options import CommandLine, at_least, make, positive
+from benchmarks.common.trials import show_progress
 from benchmarks.models import numerics_report
 from benchmarks.models.numerics_report import Row
 from benchmarks.models.summation import (
@@ -27,7 +29,6 @@ from benchmarks.models.summation import (
     measure,
 )
 from mpiddp.errors import ScheduleError
-from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.registry import Choice
 from mpiddp.schedules.schedule import Schedule
 
@@ -58,41 +59,31 @@ class Options:
 
 def parse(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
-    parser = Parser(
-        prog="python -m benchmarks numerics",
-        description="Sum normal values in each algorithm's order, adding in the type itself and "
-        "in float32, and compare with float64. Needs neither MPI nor a GPU.",
-        allow_abbrev=False,
+    parser = CommandLine(
+        "numerics",
+        "Sum normal values in each algorithm's order, adding in the type itself and in float32, "
+        "and compare with float64. Needs neither MPI nor a GPU.",
     )
-    add = parser.add_argument
-    add_algorithms(parser)
-    add("--ranks", type=at_least(2), nargs="+", default=RANKS, metavar="N",
-        help="default: 8 64 256")  # fmt: skip
-    add("--dtype", choices=DTYPES, nargs="+", default=DTYPES, dest="dtypes", metavar="TYPE",
-        help="default: float32 float16 bfloat16")  # fmt: skip
-    add("--elements", type=at_least(1), default=ELEMENTS, metavar="N",
-        help=f"of each rank's buffer (default: {ELEMENTS})")  # fmt: skip
-    add("--scale", type=positive("a number"), default=1.0, metavar="X",
-        help="standard deviation of the inputs (default: 1)")  # fmt: skip
-    add("--seed", type=at_least(0), default=0, metavar="N", help="of the inputs (default: 0)")
-    add("--error", choices=("rms", "largest"), default="rms",
-        help="which to print and draw: RMS, or of the worst element (default: rms)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write all results and the environment")
-    add("--plot", type=Path, metavar="FILE", help="draw error against ranks (.svg, .png or .pdf)")
-    values = vars(parser.parse_args(arguments))
-    values["algorithms"] = read_algorithms(values["algorithms"])
-    values["ranks"] = tuple(sorted(set(values["ranks"])))
-    values["dtypes"] = tuple(dict.fromkeys(values["dtypes"]))
-    return Options(**values)
-
-
-def check(options: Options) -> None:
-    """Refuse files that cannot be written before anything is measured."""
-    results.check_outputs(options.json, options.plot)
-    if options.plot is not None:
-        from benchmarks.common.plotting import check_drawable
-
-        check_drawable(options.plot)
+    add = parser.add
+    parser.add_algorithms()
+    add("ranks", type=at_least(2), default=RANKS)
+    add("dtype", choices=DTYPES, nargs="+", default=DTYPES, metavar="TYPE")
+    add(
+        "elements",
+        "elements of each rank's buffer",
+        type=at_least(1),
+        default=ELEMENTS,
+        metavar="N",
+    )
+    add("scale", "standard deviation of the inputs", type=positive("a number"), default=1.0,
+        metavar="X")  # fmt: skip
+    add("seed", "seed of the inputs")
+    add("error", "the error to print and draw: RMS, or the worst element's",
+        choices=("rms", "largest"), default="rms")  # fmt: skip
+    add("json", "write all results and the environment")
+    add("plot", "draw error against ranks (.svg, .png or .pdf)")
+    values = parser.read_values(arguments)
+    return make(Options, values, ranks=tuple(sorted(values["ranks"])), dtypes=values["dtype"])
 
 
 def measure_all(options: Options) -> list[Row]:
@@ -106,8 +97,7 @@ def measure_all(options: Options) -> list[Row]:
         for ranks in options.ranks
         for choice in options.algorithms
     ]
-    # disable=None: a bar only on a terminal.
-    with tqdm(total=len(schedules), disable=None, unit="order", leave=False) as bar:
+    with show_progress(len(schedules), "order") as bar:
         return [_measure_row(name, schedule, options, bar) for name, schedule in schedules]
 
 
@@ -156,7 +146,6 @@ def _finite(value: float) -> float | None:
 
 
 def describe_inputs(options: Options) -> str:
-    """The line above the tables."""
     return (
         f"inputs: normal, standard deviation {options.scale:g}, seed {options.seed}, "
         f"{options.elements} elements of each rank"
@@ -166,7 +155,7 @@ def describe_inputs(options: Options) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
-    check(options)
+    check_outputs(options.json, plot=options.plot)
     rows = measure_all(options)
     print(describe_inputs(options) + "\n")
     print(numerics_report.report(rows, options.error))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.palette import COLOURS
+from benchmarks.common.plotting import COLOURS, open_figure
 from benchmarks.models.summation import ROUNDING, Accumulation, Error, Order, list_accumulations
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ ERRORS = {
 }
 
 ALIKE = 0.08
-"""Errors that differ by less, relatively, could hardly be told apart in the plot."""
+"""Errors that differ by less, relatively, would look the same in the plot."""
 
 MARKERS = "os^DvPXh"
 """One more than colours, so that lines of one colour differ."""
@@ -145,7 +145,6 @@ Series = dict[str, list[float]]
 
 
 def collect(rows: Sequence[Row], kinds: Sequence[Kind], error: str) -> Series:
-    """All errors of each algorithm."""
     values: Series = {}
     for row in rows:
         values.setdefault(row.algorithm, []).extend(
@@ -182,30 +181,24 @@ def list_lines(rows: Sequence[Row], error: str) -> list[Line]:
 
 def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
     """Draw error against ranks: a panel per type and way of adding, a line per group of alike."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     dtypes = list_dtypes(rows)
     columns = max(len(list_accumulations(dtype)) for dtype in dtypes)
     lines = list_lines(rows, error)
     full = columns == 1 or "float32" not in dtypes
     height = 2.5 * len(dtypes) + 1.2 + (0.22 * (len(lines) + 1) if full else 0)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(dtypes), columns, squeeze=False, sharex=True, sharey="row")
-    empty = []
-    for axes, dtype in zip(grid, dtypes, strict=True):
-        for axis, accumulation in itertools.zip_longest(axes, list_accumulations(dtype)):
-            if accumulation is None:
-                axis.axis("off")
-                empty.append(axis)
-            else:
-                _draw_panel(axis, rows, lines, (dtype, accumulation), error)
-    for axis in grid[-1]:
-        axis.set_xlabel("ranks", fontsize=9)
-    figure.suptitle(f"All-reduce: {ERRORS[error]}\n{note}", fontsize=10.5)
-    _draw_legend(figure, lines, empty)
-    figure.savefig(path, dpi=150)
+    with open_figure(path, 9, height, f"All-reduce: {ERRORS[error]}\n{note}") as figure:
+        grid = figure.subplots(len(dtypes), columns, squeeze=False, sharex=True, sharey="row")
+        empty = []
+        for axes, dtype in zip(grid, dtypes, strict=True):
+            for axis, accumulation in itertools.zip_longest(axes, list_accumulations(dtype)):
+                if accumulation is None:
+                    axis.axis("off")
+                    empty.append(axis)
+                else:
+                    _draw_panel(axis, rows, lines, (dtype, accumulation), error)
+        for axis in grid[-1]:
+            axis.set_xlabel("ranks", fontsize=9)
+        _draw_legend(figure, lines, empty)
 
 
 def _draw_panel(
@@ -225,12 +218,7 @@ def _draw_panel(
 
 
 def _draw_line(
-    axis: Axes,
-    ranks: Sequence[int],
-    values: Sequence[float],
-    line: Line,
-    place: int,
-    count: int,
+    axis: Axes, ranks: Sequence[int], values: Sequence[float], line: Line, place: int, count: int
 ) -> None:
     """A line that is ``place``-th of ``count`` in the same place: they share it, in stripes."""
     stripes = (place * STRIPE, (STRIPE, (count - 1) * STRIPE)) if count > 1 else "-"

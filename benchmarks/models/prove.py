@@ -12,12 +12,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from benchmarks.common import results
-from benchmarks.common.options import add_algorithms, at_least, read_algorithms
+from benchmarks.common.checks import check_outputs
+from benchmarks.common.options import CommandLine, at_least, make
+from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
-from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.proof import check_programs, prove
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
@@ -142,40 +141,32 @@ class Options:
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
-    parser = Parser(
-        prog="python -m benchmarks prove",
-        description="Prove by exact propagation, without running anything, that each algorithm is "
-        "an all-reduce: every contribution once, the same additions on every rank, no conflict "
+    parser = CommandLine(
+        "prove",
+        "Prove by exact propagation, without running anything, that each algorithm is an "
+        "all-reduce: every contribution once, the same additions on every rank, no conflict "
         "within a step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
-        allow_abbrev=False,
     )
-    add = parser.add_argument
-    add_algorithms(parser)
-    add(
-        "--ranks",
-        type=at_least(1, LARGEST_SIMULATED),
-        default=RANKS,
-        metavar="N",
-        help=f"1 to N (default: {RANKS})",
-    )
-    add("--segments", type=at_least(1), nargs="+", metavar="K", help="default: 1 2, and 3 5 for "
-        f"up to {FEWER_RANKS} ranks")  # fmt: skip
-    add("--processes", type=at_least(1), default=len(os.sched_getaffinity(0)), metavar="P",
-        help="default: one per core")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write the verdicts")
-    values = vars(parser.parse_args(arguments))
-    choices = read_algorithms(values["algorithms"])
+    add = parser.add
+    parser.add_algorithms()
+    add("ranks", "1 to N", type=at_least(1, LARGEST_SIMULATED), nargs=None, default=RANKS)
+    add("segments", f"default: 1 2, and 3 5 for up to {FEWER_RANKS} ranks", type=at_least(1),
+        nargs="+", metavar="K")  # fmt: skip
+    add("processes", "default: one per core", type=at_least(1),
+        default=len(os.sched_getaffinity(0)), metavar="P")  # fmt: skip
+    add("json", "write the verdicts")
+    values = parser.read_values(arguments)
+    choices = values["algorithms"]
     if any(choice.segments > 1 for choice in choices):
         raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
-    segments = tuple(values["segments"]) if values["segments"] else None
-    return Options(choices, values["ranks"], segments, values["processes"], values["json"])
+    return make(Options, values, choices=choices)
 
 
 def check_all(options: Options) -> dict[str, Verdict]:
     """The verdict on each algorithm, by its name."""
     cases = list_cases(options.choices, options.ranks, options.segments)
     verdicts = {str(choice): Verdict() for choice in options.choices}
-    with tqdm(total=len(cases), disable=None, unit="proof", leave=False) as bar:
+    with show_progress(len(cases), "proof") as bar:
         for case, verdict in zip(cases, _map(cases, options.processes), strict=True):
             verdicts[case.group] += verdict
             bar.update()
@@ -200,7 +191,7 @@ def _map(cases: Sequence[Case], processes: int) -> Iterator[Verdict]:
 def main(arguments: Sequence[str]) -> None:
     """Print one line per algorithm. Raises ScheduleError if one does not keep its promise."""
     options = parse_options(arguments)
-    results.check_outputs(options.json)
+    check_outputs(options.json)
     begin = time.perf_counter()
     verdicts = check_all(options)
     seconds = time.perf_counter() - begin
@@ -221,7 +212,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) -> Iterator[str]:
-    """The table."""
     width = max(map(len, verdicts))
     yield f"{'algorithm':<{width}}  {'ranks':>6}  {'schedules':>9}  {'messages':>9}  verdict"
     for name, verdict in verdicts.items():

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.common import results
-from benchmarks.common.options import (
-    add_algorithms,
-    at_least,
-    describe_seconds,
-    describe_size,
-    read_algorithms,
-    size,
-)
+from benchmarks.common.checks import check_outputs
+from benchmarks.common.options import CommandLine, at_least, size
+from benchmarks.common.trials import show_progress
 from benchmarks.models import machines
-from benchmarks.models.prices import Row, Table, get_ratio
+from benchmarks.models.simulate_report import Row, Table, count_steps, describe, draw
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import Parser
-from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
+from mpiddp.schedules.cost import Machine, bound, check_nodes
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice
 
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
@@ -47,40 +39,32 @@ class Options:
     plot: Path | None
 
     def nodes(self, ranks: int) -> tuple[int, ...]:
-        """The ranks of each node."""
         rest = ranks % self.per_node
         return (self.per_node,) * (ranks // self.per_node) + ((rest,) if rest else ())
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
-    parser = Parser(
-        prog="python -m benchmarks simulate",
-        description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
+    parser = CommandLine(
+        "simulate",
+        "Price all-reduce algorithms on a machine with given latencies and bandwidths: "
         f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-        allow_abbrev=False,
     )
-    add = parser.add_argument
-    add_algorithms(parser)
-    add("--ranks", type=at_least(1, MOST_RANKS), nargs="+", default=RANKS, metavar="N",
-        help=f"default: {' '.join(map(str, RANKS))}")  # fmt: skip
-    add("--ranks-per-node", type=at_least(1), default=1, metavar="M",
-        help="ranks that share a node and its link (default: 1)")  # fmt: skip
-    add("--bytes", type=size, nargs="+", metavar="B", help="buffers; K, M, G are 2^10, 2^20, "
-        "2^30 (default: 1K 1M 256M; with --plot 1K to 256M)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write all prices")
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw time over lower bound against size (.svg, .png, .pdf)",
-    )
+    add = parser.add
+    parser.add_algorithms()
+    add("ranks", type=at_least(1, MOST_RANKS), default=RANKS)
+    add("ranks-per-node", "ranks that share a node and its link", type=at_least(1), default=1,
+        metavar="M")  # fmt: skip
+    add("bytes", "buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to "
+        "256M)", type=size, nargs="+", metavar="B")  # fmt: skip
+    add("json", "write all prices")
+    add("plot", "draw time over lower bound against size (.svg, .png, .pdf)")
     machines.add_options(parser)
-    values = vars(parser.parse_args(arguments))
-    asked = tuple(dict.fromkeys(values["bytes"] or ()))
+    values = parser.read_values(arguments)
+    asked = values["bytes"] or ()
     return Options(
-        choices=read_algorithms(values["algorithms"]),
-        ranks=tuple(dict.fromkeys(values["ranks"])),
+        choices=values["algorithms"],
+        ranks=values["ranks"],
         per_node=values["ranks_per_node"],
         sizes=asked or (PLOTTED_SIZES if values["plot"] else SIZES),
         shown=asked or SIZES,
@@ -93,27 +77,22 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def main(arguments: Sequence[str]) -> None:
     """Print a table for each number of ranks."""
     options = parse_options(arguments)
-    results.check_outputs(options.json, options.plot)
-    if options.plot is not None:
-        from benchmarks.common.plotting import check_drawable
-
-        check_drawable(options.plot)
-        if len(options.sizes) < 2 or max(options.ranks) < 2:
-            raise ConfigurationError("--plot needs two sizes at least, and two ranks")
+    check_outputs(options.json, plot=options.plot)
+    if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
+        raise ConfigurationError("--plot needs two sizes at least, and two ranks")
     tables = price_all(options)
-    print(*describe(options, tables), sep="\n")
+    machine = _describe_machine(options)
+    print(*describe(machine, options.sizes, options.shown, tables), sep="\n")
     if options.json is not None:
         results.write_record(options.json, "simulate", to_record(options, tables))
     if options.plot is not None:
-        from benchmarks.models.simulate_plot import draw
-
-        draw(options.plot, options.sizes, tables, _describe_machine(options))
+        draw(options.plot, options.sizes, tables, machine)
 
 
 def price_all(options: Options) -> list[Table]:
     """Every algorithm on every number of ranks."""
     total = len(options.ranks) * len(options.choices)
-    with tqdm(total=total, disable=None, unit="price", leave=False) as bar:
+    with show_progress(total, "price") as bar:
         tables = []
         for ranks in options.ranks:
             nodes = check_nodes(ranks, options.nodes(ranks))
@@ -141,55 +120,6 @@ def _describe_machine(options: Options) -> str:
     return figures + (f", {options.per_node} ranks on each node" if several else "")
 
 
-def describe(options: Options, tables: Sequence[Table]) -> Iterator[str]:
-    """The tables: seconds, and in brackets how many times the lower bound."""
-    yield _describe_machine(options)
-    yield "time; in brackets, how many times the lower bound of summing over all ranks that is"
-    width = max(len(row.name) for table in tables for row in table.rows) + 2
-    places = [options.sizes.index(count) for count in options.shown]
-    for table in tables:
-        yield ""
-        yield table.title
-        sizes = "".join(f"{describe_size(count):>13}{'':10}" for count in options.shown)
-        yield f"{'algorithm':<{width}}{'steps':>7}{sizes}".rstrip()
-        for row in table.rows:
-            yield _describe_row(row, table, width, places)
-        least = [describe_seconds(table.bounds[place].seconds) for place in places]
-        floor = "".join(f"{text:>13}{'':10}" for text in least)
-        yield f"{'lower bound':<{width}}{'':7}{floor}".rstrip()
-    obstacles = [row.obstacle for table in tables for row in table.rows if row.obstacle]
-    if obstacles:
-        yield from ("", "— could not be priced:", *(f"  {text}" for text in obstacles))
-    if any(row.prices and row.prices[0].source != "simulated" for t in tables for row in t.rows):
-        yield (
-            "~ is the algorithm's closed form, for chunks of equal size; "
-            "all else is simulated step by step"
-        )
-
-
-def _describe_row(row: Row, table: Table, width: int, places: Sequence[int]) -> str:
-    if row.prices is None:
-        return f"{row.name:<{width}}{'':>7}{'—':>13}"
-    cells = [_describe_price(row.prices[place], table.bounds[place]) for place in places]
-    steps = _count_steps(row.prices[0])
-    return f"{row.name:<{width}}{steps:>7,}{''.join(cells)}".rstrip()
-
-
-def _count_steps(price: Price) -> int:
-    if price.simulation is not None:
-        return len(price.simulation.steps)
-    return price.form.steps if price.form is not None else 0
-
-
-def _describe_price(price: Price, least: Bounds) -> str:
-    mark = "" if price.source == "simulated" else "~"
-    ratio = get_ratio(price, least)
-    if ratio is None:
-        return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + " " * 10
-    share = f" ({ratio:,.0f})" if ratio >= 100 else f" ({ratio:.3g})"
-    return f"{mark}{describe_seconds(price.seconds)}".rjust(13) + share.ljust(10)
-
-
 def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
     """All figures, in bytes and seconds; of the machine, seconds for each byte."""
     return {
@@ -208,7 +138,7 @@ def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
                     row.name: {
                         "seconds": [price.seconds for price in row.prices],
                         "source": row.prices[0].source,
-                        "steps": _count_steps(row.prices[0]),
+                        "steps": count_steps(row.prices[0]),
                     }
                     for row in table.rows
                     if row.prices

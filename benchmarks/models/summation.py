@@ -51,9 +51,9 @@ class Accumulation(enum.Enum):
     STEP = "float32 in a step"
     """A rank adds in float32 all that it has of one step, and rounds what it keeps and sends.
 
-    The bytes sent are those of the type. This helps where many values meet in a step, as in
-    direct, one-shot and central: all of them for one rounding. Where two do, as on a ring, not a
-    bit changes: their sum rounded to float32 and then to the type is their sum rounded to the
+    The bytes sent are those of the type. This helps if many values meet in a step, for example
+    in direct, one-shot and central: one rounding for all of them. If two do, as on a ring, no bit
+    changes: their sum rounded to float32 and then to the type is their sum rounded to the
     type at once, since 24 ≥ 2p + 2 for p = 8 (bfloat16) and p = 11 (float16) significant bits
     (Figueroa, "When is double rounding innocuous?", SIGNUM Newsletter 30(3), 1995).
     """

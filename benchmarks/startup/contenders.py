@@ -67,16 +67,11 @@ def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
     about = "a script written for torchrun, unchanged"
     found = [Contender(MPIDDP, "mpiddp", Program(unchanged, plain), f"{about}; MPI's defaults")]
     if mpirun.tuned:
-        own = (*start, OWN_SCRIPT, STAMP)
+        own = Program((*start, OWN_SCRIPT, STAMP), tuned)
+        session = "a script that uses mpiddp's session"
         found += [
             Contender(MPIDDP_TUNED, "mpiddp", Program(unchanged, tuned), about, mpirun.tuned),
-            Contender(
-                SESSION_TUNED,
-                "mpiddp",
-                Program(own, tuned),
-                "a script that uses mpiddp's session",
-                mpirun.tuned,
-            ),
+            Contender(SESSION_TUNED, "mpiddp", own, session, mpirun.tuned),
         ]
     return [*found, *_list_others(ranks)]
 
@@ -85,29 +80,17 @@ def _list_others(ranks: int) -> list[Contender]:
     plain = clean_environment()
     torchrun = (*PROGRAM, "--nproc-per-node", str(ranks))
     # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
-    # not, but has to be told a port.
+    # not, but needs a port.
     static = ("--master-addr", "127.0.0.1", "--master-port", str(choose_port()))
-    quick = (*static, "--monitor-interval", "0.01")
+    fast = (*static, "--monitor-interval", "0.01")
     return [
-        Contender(
-            TORCHRUN,
-            "torchrun",
-            Program((*torchrun, SCRIPT, STAMP), plain),
-            "the same script; torchrun's defaults",
-        ),
-        Contender(
-            TORCHRUN_STATIC,
-            "torchrun",
-            Program((*torchrun, *quick, SCRIPT, STAMP), plain),
-            "the same script; torchrun's quickest settings",
-        ),
-        Contender(
-            FLOOR,
-            "floor",
-            Program((sys.executable, IMPORT), plain, copies=ranks),
-            "as many processes at once as ranks, which import torch and leave",
-        ),
-    ]
+        Contender(TORCHRUN, "torchrun", Program((*torchrun, SCRIPT, STAMP), plain),
+                  "the same script; torchrun's defaults"),
+        Contender(TORCHRUN_STATIC, "torchrun", Program((*torchrun, *fast, SCRIPT, STAMP), plain),
+                  "the same script; torchrun's fastest settings"),
+        Contender(FLOOR, "floor", Program((sys.executable, IMPORT), plain, copies=ranks),
+                  "as many processes at once as ranks, which import torch and end"),
+    ]  # fmt: skip
 
 
 def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
@@ -122,28 +105,17 @@ def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
     def make(name: str, kind: str, command: tuple[str, ...], about: str) -> Contender:
         return Contender(name, kind, Program(command, environment, reaches_out=True), about)
 
+    same = "the same script; one torchrun per node"
     return [
-        make(
-            MPIDDP,
-            "mpiddp",
-            (*ours, "-m", "mpiddp", SCRIPT, PRINT),
-            "a script written for torchrun, unchanged",
-        ),
+        make(MPIDDP, "mpiddp", (*ours, "-m", "mpiddp", SCRIPT, PRINT),
+             "a script written for torchrun, unchanged"),
         make(SESSION, "mpiddp", (*ours, OWN_SCRIPT, PRINT), "a script that uses mpiddp's session"),
-        make(
-            TORCHRUN,
-            "torchrun",
-            (*per_node, "default", *settings),
-            "the same script; one torchrun per node, c10d rendezvous at the first node",
-        ),
-        make(
-            TORCHRUN_STATIC,
-            "torchrun",
-            (*per_node, "static", *settings),
-            "the same script; one torchrun per node, torchrun's quickest settings",
-        ),
-        make(FLOOR, "floor", alone, "as many tasks as ranks, which import torch and leave"),
-    ]
+        make(TORCHRUN, "torchrun", (*per_node, "default", *settings),
+             f"{same}, c10d rendezvous at the first node"),
+        make(TORCHRUN_STATIC, "torchrun", (*per_node, "static", *settings),
+             f"{same}, torchrun's fastest settings"),
+        make(FLOOR, "floor", alone, "as many tasks as ranks, which import torch and end"),
+    ]  # fmt: skip
 
 
 def list_helps() -> list[Contender]:

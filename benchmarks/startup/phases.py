@@ -6,21 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.common.options import format_rows
 from benchmarks.common.statistics import Interval, Summary, slope, slope_interval, summarize
 from benchmarks.startup.contenders import SESSION
-from benchmarks.startup.report import Group, Target, format_rows
+from benchmarks.startup.report import Group
 
 OWN = ("address", "store", "group")
 """The phases that are mpiddp's own: the others start MPI, import torch and move the first bytes."""
 SHOWN = ("MPI", "import torch", *OWN, "first all-reduce")
 OWN_TITLE = " + ".join(OWN)
-
-OWN_TARGET = 0.3
-"""Seconds that the own phases may take together."""
-GROWTH_TARGET = 2.0
-"""Milliseconds that an added rank may add to them."""
-TARGET_NODES = 4
-TARGET_MOST_RANKS = 16
 
 
 @dataclass(frozen=True)
@@ -36,12 +30,12 @@ class Growth:
 
 
 def measured(groups: Sequence[Group]) -> list[Group]:
-    """The groups whose runs told their phases."""
+    """The groups whose runs reported their phases."""
     return [group for group in groups if phase_seconds(group)]
 
 
 def phase_seconds(group: Group) -> dict[str, list[float]]:
-    """Seconds of each phase on its slowest rank, in order of rounds; empty where none was told."""
+    """Seconds of each phase on its slowest rank, by rounds; empty if none were reported."""
     series = group.series.get(SESSION)
     runs = [run for run in series.samples if run.phases] if series is not None else []
     return {name: [run.phases[name] for run in runs] for name in SHOWN} if runs else {}
@@ -67,34 +61,15 @@ def find_growth(groups: Sequence[Group], seed: int) -> Growth | None:
     return Growth(int(min(samples)), int(max(samples)), 1e3 * slope(samples), interval)
 
 
-def judge(groups: Sequence[Group], seed: int) -> list[Target]:
-    """The targets of the own phases that these groups say something about."""
-    named = [
-        group
-        for group in measured(groups)
-        if group.nodes == TARGET_NODES and group.ranks <= TARGET_MOST_RANKS
-    ]
-    targets = []
-    for group in named:
-        summary = summarize(own_seconds(group))
-        text = f"seconds of {OWN_TITLE} on {group.title}"
-        targets.append(Target(text, OWN_TARGET, summary.median, interval=summary.interval))
-    growth = find_growth(named, seed)
-    if growth is not None:
-        text = f"milliseconds of the same per added rank, {growth.fewest} to {growth.most} ranks"
-        targets.append(Target(text, GROWTH_TARGET, growth.milliseconds, interval=growth.interval))
-    return targets
-
-
 def format_phases(groups: Sequence[Group], seed: int) -> str:
-    """The table of phases, a row per number of ranks; empty where none were told."""
+    """The table of phases, a row per number of ranks; empty if none were reported."""
     groups = measured(groups)
     if not groups:
         return ""
     heads = ["ranks", *SHOWN, "own", "95 % of own"]
     rows = [heads, *(_format_row(group) for group in groups)]
     growth = find_growth(groups, seed)
-    title = f"phases of {SESSION} on {groups[0].places}, slowest rank, medians in milliseconds"
+    title = f"phases of {SESSION} on {groups[0].where}, slowest rank, medians in milliseconds"
     lines = [f"{title}; own: {OWN_TITLE}", *format_rows(rows)]
     if growth is not None:
         between = growth.interval
@@ -119,7 +94,7 @@ def _format_row(group: Group) -> list[str]:
 
 
 def describe_phases(groups: Sequence[Group], seed: int) -> dict[str, Any] | None:
-    """The phases for a record, in seconds; None where none were told."""
+    """The phases for a record, in seconds; None if none were reported."""
     groups = measured(groups)
     if not groups:
         return None

@@ -1,31 +1,17 @@
-"""What a measurement of start-up comes to: ratios, targets, the table and the record."""
+"""The results of a measurement of start-up: ratios, the table and the record."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.common.statistics import Interval, Series, Summary, compare, summarize
+from benchmarks.common import trials
+from benchmarks.common.options import format_rows
+from benchmarks.common.statistics import Summary, compare, summarize
 from benchmarks.launching.processes import Run
-from benchmarks.startup.contenders import (
-    FLOOR,
-    HELP,
-    MPIDDP,
-    MPIDDP_TUNED,
-    TORCHRUN,
-    TORCHRUN_STATIC,
-    Contender,
-)
-
-TORCHRUN_TARGET = 0.5
-"""Most that mpiddp's median may be of torchrun's."""
-FLOOR_TARGET = 1.1
-"""Most that it may be of the floor's."""
-HELP_TARGET = 0.4
-"""Seconds that the trainer's ``--help`` may take."""
-TARGET_RANKS = 2
+from benchmarks.startup.contenders import FLOOR, TORCHRUN, TORCHRUN_STATIC, Contender
 
 
 @dataclass(frozen=True)
@@ -37,32 +23,19 @@ class Failure:
     """With the run's output."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Contenders that were measured in turns with each other."""
+@dataclass(frozen=True, kw_only=True)
+class Group(trials.Group[str, Run]):
+    """Contenders, by name, that were measured in turns; 0 ranks for programs that are no ranks."""
 
-    ranks: int
-    """0 for programs that are no ranks."""
     contenders: tuple[Contender, ...]
-    series: Mapping[str, Series[Run]]
-    nodes: int | None = None
-    """Of a cluster; None where all ran on this machine."""
     failures: tuple[Failure, ...] = ()
     """Runs that count for nothing, each made again at once."""
 
     @property
     def title(self) -> str:
-        """What stands over the group."""
         noun = "rank" if self.ranks == 1 else "ranks"
-        where = f" on {self.places}" if self.nodes is not None else ""
+        where = f" on {self.where}" if self.nodes is not None else ""
         return f"{self.ranks} {noun}{where}" if self.ranks else "one process"
-
-    @property
-    def places(self) -> str:
-        """Where it ran."""
-        if self.nodes is None:
-            return "this machine"
-        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
 
     def seconds(self, name: str) -> list[float]:
         """Whole-process times of a contender, in order of rounds."""
@@ -75,57 +48,8 @@ class Group:
 
     @property
     def torchrun(self) -> str:
-        """The quicker of torchrun's two forms, by its median."""
+        """The faster of torchrun's two forms, by its median."""
         return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: summarize(self.seconds(name)).median)
-
-
-@dataclass(frozen=True)
-class Target:
-    """A promise and what was measured."""
-
-    text: str
-    limit: float
-    value: float
-    pairs: Summary | None = None
-    """Of the ratios round by round."""
-    interval: Interval | None = None
-    """Of the value, where it is no ratio."""
-
-    @property
-    def reached(self) -> bool:
-        """Whether the value is within the limit."""
-        return self.value <= self.limit
-
-    def __str__(self) -> str:
-        verdict = "reached" if self.reached else "missed"
-        pairs = f"; round by round {_with_interval(self.pairs)}" if self.pairs else ""
-        between = self.interval
-        known = f" ({between.low:.3f}–{between.high:.3f})" if between else ""
-        return f"{self.text}: {self.value:.3f}{known}, at most {self.limit:g}: {verdict}{pairs}"
-
-
-def judge(groups: Sequence[Group]) -> list[Target]:
-    """The targets that these groups say something about.
-
-    Ratios are of the medians; the median of the ratios round by round stands beside them.
-    """
-    targets = []
-    for group in groups:
-        if group.ranks == TARGET_RANKS and group.nodes is None:
-            ours = MPIDDP_TUNED if MPIDDP_TUNED in group.series else MPIDDP
-            for other, limit in ((group.torchrun, TORCHRUN_TARGET), (FLOOR, FLOOR_TARGET)):
-                targets.append(_judge_ratio(group, ours, other, limit))
-        if HELP in group.series:
-            median = summarize(group.seconds(HELP)).median
-            targets.append(Target(f"seconds of {HELP}", HELP_TARGET, median))
-    return targets
-
-
-def _judge_ratio(group: Group, ours: str, other: str, limit: float) -> Target:
-    mine, others = group.seconds(ours), group.seconds(other)
-    value = summarize(mine).median / summarize(others).median
-    text = f"({ours}) / ({other}) on {group.title}"
-    return Target(text, limit, value, compare(mine, others))
 
 
 def format_table(group: Group) -> str:
@@ -137,14 +61,6 @@ def format_table(group: Group) -> str:
     rounds = len(group.seconds(group.contenders[0].name))
     title = f"{group.title}, {rounds} rounds: seconds of the whole process"
     return "\n".join([title, *format_rows(rows)])
-
-
-def format_rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
 
 
 def _format_row(group: Group, name: str) -> list[str]:
@@ -171,12 +87,6 @@ def _format_interval(summary: Summary) -> str:
     return f"{interval.low:.3f}–{interval.high:.3f}" if interval else "–"
 
 
-def _with_interval(summary: Summary) -> str:
-    interval = summary.interval
-    between = f" ({interval.low:.3f}–{interval.high:.3f})" if interval else ""
-    return f"{summary.median:.3f}{between}"
-
-
 def describe_warm_up(group: Group) -> str:
     """The times of the warm-up rounds, which count for nothing else; empty if there were none."""
     parts = [
@@ -188,7 +98,7 @@ def describe_warm_up(group: Group) -> str:
 
 
 def describe_others(group: Group) -> str:
-    """How busy other programs kept the machine meanwhile; empty where that cannot be told."""
+    """How busy other programs kept the machine meanwhile; empty if that is unknown."""
     cores = len(os.sched_getaffinity(0))
     shares = [
         run.others_cpu_seconds / run.seconds / cores
@@ -212,6 +122,17 @@ def describe_failures(group: Group) -> str:
         return ""
     counts = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
     return f"runs that failed and were made again: {counts} (their output is in the record)"
+
+
+def format_group(group: Group) -> str:
+    """All that is printed of one group."""
+    lines = [
+        format_table(group),
+        describe_warm_up(group),
+        describe_others(group),
+        describe_failures(group),
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -258,8 +179,3 @@ def _describe_run(run: Run) -> dict[str, Any]:
         "first_all_reduce_seconds": run.stamp_seconds,
         "phases": dict(run.phases),
     }
-
-
-def describe_targets(targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """The targets for a record."""
-    return [{**asdict(target), "reached": target.reached} for target in targets]

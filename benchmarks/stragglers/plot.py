@@ -7,38 +7,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.palette import COLOURS
+from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.common.statistics import Series
-from benchmarks.stragglers.runs import Cell, Outcome
+from benchmarks.stragglers.contenders import Contender
+from benchmarks.stragglers.measurement import Outcome
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw(path: Path, found: Mapping[Cell, Series[Outcome]], accuracy: float, note: str) -> None:
+def draw(
+    path: Path, found: Mapping[Contender, Series[Outcome]], accuracy: float, note: str
+) -> None:
     """One panel for each straggler; one line for each run."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    stragglers = list(dict.fromkeys(cell.straggler for cell in found))
-    figure = Figure(figsize=(5.6 * len(stragglers), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(stragglers), squeeze=False, sharey=True)[0]
-    for axis, straggler in zip(axes, stragglers, strict=True):
-        cells = {cell: series for cell, series in found.items() if cell.straggler == straggler}
-        _draw_panel(axis, cells, accuracy)
-        title = describe_straggler(parse_straggler(straggler)).removeprefix("Straggler: ")
-        axis.set_title(title, loc="left", fontsize=10)
-    axes[0].set_ylabel("test accuracy")
-    figure.suptitle("Accuracy against time while a worker is slow", fontsize=12)
-    figure.supxlabel(note, fontsize=7, color="#555555")
-    figure.savefig(path, dpi=150)
+    stragglers = list(dict.fromkeys(contender.straggler for contender in found))
+    title = "Accuracy against time while a worker is slow"
+    with open_figure(path, 5.6 * len(stragglers), 4.2, title, note) as figure:
+        axes = figure.subplots(1, len(stragglers), squeeze=False, sharey=True)[0]
+        for axis, straggler in zip(axes, stragglers, strict=True):
+            rows = {row: series for row, series in found.items() if row.straggler == straggler}
+            _draw_panel(axis, rows, accuracy)
+            name = describe_straggler(parse_straggler(straggler)).removeprefix("Straggler: ")
+            axis.set_title(name, loc="left", fontsize=10)
+        axes[0].set_ylabel("test accuracy")
 
 
-def _draw_panel(axis: Axes, cells: Mapping[Cell, Series[Outcome]], accuracy: float) -> None:
+def _draw_panel(axis: Axes, rows: Mapping[Contender, Series[Outcome]], accuracy: float) -> None:
     axis.axhline(accuracy, color="#888888", lw=1, ls=":")
-    for colour, (cell, series) in zip(itertools.cycle(COLOURS), cells.items(), strict=False):
+    for colour, (row, series) in zip(itertools.cycle(COLOURS), rows.items(), strict=False):
         for number, outcome in enumerate(series.samples):
             axis.plot(
                 [point.seconds for point in outcome.points],
@@ -47,12 +44,11 @@ def _draw_panel(axis: Axes, cells: Mapping[Cell, Series[Outcome]], accuracy: flo
                 lw=1.4,
                 marker="o",
                 ms=2.5,
-                label=cell.way if number == 0 else None,
+                label=row.way if number == 0 else None,
             )
     axis.set_xlabel("seconds of training, evaluations left out", fontsize=9)
     axis.set_xlim(left=0)
     axis.set_ylim(max(0.0, accuracy - 0.25), 1)
     axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    axis.grid(color="#eeeeee", lw=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    finish_lines(axis)
     axis.legend(fontsize=8, frameon=False, loc="lower right")

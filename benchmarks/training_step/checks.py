@@ -22,7 +22,7 @@ from benchmarks.training_step.verdicts import STEPS
 from benchmarks.training_step.workloads import build, draw_batch
 
 if TYPE_CHECKING:
-    from benchmarks.training_step.orders import Order
+    from benchmarks.training_step.contenders import Order
 
 SAMPLE = 4096
 """Parameters that are looked at, evenly spread."""
@@ -41,7 +41,7 @@ def take_checked_steps(order: Order, loop: Loop) -> dict[str, Any]:
 
 
 def compute_alone(order: Order, workers: int, device: torch.device) -> dict[str, Any]:
-    """What the same steps should come to, by one process: a ``sample`` of the parameters' way."""
+    """The expected result of these steps, from one process: a ``sample`` of the parameters' way."""
     module = build(order.workload, order.seed).to(device)
     optimizer = ddp_step.make_optimizer(module, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
     batches = [
@@ -59,7 +59,7 @@ def compute_alone(order: Order, workers: int, device: torch.device) -> dict[str,
 
 @contextlib.contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """What is dropped is drawn differently by everybody."""
+    """Every process would drop other values."""
     dropped = [each for each in module.modules() if isinstance(each, nn.Dropout) and each.training]
     for each in dropped:
         each.eval()
@@ -74,7 +74,6 @@ def flatten(module: nn.Module) -> torch.Tensor:
 
 
 def digest(module: nn.Module) -> str:
-    """Of the parameters' bits."""
     return hashlib.sha256(flatten(module).numpy().tobytes()).hexdigest()
 
 

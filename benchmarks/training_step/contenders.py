@@ -8,9 +8,12 @@ configuration of the trainer's, and one rank without any of them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
+from benchmarks.training_step.workloads import Workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
@@ -22,14 +25,9 @@ AUTO = "auto"
 RANKS = "ranks"
 """In place of a number of servers: as many as there are ranks."""
 USUAL = (
-    FRAMEWORK,
-    FUSED,
-    AUTO,
-    "ring",
-    "gather-broadcast",
-    PARAMETER_SERVER,
+    FRAMEWORK, FUSED, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
     f"{PARAMETER_SERVER}:servers={RANKS}",
-)
+)  # fmt: skip
 TRANSPORTS = ("auto", "mpi", "torch", "shared-memory", "shared-memory+mpi")
 WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 0.0005
@@ -51,13 +49,11 @@ class Contender:
 
     @property
     def job(self) -> str:
-        """Which of the jobs holds it."""
         others = (FRAMEWORK, FUSED, ALONE, DATA_PARALLEL)
         return TORCH_JOB if self.sync in others else MPI_JOB
 
     @property
     def serves(self) -> bool:
-        """Whether it has parameter servers."""
         return self.sync == PARAMETER_SERVER
 
     @property
@@ -83,14 +79,13 @@ class Contender:
         return ranks if self.servers == RANKS else int(self.servers)
 
     def count_workers(self, ranks: int) -> int:
-        """Ranks that compute."""
         if self in BASES:
             return 1
         dedicated = self.serves and self.placement == "dedicated"
         return ranks - self.count_servers(ranks) if dedicated else ranks
 
     def configure(self, ranks: int, batch_size: int, seed: int) -> Configuration:
-        """What the trainer would be told. Raises ConfigurationError."""
+        """The trainer's configuration. Raises ConfigurationError."""
         # Values that are one of few by their type were read from a list of those, or are refused.
         return Configuration(
             sync=self.sync if self.averages or self.serves else FRAMEWORK,
@@ -158,3 +153,23 @@ def expand(
         for transport in transports
         for wire_dtype in wire_dtypes
     ]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One contender and what it trains; it comes as JSON."""
+
+    contender: Contender
+    workload: Workload
+    batch_size: int
+    """Samples per worker and step."""
+    seed: int
+    straggler: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def read_order(found: Mapping[str, Any]) -> Order:
+    contender, workload = Contender(**found["contender"]), Workload(**found["workload"])
+    return Order(**{**found, "contender": contender, "workload": workload})

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from benchmarks.training_step.contenders import Order
 from benchmarks.training_step.traffic import read_counters, subtract
+from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 if TYPE_CHECKING:
     from mpiddp.training.batches import Batch
     from mpiddp.training.optimizer_step import Update
-    from mpiddp.training.straggler import Slowdown
 
 WARM_STEPS = 3
 """Steps after the check, before the first that count: a buffer has its large pages from its third
@@ -54,12 +56,31 @@ class Loop:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self.batch[0].device
 
 
+def make_slowdown(
+    order: Order,
+    module: torch.nn.Module,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    place: int,
+    workers: tuple[int, ...],
+) -> Slowdown | None:
+    """A worker that is slow on purpose, in both jobs alike; None if none was asked for.
+
+    Raises ConfigurationError if that rank computes nothing.
+    """
+    if order.straggler is None:
+        return None
+    straggler = parse_straggler(order.straggler)
+    check_straggler(straggler, workers)
+    with rehearse(module, module, batch) as take_pass:
+        seconds = time_pass(take_pass, batch[0].device)
+    return Slowdown(straggler, place, workers, order.seed, seconds, batch[0].device)
+
+
 def take_step(loop: Loop, watch: Stopwatch) -> None:
-    """As the trainer does; ``watch`` is told of the update."""
+    """As the trainer does; ``watch`` times the update."""
     features, labels = loop.batch
     if loop.slowdown is not None:
         loop.slowdown.wait(loop.step)
@@ -92,11 +113,9 @@ class Stopwatch:
         self._total, self._begin = 0, 0
 
     def start(self) -> None:
-        """The part begins."""
         self._begin = time.perf_counter_ns()
 
     def stop(self) -> None:
-        """It is over."""
         self._total += time.perf_counter_ns() - self._begin
 
     def read(self) -> float:
@@ -112,11 +131,9 @@ class GpuStopwatch(Stopwatch):
         self._pairs: list[list[torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """The part begins."""
         self._pairs.append([self._record()])
 
     def stop(self) -> None:
-        """It is over."""
         self._pairs[-1].append(self._record())
 
     def _record(self) -> torch.cuda.Event:
@@ -138,7 +155,6 @@ def finish(device: torch.device) -> None:
 
 
 def warm_up(loop: Loop, steps: int) -> None:
-    """Take steps that do not count."""
     if loop.place is None:
         return
     watch = Stopwatch()
@@ -170,7 +186,7 @@ def measure(
             found["interfaces"] = subtract(before, read_counters())
         if loop.place is not None:
             found["compute"] = _time_passes(loop, steps)
-        # Nobody goes back to sleep while a peer is still at work.
+        # No rank goes back to sleep while another one still works.
         barrier()
     finally:
         gc.enable()

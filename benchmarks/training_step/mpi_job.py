@@ -9,16 +9,13 @@ from typing import Any
 import torch
 
 import mpiddp
-from benchmarks.launching.worker_loop import describe_place
-from benchmarks.training_step.contenders import OWN_BASE
-from benchmarks.training_step.loops import Loop
-from benchmarks.training_step.orders import Order
-from benchmarks.training_step.slowness import make_slowdown
+from benchmarks.launching.members import SessionMember
+from benchmarks.training_step.contenders import OWN_BASE, Order
+from benchmarks.training_step.loops import Loop, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.selection import Call, select
-from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training import overlap
 from mpiddp.training.batches import Batch
@@ -28,51 +25,24 @@ from mpiddp.training.optimizer_step import LocalUpdate, make_optimizer
 from mpiddp.training.parallel import choose_synchronization, find_roles, replicate, serve
 
 
-class MpiJob:
+class MpiJob(SessionMember):
     """A rank of a session."""
 
     def __init__(self, session: mpiddp.Session, fail: Callable[[BaseException], object]) -> None:
-        """``fail`` is told what ends a parameter server."""
-        if session.comm is None:
-            raise ConfigurationError("this benchmark's ranks need MPI: start them with mpirun")
+        """``fail`` is called with the error that ends a parameter server."""
+        super().__init__(session)
         if session.backend != "nccl":
             # Ranks that would share a GPU compute on the CPU, as the framework's do.
             session.device = torch.device("cpu")
         if session.device.type == "cpu":
             keep_freed_memory()
-        self._session, self._fail, self._comm = session, fail, session.comm
-        self._nodes = session.gather(session.world.node_rank)
-
-    @property
-    def rank(self) -> int:
-        """Its number."""
-        return self._session.world.rank
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return self._session.world.size
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self._session.device
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank reads its node's interfaces."""
-        return self._session.world.local_rank == 0
-
-    def broadcast(self, value: int) -> int:
-        """Rank 0's value. Collective."""
-        return self._session.broadcast(value)
+        self.device, self.counts = session.device, session.world.local_rank == 0
+        self._fail, self._nodes = fail, session.gather(session.world.node_rank)
 
     def greet(self) -> dict[str, Any]:
-        """Where this job is."""
-        return {"device": self.device.type, "nodes": self._nodes, **describe_place()}
+        return {"device": self.device.type, "nodes": self._nodes, **super().greet()}
 
     def prepare(self, order: Order) -> Loop | None:
-        """See ``worker.Job``."""
         contender, seed = order.contender, order.seed
         if contender == OWN_BASE:
             return self._work_alone(order) if self.rank == 0 else None
@@ -104,14 +74,13 @@ class MpiJob:
         return features.to(self.device), labels.to(self.device)
 
     def _work_alone(self, order: Order) -> Loop:
-        """One rank, which nobody waits for."""
+        """One rank, without the others."""
         configuration = order.contender.configure(1, order.batch_size, order.seed)
         module = build(order.workload, order.seed).to(self.device)
         update = make_local_update(configuration, module)
         return Loop(module, module, update, (0,), 0, self._draw(order, 0))
 
     def describe(self, order: Order, loop: Loop) -> dict[str, Any]:
-        """See ``worker.Job``."""
         parameters = [each for each in loop.module.parameters() if each.requires_grad]
         count, item = sum(each.numel() for each in parameters), parameters[0].element_size()
         if order.contender == OWN_BASE:
@@ -151,7 +120,6 @@ class MpiJob:
         return buckets, describe_traffic(add_up(messages, layout.nodes))
 
     def probe(self, size: int, iterations: int) -> list[float]:
-        """See ``worker.Job``."""
         from benchmarks.allreduce import probes, worker
         from benchmarks.allreduce.calls import Order as Call
         from benchmarks.allreduce.contenders import LINK

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.palette import COLOURS
+from benchmarks.common.plotting import COLOURS, add_legend, finish_bars, open_figure, write_beside
+from benchmarks.training_step.measurement import Group
 from benchmarks.training_step.report import find_efficiency, summarize_parts
-from benchmarks.training_step.visits import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,25 +24,18 @@ ROOM = 1.35
 
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:
     """A panel for each model and number of ranks, each on a scale of its own that begins at 0."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = [group for group in groups if group.series]
     rows = list(dict.fromkeys(group.workload for group in shown))
     columns = list(dict.fromkeys(group.ranks for group in shown))
     most = max((len(group.series) for group in shown), default=1)
-    height = len(rows) * (ROW_INCHES * most + 0.9) + 1.1
-    figure = Figure(figsize=(6.4 * max(1, len(columns)) + 1.6, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    if shown:
-        grid = figure.subplots(len(rows), len(columns), squeeze=False)
-        for group in shown:
-            _draw_panel(grid[rows.index(group.workload)][columns.index(group.ranks)], group)
-        handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
-    figure.suptitle("A training step: medians of its parts on the slowest rank; and efficiency")
-    figure.supxlabel(note, fontsize=7, color="#555555")
-    figure.savefig(path, dpi=150)
+    width, height = 6.4 * max(1, len(columns)) + 1.6, len(rows) * (ROW_INCHES * most + 0.9) + 1.1
+    title = "A training step: medians of its parts on the slowest rank; and efficiency"
+    with open_figure(path, width, height, title, note) as figure:
+        if shown:
+            grid = figure.subplots(len(rows), len(columns), squeeze=False)
+            for group in shown:
+                _draw_panel(grid[rows.index(group.workload)][columns.index(group.ranks)], group)
+            add_legend(figure, grid[0][0])
 
 
 def _draw_panel(axis: Axes, group: Group) -> None:
@@ -59,27 +52,15 @@ def _draw_panel(axis: Axes, group: Group) -> None:
             end += length
         step = 1e3 * parts.seconds.median
         text = f"{step:.3g} ms" if step < 1000 else f"{step:.0f} ms"
-        axis.annotate(
-            f"{text}, {efficiency.median:.0%}" if efficiency is not None else text,
-            (max(end, step), place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        share = f", {efficiency.median:.0%}" if efficiency is not None else ""
+        write_beside(axis, text + share, max(end, step), place)
         longest = max(longest, end, step)
         names.append(break_name(contender.name))
-    where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
-    title = f"{group.workload}, {group.ranks} ranks on {where}, batch {group.plan.batch_size}"
+    title = f"{group.workload}, {group.ranks} ranks on {group.where}, batch {group.plan.batch_size}"
     axis.set_title(title, loc="left", fontsize=10)
     axis.set_xlim(0, ROOM * longest)
     axis.set_xlabel("milliseconds", fontsize=8)
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.invert_yaxis()
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
+    finish_bars(axis, names, size=8)
     axis.tick_params(axis="x", labelsize=8)
 
 

@@ -1,4 +1,4 @@
-"""What a measurement of training steps comes to: the tables, and the record."""
+"""The results of a measurement of training steps: the tables, and the record."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.statistics import Series, Summary, compare, quantile, summarize
 from benchmarks.launching.paired_jobs import TORCH_JOB
-from benchmarks.startup.report import format_rows
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
-from benchmarks.training_step.visits import Group, Visit
+from benchmarks.training_step.measurement import Group, Visit
 from mpiddp.training.config import FRAMEWORK
 
 EXPLANATION = """\
@@ -21,19 +20,9 @@ make it negative); where servers update, that is in it. Efficiency: samples per 
 of one rank alone, the framework's or mpiddp's, times the ranks. Bytes are counted by what is sent;
 ~ is what interfaces counted, headers included."""
 HEADS = (
-    "",
-    "step",
-    "quartiles",
-    "compute",
-    "exposed",
-    "update",
-    "samples/s",
-    "efficiency",
-    "× DDP",
-    "overlap",
-    "sent/rank",
-    "busiest link",
-)
+    "", "step", "quartiles", "compute", "exposed", "update", "samples/s", "efficiency", "× DDP",
+    "overlap", "sent/rank", "busiest link",
+)  # fmt: skip
 FRAMEWORKS = Contender(FRAMEWORK)
 
 
@@ -50,7 +39,7 @@ class Parts:
 
 def summarize_parts(group: Group, contender: Contender) -> Parts | None:
     """None if it was not timed."""
-    visits = group.visits(contender)
+    visits = group.samples(contender)
     if not visits:
         return None
 
@@ -67,8 +56,8 @@ def summarize_parts(group: Group, contender: Contender) -> Parts | None:
 
 
 def find_speed(group: Group, own: Contender, other: Contender) -> Summary | None:
-    """How many times as many steps per second as another one, round by round; None if unknown."""
-    mine, others = group.visits(own), group.visits(other)
+    """Steps per second over another contender's, round by round; None if unknown."""
+    mine, others = group.samples(own), group.samples(other)
     if not mine or not others:
         return None
     return compare([visit.seconds for visit in others], [visit.seconds for visit in mine])
@@ -78,13 +67,13 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
     """Samples per second over those of one rank alone times the ranks; None if unknown.
 
     The framework's loops are compared with one like them, mpiddp's with one like those: otherwise
-    a quicker optimizer would look like a quicker synchronisation. For that reason there is none for
+    a faster optimizer would look like a faster synchronisation. For that reason there is none for
     the framework's loop with another optimizer.
     """
     if contender.sync == FUSED:
         return None
     base = BASE if contender.job == TORCH_JOB else OWN_BASE
-    mine, alone = group.visits(contender), group.visits(base)
+    mine, alone = group.samples(contender), group.samples(base)
     if not mine or not alone:
         return None
     ranks = 1 if contender in BASES else group.ranks
@@ -101,14 +90,14 @@ class Bytes:
     each: float
     """What a rank sends, on average."""
     busiest: float | None
-    """The most over a link, one way; None where nobody knows."""
+    """The most over a link, one way; None if unknown."""
     is_read: bool
     """Whether interfaces counted them."""
 
 
 def find_bytes(group: Group, contender: Contender) -> Bytes | None:
     """Counted by what is sent, where that is known; else as interfaces counted."""
-    visits = group.visits(contender)
+    visits = group.samples(contender)
     if not visits or contender in BASES:
         return None
     traffic = group.notes.get(contender, {}).get("traffic")
@@ -117,7 +106,7 @@ def find_bytes(group: Group, contender: Contender) -> Bytes | None:
     if group.greeting.get("device") == "cuda":
         # NCCL's bytes pass by no interface within a node.
         return None
-    # Strangers' bytes can only add to it.
+    # Other programs' bytes can only add to it.
     each = min(visit.reading.each for visit in visits)
     busiest = [visit.reading.busiest for visit in visits if visit.reading.busiest is not None]
     return Bytes(each, min(busiest, default=None), is_read=True)
@@ -133,13 +122,12 @@ def list_rows(group: Group) -> list[Contender]:
 
 def format_group(group: Group) -> str:
     """All that is printed of one workload on one number of ranks, but for the targets."""
-    where = "this machine" if group.nodes is None else f"{group.nodes} nodes"
     plan = group.plan
     device = "GPUs" if group.greeting.get("device") == "cuda" else "CPUs"
     title = (
-        f"{group.workload} on {group.ranks} ranks of {where}, {device}, batch {plan.batch_size} "
-        f"per worker, {plan.repetitions} rounds; milliseconds; the framework's DDP is over "
-        f"{group.greeting.get('backend')}"
+        f"{group.workload} on {group.ranks} ranks of {group.where}, {device}, "
+        f"batch {plan.batch_size} per worker, {plan.repetitions} rounds; milliseconds; the "
+        f"framework's DDP is over {group.greeting.get('backend')}"
     )
     lines = [title]
     if plan.straggler is not None:

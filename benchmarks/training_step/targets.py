@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from benchmarks.common.options import ITEM
 from benchmarks.common.statistics import compare
+from benchmarks.common.targets import Target
 from benchmarks.training_step.contenders import AUTO, RANKS, Contender
+from benchmarks.training_step.measurement import Group, Link
 from benchmarks.training_step.report import FRAMEWORKS, Parts, find_speed, summarize_parts
-from benchmarks.training_step.visits import Group, Link
 from benchmarks.training_step.workloads import MLP, Workload
 from mpiddp.schedules.algorithms import central, direct, ring
 from mpiddp.schedules.cost import flat, simulate
@@ -20,20 +22,6 @@ SHARDED = Contender(PARAMETER_SERVER, servers=RANKS)
 LEAST_SPEED = 2.5
 MOST_SHARDED = 1.1
 MODEL_ERROR = 0.15
-ITEM = 4
-"""Bytes of a gradient."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A promise, and what was measured."""
-
-    text: str
-    found: float
-    met: bool
-
-    def __str__(self) -> str:
-        return f"{self.text}: {self.found:.2f}: {'met' if self.met else 'missed'}"
 
 
 def judge(groups: Sequence[Group]) -> list[Target]:
@@ -51,17 +39,17 @@ def _judge_one_node(group: Group) -> Iterator[Target]:
     if speed is None or group.ranks not in (2, 4):
         return
     where = f"{group.workload} on {group.ranks} ranks, {OWN.name}"
+    least = 1.0
     if group.workload == Workload(MLP):
-        if group.ranks == 2 and group.plan.batch_size == 8:
-            text = f"{where}: at least {LEAST_SPEED:g} × the framework's steps per second"
-            yield Target(text, speed.median, speed.median >= LEAST_SPEED)
-        return
-    text = f"{where}: at least the framework's steps per second"
-    yield Target(text, speed.median, speed.median >= 1)
+        if group.ranks != 2 or group.plan.batch_size != 8:
+            return
+        least = LEAST_SPEED
+    text = f"{where}: at least {least:g} × the framework's steps per second"
+    yield Target(text, {"": speed.median}, at_least=least)
 
 
 def _judge_nodes(group: Group) -> Iterator[Target]:
-    """One rank on each node, where a link was timed."""
+    """One rank on each node, if a link was timed."""
     around = summarize_parts(group, RING)
     if group.link is None or group.ranks != group.nodes or around is None:
         return
@@ -70,7 +58,7 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
     sharded = find_slowdown(group, SHARDED)
     if sharded is not None:
         text = f"{where}, sharded synchronous server: at most {MOST_SHARDED:g} of the ring's time"
-        yield Target(text, sharded, sharded <= MOST_SHARDED)
+        yield Target(text, {"": sharded}, at_most=MOST_SHARDED)
     for own in (CENTRAL, replace(CENTRAL, placement="dedicated")):
         slowdown = find_slowdown(group, own)
         if slowdown is None:
@@ -80,13 +68,13 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
             f"{where}, {own.name}: {slowdown:.2f} of the ring's time, {predicted:.2f} by the cost "
             f"model; their ratio within {MODEL_ERROR:g} of 1"
         )
-        ratio = slowdown / predicted
-        yield Target(text, ratio, abs(ratio - 1) <= MODEL_ERROR)
+        least, most = 1 - MODEL_ERROR, 1 + MODEL_ERROR
+        yield Target(text, {"": slowdown / predicted}, at_least=least, at_most=most)
 
 
 def find_slowdown(group: Group, own: Contender) -> float | None:
     """Its steps' time over the ring's, round by round and then the median; None if unknown."""
-    mine, others = group.visits(own), group.visits(RING)
+    mine, others = group.samples(own), group.samples(RING)
     if not mine or not others:
         return None
     times = ([visit.seconds for visit in each] for each in (mine, others))
@@ -96,7 +84,7 @@ def find_slowdown(group: Group, own: Contender) -> float | None:
 def predict_slowdown(group: Group, own: Contender, around: Parts, link: Link) -> float:
     """The same by the cost model: the ring's own compute and update, and what messages take.
 
-    Each rank is a node of its own, whose link is as it was probed; additions are left out.
+    Each rank is a node of its own, with the link that was timed; additions are left out.
     """
     machine = flat(link.latency, link.seconds_per_byte)
     ranks, servers = group.ranks, own.count_servers(group.ranks)

@@ -9,6 +9,7 @@ import torch
 from torch import distributed, nn
 
 from benchmarks.baselines import ddp_step
+from benchmarks.launching.members import TorchMember
 from benchmarks.launching.worker_loop import describe_place
 from benchmarks.training_step.contenders import (
     ALONE,
@@ -17,28 +18,20 @@ from benchmarks.training_step.contenders import (
     LEARNING_RATE,
     MOMENTUM,
     WEIGHT_DECAY,
+    Order,
 )
-from benchmarks.training_step.loops import Loop
-from benchmarks.training_step.orders import Order
-from benchmarks.training_step.slowness import make_slowdown
+from benchmarks.training_step.loops import Loop, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
 from mpiddp.errors import ConfigurationError
 
 
-class TorchJob:
+class TorchJob(TorchMember):
     """A rank of the group that torchrun describes; joins it."""
 
     def __init__(self) -> None:
-        self.device = ddp_step.join()
-        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        super().__init__(ddp_step.join())
         self.counts = os.environ["LOCAL_RANK"] == "0"
-
-    def broadcast(self, value: int) -> int:
-        """Rank 0's value. Collective."""
-        held = torch.tensor([value], device=self.device)
-        distributed.broadcast(held, 0)
-        return int(held.item())
 
     def greet(self) -> dict[str, Any]:
         """Where this job is, and what it computes with."""
@@ -52,7 +45,6 @@ class TorchJob:
         }
 
     def prepare(self, order: Order) -> Loop | None:
-        """See ``worker.Job``."""
         name = order.contender.sync
         if name in (ALONE, DATA_PARALLEL) and self.rank != 0:
             return None
@@ -106,12 +98,7 @@ class TorchJob:
         return {"elements": count, "traffic": describe_traffic(traffic)}
 
     def probe(self, size: int, iterations: int) -> list[float]:
-        """See ``worker.Job``."""
         raise ConfigurationError("links are probed over MPI")
-
-    def close(self) -> None:
-        """Leave the group."""
-        distributed.destroy_process_group()
 
 
 def make_step(model: nn.Module, *, fused: bool = False) -> ddp_step.Step:

@@ -1,7 +1,7 @@
 """Bytes that a step sends: counted from what is sent, or read from the network's interfaces.
 
-Every rank has a port, and every node a link to the network, which its ranks share. What is busiest
-of them is what decides where the network does. A rank sends nothing to itself.
+Every rank has a port, and every node a link to the network, which its ranks share. The busiest of
+them is the bottleneck if the network is. A rank sends nothing to itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Message = tuple[int, int, int]
 
 
 def add_up(messages: Iterable[Message], nodes: Sequence[int]) -> Traffic:
-    """What messages come to; ``nodes`` has the node of each rank, by number."""
+    """The total of messages; ``nodes`` has the node of each rank, by number."""
     ranks, count = len(nodes), max(nodes) + 1
     sent, received, out, into = [0] * ranks, [0] * ranks, [0] * count, [0] * count
     for source, target, size in messages:
@@ -94,7 +94,6 @@ def read_counters() -> dict[str, tuple[int, int]]:
 
 
 def subtract(before: Counters, after: Counters) -> dict[str, tuple[int, int]]:
-    """What has been counted since."""
     return {
         name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
         for name in after
@@ -104,7 +103,7 @@ def subtract(before: Counters, after: Counters) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes of one step as interfaces counted them, protocols' headers and strangers' included."""
+    """Bytes of one step as interfaces counted them: with headers and other programs' bytes."""
 
     each: float
     """What a rank sends, on average."""
@@ -131,5 +130,4 @@ def _find_link(counters: Counters) -> tuple[int, int]:
 
 
 def describe_traffic(traffic: Traffic) -> dict[str, Any]:
-    """For a record."""
     return {**vars(traffic), "each": traffic.each, "busiest": traffic.busiest}

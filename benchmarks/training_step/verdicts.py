@@ -14,10 +14,7 @@ rounds them to 8 or 11 of them and loses the smallest."""
 
 
 def judge(
-    answers: Sequence[Mapping[str, Any]],
-    expected: Sequence[float] | None,
-    *,
-    is_narrow: bool,
+    answers: Sequence[Mapping[str, Any]], expected: Sequence[float] | None, *, is_narrow: bool
 ) -> str:
     """Why ranks' answers to a check are wrong; empty if they are not.
 

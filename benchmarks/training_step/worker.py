@@ -21,21 +21,17 @@ from torch import distributed
 from benchmarks.launching.paired_jobs import MPI_JOB
 from benchmarks.launching.worker_loop import Member, join_lines, serve
 from benchmarks.training_step import checks, loops
+from benchmarks.training_step.contenders import Order, read_order
 from benchmarks.training_step.loops import Loop
-from benchmarks.training_step.orders import Order, read_order
 from mpiddp.errors import ConfigurationError
 
 
 class Job(Member, Protocol):
     """One job's rank."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank reads its node's interfaces."""
+    device: torch.device
+    counts: bool
+    """Whether this rank reads its node's interfaces."""
 
     def prepare(self, order: Order) -> Loop | None:
         """Make a contender ready; None on ranks that it leaves idle. Collective.
@@ -58,7 +54,6 @@ class Bench:
         self._kept: dict[Order, Loop | None] = {}
 
     def perform(self, command: Mapping[str, Any]) -> Any:
-        """One command."""
         what = command["do"]
         if what == "let go":
             self._kept.clear()
@@ -91,7 +86,7 @@ class Bench:
             return
         assert loop is not None
         yield loop
-        # An error leaves the servers to the end of the job: nobody waits for them here.
+        # An error leaves the servers to the end of the job: they are not waited for here.
         loop.update.close()
 
     def _check(self, order: Order, loop: Loop | None) -> dict[str, Any]:
@@ -111,11 +106,11 @@ class Bench:
 
 
 def _stay() -> None:
-    """Nobody is waited for."""
+    """No barrier: one rank waits for no other."""
 
 
 def main(name: str, addresses: Sequence[str]) -> None:
-    """Join the job's ranks and do what is ordered until told to end."""
+    """Join the job's ranks and carry out commands until one says to end."""
     with _open_job(name) as job, join_lines(job, addresses) as (above, below):
         serve(job.rank, Bench(job).perform, above, below)
 

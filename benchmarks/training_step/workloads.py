@@ -47,7 +47,6 @@ class Workload:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
         return self.widths[:1] if self.name == MLP else SHAPES[self.name]
 
 

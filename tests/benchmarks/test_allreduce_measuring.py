@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from benchmarks.allreduce import command as allreduce
 from benchmarks.allreduce import inputs as allreduce_inputs
 from benchmarks.allreduce import report as allreduce_report
-from benchmarks.allreduce import visits as allreduce_measure
 from benchmarks.allreduce import worker as allreduce_worker
 from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.allreduce.contenders import (
     GLOO,
     MPI,
-    OWN,
     PERSISTENT,
     PREPARED,
     RING,
@@ -32,7 +30,8 @@ from benchmarks.allreduce.contenders import (
     list_contenders,
     list_probes,
 )
-from benchmarks.allreduce.visits import RefusedError, Visit, Visitor, find_slowest
+from benchmarks.allreduce.measurement import LENGTH, Visit, Visitor, find_slowest
+from benchmarks.common.trials import RefusedError
 from benchmarks.launching import json_lines, launchers, worker_loop
 from benchmarks.launching.paired_jobs import (
     MPI_JOB,
@@ -232,10 +231,11 @@ def test_the_slowest_rank_counts_in_each_iteration():
 
 @given(st.floats(min_value=1e-9, max_value=1e3))
 def test_iterations_fill_a_visit_within_bounds(seconds):
-    count = allreduce_measure.choose_iterations(seconds)
-    assert allreduce_measure.FEWEST <= count <= allreduce_measure.MOST
-    if count > allreduce_measure.FEWEST:
-        assert count * seconds <= allreduce_measure.VISIT_SECONDS * (1 + 1e-9)
+    count = LENGTH.choose_iterations(seconds)
+    assert LENGTH.fewest <= count <= LENGTH.most
+    if LENGTH.fewest < count < LENGTH.most:
+        assert count * seconds <= LENGTH.seconds * (1 + 1e-9)
+        assert LENGTH.seconds < (count + 1) * seconds * (1 + 1e-9)
 
 
 class FakeJob:
@@ -249,14 +249,6 @@ class FakeJob:
         return self.answer(command["order"])
 
 
-class Bar:
-    def set_description(self, text):
-        pass
-
-    def update(self):
-        pass
-
-
 def test_what_sums_wrongly_or_cannot_is_not_timed():
     def answer(order):
         if order["maker"] == RING:
@@ -266,31 +258,25 @@ def test_what_sums_wrongly_or_cannot_is_not_timed():
 
     jobs = {MPI_JOB: FakeJob(answer), TORCH_JOB: FakeJob(answer)}
     rows = [Contender(GLOO, TORCH_JOB), Contender(MPI), Contender(RING), PRIVATE_OWN]
-    visitor = Visitor(jobs, make_plan(), 2, Bar())
+    visitor = Visitor(jobs, make_plan(), 2)
     admitted = visitor.admit([Cell(row, 8) for row in rows])
     series = visitor.visit_in_turns(admitted)
-    assert set(series) == {Cell(rows[0], 8).name, Cell(PRIVATE_OWN, 8).name}
-    assert visitor.refusals == {Cell(rows[2], 8).name: "not here"}
+    assert set(series) == {Cell(rows[0], 8), Cell(PRIVATE_OWN, 8)}
+    assert visitor.refusals == {Cell(rows[2], 8): "not here"}
     group = make_group({}, refusals=visitor.refusals, wrong=visitor.wrong)
     assert allreduce_report.list_wrong([group]) == [
         "MPI_Allreduce at 8 B on 2 ranks: 3 wrong elements"
     ]
     # One look, one warm-up round, two rounds of as many iterations as fit.
     counts = [order["iterations"] for order in jobs[TORCH_JOB].orders]
-    assert counts == [allreduce_measure.FEWEST, 5, 5, 5]
+    assert counts == [LENGTH.fewest, 5, 5, 5]
 
 
 def test_iterations_can_be_fixed():
     job = FakeJob(lambda order: [{"times": [10] * order["iterations"], "wrong": 0}])
-    visitor = Visitor({MPI_JOB: job}, make_plan(iterations=7), 2, Bar())
+    visitor = Visitor({MPI_JOB: job}, make_plan(iterations=7), 2)
     visitor.visit_in_turns(visitor.admit([Cell(PRIVATE_OWN, 8)]))
-    assert [order["iterations"] for order in job.orders] == [allreduce_measure.FEWEST, 7, 7, 7]
-
-
-@given(st.sampled_from(["auto", "ring:segments=4"]), st.integers(1, 1 << 40))
-def test_a_cells_name_can_be_split(algorithm, size):
-    row = Contender(OWN, MPI_JOB, algorithm)
-    assert Cell.split(Cell(row, size).name) == (row.label, size)
+    assert [order["iterations"] for order in job.orders] == [LENGTH.fewest, 7, 7, 7]
 
 
 # ---- contenders --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from benchmarks.allreduce.contenders import (
     Contender,
 )
 from benchmarks.common.statistics import median_interval
+from benchmarks.common.targets import Target
 from groups import GLOO_ROW, MPI_ROW, OWN_RING, PRIVATE_OWN, SHARED_OWN, K, M, make_group
 
 # ---- the report --------------------------------------------------------------------------------
@@ -68,8 +69,8 @@ def test_the_table_shows_rates_ratios_and_wrong_elements():
         (MPI_ROW, M): [[4e-3] * 6],
         (PRIVATE_OWN, M): [[1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]],
     }
-    ring = Cell(Contender(RING), M).name
-    group = make_group(times, refusals={Cell(SHARED_OWN, M).name: "no room"}, wrong={ring: 12})
+    ring = Cell(Contender(RING), M)
+    group = make_group(times, refusals={Cell(SHARED_OWN, M): "no room"}, wrong={ring: 12})
     lines = allreduce_report.format_table(group, M).splitlines()
     assert lines[0] == "1 MiB of float32, 6 iterations"
     row = next(line for line in lines if line.startswith("mpiddp auto") and "private" in line)
@@ -111,7 +112,7 @@ def test_a_record_has_every_iteration():
 # ---- targets -----------------------------------------------------------------------------------
 
 
-def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, allreduce_targets.Target]:
+def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
     found = allreduce_targets.judge([make_group(times, ranks, nodes)], cores)
     return {target.text: target for target in found}
 
@@ -125,27 +126,26 @@ def test_two_ranks_have_the_promised_speeds():
     times |= {(SHARED_OWN, 64 * M): quick}
     found = judge(times)
     by_gloo = found["mpiddp auto, auto, private: at least 4 × Gloo"]
-    assert [value.bytes for value in by_gloo.values] == [256 * K, M, 64 * M]
-    assert by_gloo.met and by_gloo.values[0].found == 10
+    assert by_gloo.found == dict.fromkeys(["256 KiB", "1 MiB", "64 MiB"], 10) and by_gloo.met
     at_all, at_most = (
         found[f"mpiddp auto, auto, private: at least {least} × MPI_Allreduce"] for least in (1, 2)
     )
-    assert [value.bytes for value in at_all.values] == [M, 64 * M] and at_all.met
-    assert [value.bytes for value in at_most.values] == [64 * M] and not at_most.met
-    assert str(at_most).endswith(": 64 MiB 1.50: missed")
-    (latency,) = found["mpiddp auto, auto, private: at most 1.2 of MPI_Allreduce's time"].values
-    assert (latency.bytes, latency.found, latency.met) == (8, pytest.approx(2 / 3), True)
-    (bound,) = found["mpiddp auto, auto, shared: at least 0.8 of the memory bound"].values
-    assert (bound.found, bound.met) == (pytest.approx(0.7), False)
+    assert list(at_all.found) == ["1 MiB", "64 MiB"] and at_all.met
+    assert list(at_most.found) == ["64 MiB"] and not at_most.met
+    assert str(at_most).endswith(": 64 MiB 1.500: missed")
+    latency = found["mpiddp auto, auto, private: at most 1.2 of MPI_Allreduce's time"]
+    assert (latency.found, latency.met) == ({"8 B": pytest.approx(2 / 3)}, True)
+    bound = found["mpiddp auto, auto, shared: at least 0.8 of the memory bound"]
+    assert (bound.found, bound.met) == ({"64 MiB": pytest.approx(0.7)}, False)
 
 
 def test_the_executor_is_measured_by_the_quicker_plain_ring():
     times = {(Contender(RING), size): [[3e-3]] for size in (8, M)}
     times |= {(Contender(PERSISTENT), size): [[1e-3]] for size in (8, M)}
     times |= {(OWN_RING, 8): [[1.0009e-3]], (OWN_RING, M): [[1.06e-3]]}
-    small, large = sorted(judge(times).values(), key=lambda target: target.values[0].bytes)
-    assert small.met and small.values[0].found == pytest.approx(0.9)
-    assert not large.met and large.values[0].found == pytest.approx(1.06)
+    large, small = judge(times).values()
+    assert small.met and small.found == {"8 B": pytest.approx(0.9)}
+    assert not large.met and large.found == {"1 MiB": pytest.approx(1.06)}
 
 
 def test_more_ranks_than_cores_are_never_slower():
@@ -172,8 +172,8 @@ def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
         large = judge({(GLOO_ROW, 16 * M): [[1.0]], (PRIVATE_OWN, 16 * M): [[slower]]}
                       | {(Contender(LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
         assert large["mpiddp auto, auto, private: at least 0.98 × Gloo"].met is met
-        assert by_gloo.met and by_gloo.values[0].found == pytest.approx(2 / slower)
-        assert bound.met is met and bound.values[0].found == pytest.approx(1 / slower)
+        assert by_gloo.met and by_gloo.found == {"1 MiB": pytest.approx(2 / slower)}
+        assert bound.met is met and bound.found == {"1 MiB": pytest.approx(1 / slower)}
 
 
 def test_what_was_not_measured_is_not_judged():

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import documents
-from benchmarks.common import plotting, results, statistics
+from benchmarks.common import checks, results, statistics
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import STAMP, Program, Run, RunError
 from benchmarks.startup import command as startup
@@ -36,6 +36,8 @@ from benchmarks.startup.contenders import (
     Contender,
     list_contenders,
 )
+from benchmarks.startup.plot import draw
+from benchmarks.startup.targets import judge
 from mpiddp.errors import ConfigurationError, LaunchError
 
 times = st.floats(min_value=1e-3, max_value=1e3)
@@ -345,28 +347,25 @@ def _group(ranks: int, **seconds: list[float]) -> report.Group:
         for name, values in rows.items()
     }
     contenders = [Contender(name, "mpiddp", Program(("x",), {}), "") for name in rows]
-    return report.Group(ranks, tuple(contenders), series)
+    return report.Group(ranks=ranks, contenders=tuple(contenders), series=series)
 
 
 def test_targets_are_ratios_of_medians_to_the_quicker_torchrun():
     group = _group(2, tuned=[1, 1.2, 5], slow=[9, 9, 9], quick=[2, 2.5, 8], floor=[1, 1, 1])
-    torchrun, floor = report.judge([group])
-    assert (torchrun.value, floor.value) == pytest.approx((0.48, 1.2))
-    assert (torchrun.reached, floor.reached) == (True, False)
-    assert torchrun.pairs.median == pytest.approx(0.5)
-    assert "0.480, at most 0.5: reached" in str(torchrun)
-    assert "1.200, at most 1.1: missed" in str(floor)
+    torchrun, floor = judge([group], 0)
+    assert "at most 0.5: 0.480: met; round by round 0.500" in str(torchrun)
+    assert "at most 1.1: 1.200: missed; round by round 1.200" in str(floor)
 
 
 def test_without_tuned_variables_the_defaults_are_judged():
     group = _group(2, plain=[1.0], slow=[1.0], quick=[4.0], floor=[1.0])
-    assert [target.value for target in report.judge([group])] == [1.0, 1.0]
+    assert [target.found for target in judge([group], 0)] == [{"": 1.0}, {"": 1.0}]
 
 
 def test_other_numbers_of_ranks_have_no_targets():
     four = _group(4, tuned=[1.0], slow=[1.0], quick=[1.0], floor=[1.0])
-    (target,) = report.judge([four, _group(0, help=[0.3, 0.41, 0.5])])
-    assert (target.value, target.reached) == (0.41, False)
+    (target,) = judge([four, _group(0, help=[0.3, 0.41, 0.5])], 0)
+    assert (target.found, target.met) == ({"": 0.41}, False)
 
 
 def test_the_table_shows_every_contender_and_ratios_round_by_round():
@@ -382,20 +381,21 @@ def test_the_table_shows_every_contender_and_ratios_round_by_round():
 
 
 def test_a_drawing_names_its_contenders(tmp_path):
-    rows = (plotting.Row("first & second", (1.0, 2.0)), plotting.Row("third", (3.0,)))
     path = tmp_path / "drawing.svg"
-    plotting.check_drawable(path)
-    panels = [plotting.Panel("2 ranks", rows), plotting.Panel("4 ranks", rows[:1])]
-    plotting.draw(path, panels, title="Title", unit="seconds")
+    checks.check_drawable(path)
+    rows = {"tuned": [1.0, 2.0], "floor": [3.0]}
+    draw(path, [_group(2, **rows), _group(4, **rows), _group(0, help=[0.5])], "first & second")
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     text = path.read_text()
-    assert all(part in text for part in ("first &amp; second", "third", "4 ranks", "seconds"))
+    assert all(
+        part in text for part in ("first &amp; second", MPIDDP_TUNED, FLOOR, "4 ranks", "seconds")
+    )
 
 
 def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[plot\]'"):
-        plotting.check_drawable(Path("drawing.svg"))
+        checks.check_drawable(Path("drawing.svg"))
 
 
 # The command line
@@ -530,8 +530,9 @@ def test_startup_measures_prints_and_writes(tmp_path):
     arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
     answer = _run_benchmarks(
-        "startup", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
-    )
+        "startup", *arguments, "--targets", "--json", str(record), "--plot", str(drawing),
+        PMIX_RANK="7",
+    )  # fmt: skip
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "2 ranks, 1 rounds" in answer.stdout
     targets = [line for line in answer.stdout.splitlines() if line.startswith("target:")]

@@ -209,7 +209,7 @@ def test_explain_draws(tmp_path, capsys):
             "--inside-latency 11 must not be above --latency 10",
         ),
         (["ring", "--bandwidth", "0"], "expected Gbit/s > 0, found '0'"),
-        (["ring", "--bytes", "1T"], "expected bytes, as 4096, 64K or 16M, found '1T'"),
+        (["ring", "--bytes", "1T"], "expected bytes, for example 4096, 64K or 16M, found '1T'"),
         (["ring", "--svg", "/none/a.svg"], "there is no directory /none"),
     ],
 )
@@ -319,7 +319,7 @@ def test_what_cannot_be_priced_is_refused(arguments, problem):
 def test_help_is_given_without_torch_or_mpi(command):
     program = (
         "import sys\n"
-        f"import benchmarks.{command} as command\n"
+        f"import benchmarks.models.{command} as command\n"
         "try: command.main(['--help'])\n"
         "except SystemExit as end: assert not end.code\n"
         "assert not {'torch', 'mpi4py', 'matplotlib'} & sys.modules.keys()\n"

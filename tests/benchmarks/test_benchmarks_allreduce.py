@@ -93,7 +93,7 @@ def test_help_imports_neither_torch_nor_mpi():
 
 
 def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
-    wrong = make_group({(PRIVATE_OWN, 8): [[1.0]]}, wrong={Cell(PRIVATE_OWN, 8).name: 2})
+    wrong = make_group({(PRIVATE_OWN, 8): [[1.0]]}, wrong={Cell(PRIVATE_OWN, 8): 2})
     monkeypatch.setattr(allreduce, "measure", lambda *_: wrong)
     mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
     monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
@@ -101,6 +101,18 @@ def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
         allreduce.main(["--ranks", "2"])
     assert caught.value.exit_code == 1
     assert "8 B of float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [(), ("--targets",)])
+def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, options):
+    group = make_group({(GLOO_ROW, M): [[4.0]], (PRIVATE_OWN, M): [[1.0]]})
+    monkeypatch.setattr(allreduce, "measure", lambda *_: group)
+    mpirun = launchers.Mpirun(Path("mpirun"), "openmpi", "5.0.11", None)
+    monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
+    allreduce.main(["--ranks", "2", "--json", str(tmp_path / "record"), *options])
+    text = "target: mpiddp auto, auto, private: at least 4 × Gloo: 1 MiB 4.000: met"
+    assert (text in capsys.readouterr().out) == bool(options)
+    assert ("targets" in json.loads((tmp_path / "record").read_text())) == bool(options)
 
 
 # ---- real runs ---------------------------------------------------------------------------------
@@ -190,7 +202,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "allreduce.json", tmp_path / "allreduce.svg"
     arguments = documents.read_command("python -m benchmarks allreduce")
     arguments += ["--warm-up", "0", "--iterations", "5", "--deadline", "60"]
-    arguments += ["--transports", "auto", "mpi"]
+    arguments += ["--transports", "auto", "mpi", "--targets"]
     # Variables of an outer launch must not reach the ranks.
     answer = run_benchmark(*arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -205,6 +217,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
         assert [len(visit) for visit in cell["nanoseconds"]] == [5, 5]
         assert cell["wrong"] == 0 < cell["seconds"]["low"] <= cell["seconds"]["median"]
     assert group["collectives"]["wait"]
+    assert content["targets"]
     assert group["limits"]["copy"] and group["limits"]["peer_read"]
     assert "target: mpiddp auto, auto, shared: at least 8 × Gloo: 256 KiB" in answer.stdout
     assert "at most 1 µs more than the plain ring" in answer.stdout

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common import plotting, statistics
+from benchmarks.common import statistics
 from benchmarks.launching import launchers, processes, srun
 from benchmarks.launching.processes import Program, Run, RunError
 from benchmarks.startup import command as startup
@@ -29,6 +29,8 @@ from benchmarks.startup.contenders import (
     Contender,
     list_on_cluster,
 )
+from benchmarks.startup.plot import draw
+from benchmarks.startup.targets import judge
 from mpiddp.errors import ConfigurationError, LaunchError
 
 values = st.floats(min_value=-1e3, max_value=1e3)
@@ -249,7 +251,7 @@ def make_group(ranks: int, *own: tuple[float, float, float], nodes: int = 4, **m
     contenders = tuple(
         Contender(name, "mpiddp", Program(("x",), {}, reaches_out=True), "") for name in names
     )
-    return report.Group(ranks, contenders, series, nodes, **more)
+    return report.Group(ranks=ranks, contenders=contenders, series=series, nodes=nodes, **more)
 
 
 def test_own_phases_are_summed_run_by_run():
@@ -272,26 +274,26 @@ def test_without_phases_there_is_no_table():
     local = make_group(4, nodes=None)
     assert phases.format_phases([local], 0) == ""
     assert phases.describe_phases([local], 0) is None
-    assert phases.judge([local], 0) == []
+    assert judge([local], 0) == []
 
 
 @pytest.mark.parametrize(("late", "reached"), [(0.02, True), (0.06, False)])
 def test_targets_are_medians_and_the_growth(late, reached):
     groups = [make_group(n, *[(0.1, 0.01, 0.02 + late * (n - 4) / 12)] * 5) for n in (4, 8, 16)]
-    *own, growth = phases.judge(groups, 0)
-    assert [target.value for target in own] == pytest.approx([0.13, 0.13 + late / 3, 0.13 + late])
-    assert all(target.reached and target.limit == 0.3 for target in own)
-    assert growth.value == pytest.approx(1e3 * late / 12)
-    assert (growth.limit, growth.reached) == (2.0, reached)
-    assert report.judge(groups) == []
+    *own, growth = judge(groups, 0)
+    found = [target.found[""] for target in own]
+    assert found == pytest.approx([0.13, 0.13 + late / 3, 0.13 + late])
+    assert all(target.met and target.at_most == 0.3 for target in own)
+    assert growth.found[""] == pytest.approx(1e3 * late / 12)
+    assert (growth.at_most, growth.met) == (2.0, reached)
 
 
 def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     other = make_group(4, (0.1, 0.1, 0.2), nodes=2)
     many = make_group(32, (0.1, 0.1, 0.2))
     four = make_group(4, (0.1, 0.1, 0.2))
-    (target,) = phases.judge([other, many, four], 0)
-    assert (target.value, target.reached) == (pytest.approx(0.4), False)
+    (target,) = judge([other, many, four], 0)
+    assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
 
 
 def test_a_record_holds_phases_failures_and_nodes():
@@ -318,14 +320,13 @@ def test_what_cannot_be_known_of_other_machines_is_a_dash():
 
 
 def test_phases_are_drawn_on_a_scale_of_their_own(tmp_path):
-    stacks = (plotting.Stack("4 ranks", {"one": 10.0, "two": 20.0}, (29.0, 31.0)),)
-    panel = plotting.Panel("first", (plotting.Row("row", (3.0,)),))
     path = tmp_path / "drawing.svg"
-    own = plotting.StackPanel("parts", stacks, "milliseconds")
-    plotting.draw(path, [panel], own, title="Title", unit="seconds")
+    draw(path, [make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))], "a note")
     text = path.read_text()
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    assert all(part in text for part in ("one", "two", "milliseconds", "seconds", "parts"))
+    assert all(
+        part in text for part in (*phases.OWN, "milliseconds", "seconds", "own phases", "a note")
+    )
 
 
 # Runs on other machines, played by this one

@@ -16,7 +16,7 @@ from benchmarks.common import results
 from benchmarks.common.statistics import Series
 from benchmarks.launching import launchers
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
-from benchmarks.training_step import command, report, visits
+from benchmarks.training_step import command, measurement, report
 from benchmarks.training_step.contenders import (
     ALONE,
     BASE,
@@ -27,10 +27,10 @@ from benchmarks.training_step.contenders import (
     Contender,
     parse_contender,
 )
+from benchmarks.training_step.measurement import Group, Link, Visit
 from benchmarks.training_step.plot import break_name, draw
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Reading
-from benchmarks.training_step.visits import Group, Link, Visit
 from benchmarks.training_step.workloads import Workload, parse_workload
 from mpiddp.errors import ConfigurationError
 
@@ -183,9 +183,9 @@ def make_group(times, ranks: int = 2, *, workload: Workload = MLP, straggler=Non
         row: Series((), tuple(map(make_visit, rounds)), tuple(range(len(rounds))))
         for row, rounds in times.items()
     }
-    usual = {"nodes": None, "notes": {}, "greeting": {"device": "cpu"}}
+    usual = {"greeting": {"device": "cpu"}}
     plan = command.parse(words).plan
-    return Group(ranks, workload=workload, plan=plan, series=series, **{**usual, **more})
+    return Group(ranks=ranks, workload=workload, plan=plan, series=series, **{**usual, **more})
 
 
 def find_row(text: str, name: str) -> str:
@@ -272,7 +272,9 @@ def test_a_record_has_every_visit_and_its_parts():
 
 def judge_speed(speed: float, ranks: int = 2, **more):
     times = {FRAMEWORKS: [speed, speed], OWN: [1.0, 1.0]}
-    return [(target.found, target.met) for target in judge([make_group(times, ranks, **more)])]
+    return [
+        (*target.found.values(), target.met) for target in judge([make_group(times, ranks, **more)])
+    ]
 
 
 def test_the_large_mlp_is_promised_to_be_much_quicker_on_two_ranks():
@@ -311,14 +313,14 @@ def test_the_central_server_is_promised_to_be_as_slow_as_the_model_says():
     predicted = (0.375 + 2.4) / (0.375 + 0.6)
     for factor, met in ((1.0, True), (1.14, True), (0.86, True), (1.16, False), (0.84, False)):
         target = judge_nodes(factor * predicted)[1]
-        assert target.found == pytest.approx(factor, rel=1e-3)
+        assert target.found[""] == pytest.approx(factor, rel=1e-3)
         assert target.met == met
 
 
 def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_most():
     for sharded, met in ((1.1, True), (1.2, False)):
         target = judge_nodes(2.0, sharded)[0]
-        assert (target.found, target.met) == (sharded, met)
+        assert (target.found, target.met) == ({"": sharded}, met)
         assert "8 Mbit/s" in str(target)
     assert judge_nodes(2.0, link=None) == []
     assert judge_nodes(2.0, nodes=2) == []
@@ -437,7 +439,7 @@ worker.main(sys.argv[1], sys.argv[2].split(","))
 def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys):
     (tmp_path / "wrong_worker.py").write_text(WRONG_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(visits, "WORKER", "wrong_worker")
+    monkeypatch.setattr(measurement, "WORKER", "wrong_worker")
     arguments = ["--ranks", "2", "--models", "mlp:megabytes=0.1", "--sync", "framework", "ring"]
     with pytest.raises(command.WrongTrainingError, match="ring transport=mpi on mlp") as caught:
         command.main([*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"])
@@ -460,7 +462,15 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
     record = tmp_path / "step.json"
     arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "2", "--link", "--sync"]
     arguments += ["framework", "ring", "parameter-server", "parameter-server:servers=ranks"]
-    arguments += ["--models", "mlp:megabytes=1", "--repetitions", "1", "--iterations", "3"]
+    arguments += [
+        "--models",
+        "mlp:megabytes=1",
+        "--repetitions",
+        "1",
+        "--iterations",
+        "3",
+        "--targets",
+    ]
     answer = run_benchmark(*arguments, "--json", str(record), **slurm_cluster.environment())
     assert (answer.returncode, answer.stderr) == (0, "")
     (group,) = json.loads(record.read_text())["groups"]

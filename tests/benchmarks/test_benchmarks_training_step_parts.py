@@ -14,14 +14,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from tqdm import tqdm
 
 from benchmarks.common.statistics import Series
+from benchmarks.common.trials import RefusedError
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
-from benchmarks.training_step import checks, loops, visits
+from benchmarks.training_step import checks, loops, measurement
 from benchmarks.training_step.command import parse
-from benchmarks.training_step.contenders import BASE, BASES, Contender, parse_contender
-from benchmarks.training_step.orders import Order, read_order
+from benchmarks.training_step.contenders import (
+    BASE,
+    BASES,
+    Contender,
+    Order,
+    parse_contender,
+    read_order,
+)
+from benchmarks.training_step.measurement import Visit, Visitor, read_answers
 from benchmarks.training_step.torch_job import make_step
 from benchmarks.training_step.traffic import (
     Reading,
@@ -32,7 +39,6 @@ from benchmarks.training_step.traffic import (
     subtract,
 )
 from benchmarks.training_step.verdicts import TOLERANCE, judge
-from benchmarks.training_step.visits import RefusedError, Visit, Visitor, read_answers
 from benchmarks.training_step.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
@@ -222,14 +228,6 @@ def test_exposed_communication_may_be_negative():
     assert Visit(1, 1.0, 0.9, 0.2, 1.0, Reading(0, None)).exposed == pytest.approx(-0.1)
 
 
-@given(st.floats(min_value=1e-9, max_value=1e3))
-def test_steps_fill_a_visit_within_bounds(seconds):
-    count = visits.choose_steps(seconds)
-    assert visits.FEWEST <= count <= visits.MOST
-    if visits.FEWEST < count < visits.MOST:
-        assert count * seconds <= visits.VISIT_SECONDS < (count + 1) * seconds
-
-
 # ---- what is trained ---------------------------------------------------------------------------
 
 
@@ -354,10 +352,9 @@ def test_who_trains_something_else_is_not_timed():
     plan = parse(["--sync", *words, "--repetitions", "2", "--models", "mlp"]).plan
     odd = {"ring": {"digest": "b"}, "one-shot": {"refused": "no such way"}}
     jobs = {name: FakeJob(name, odd) for name in (MPI_JOB, TORCH_JOB)}
-    with tqdm(disable=True) as bar:
-        visitor = Visitor(jobs, plan, 2, Workload("mlp"), bar)
-        admitted = visitor.admit([*BASES, *plan.contenders])
-        series = visitor.visit_in_turns(admitted)
+    visitor = Visitor(jobs, plan, 2, Workload("mlp"))
+    admitted = visitor.admit([*BASES, *plan.contenders])
+    series = visitor.visit_in_turns(admitted)
     assert {each.name: why for each, why in visitor.wrong.items()} == {
         "ring": "the ranks' parameters differ"
     }
@@ -376,12 +373,12 @@ def test_who_trains_something_else_is_not_timed():
 @pytest.mark.parametrize(("device", "good"), [("cpu", False), ("cuda", True)])
 def test_gpus_that_were_asked_for_must_be_there(device, good):
     greetings = [{"device": "cuda"}, {"device": device}]
-    visits.check_device("auto", greetings)
+    measurement.check_device("auto", greetings)
     if good:
-        visits.check_device("gpu", greetings)
+        measurement.check_device("gpu", greetings)
     else:
         with pytest.raises(ConfigurationError, match="expected a GPU for every rank"):
-            visits.check_device("gpu", greetings)
+            measurement.check_device("gpu", greetings)
 
 
 def test_a_link_is_probed_by_a_short_and_a_long_message():
@@ -390,6 +387,6 @@ def test_a_link_is_probed_by_a_short_and_a_long_message():
         seconds = 2e-3 + 1e-8 * command["bytes"] * (command["bytes"] > 100)
         return [[seconds] * 3, [9.0] * 3]
 
-    link = visits.probe_link(SimpleNamespace(ask=ask))
+    link = measurement.probe_link(SimpleNamespace(ask=ask))
     assert link.latency == pytest.approx(1e-3)
     assert link.megabits == pytest.approx(800)

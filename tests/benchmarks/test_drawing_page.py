@@ -60,7 +60,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("machine", "size", "message"),
     [
-        (Machine(Link(0, 1e-9), Link(0, 1e-9), 1e-9, shared=5e-10), 1, "whose link is as quick as"),
+        (Machine(Link(0, 1e-9), Link(0, 1e-9), 1e-9, shared=5e-10), 1, "whose link is as fast as"),
         (flat(0, 0, 1e-9), 1, "bandwidths of 0.001 to 1,000,000 Gbit/s, not inf"),
         (flat(0, 1e-9, 0), 1, "additions of 0.001 to 1,000,000 GB/s, not inf"),
         (flat(1e4, 1e-9, 1e-9), 1, r"latencies of 0 to 1,000,000 µs, not 1e\+10: use the terminal"),
@@ -111,6 +111,7 @@ def test_nodes_hold_for_the_ranks_they_were_given_for() -> None:
 def test_the_largest_page_is_small_enough_to_send(nodes: Sequence[int] | None) -> None:
     page = draw_page(parse("ring"), LARGEST, nodes, beside=parse("two-level:outer=one-shot"))
     assert len(page.encode()) < 1_500_000
+    assert len(draw_page(parse("ring"), 4).encode()) < 300_000
 
 
 def test_a_page_refers_to_nothing_outside_it() -> None:

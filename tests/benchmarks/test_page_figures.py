@@ -1,7 +1,8 @@
-"""The animated page computes what Python does, and says what the terminal says."""
+"""The terms that the animated page multiplies, and that it says what the terminal says."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ import pytest
 
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.models import explain
+from benchmarks.models.drawing.figures import Loads, describe_bound
 from browser import Page
 from mpiddp.schedules.cost import Link, Machine, bound, flat, simulate
 from mpiddp.schedules.registry import Choice, find, names, parse
 from mpiddp.schedules.replay import replay
-from mpiddp.schedules.schedule import Schedule
+from mpiddp.schedules.schedule import Schedule, segment
 
 FLAT = flat(5e-6, 8e-11, 2e-11)
 USUAL = Machine(Link(1e-6, 8e-11), Link(1e-5, 8e-10), 1e-10)
@@ -30,29 +32,6 @@ MACHINES = {
 ITEM = 4
 
 
-COMPUTE = """
-const [ranks, segments, names, machine, count] = arguments;
-const packed = data.schedules[ranks];
-return JSON.stringify(names.map((name) => {
-  const schedule = segment(unpack(ranks, packed[name]), segments);
-  const size = 4 * (count ?? 1024 * schedule.chunks);
-  const spell = (value) => value === null ? "" : value.join("+");
-  const links = countLinks(schedule, size);
-  return {
-    chunks: schedule.chunks,
-    steps: schedule.steps.map((step) => step.map((t) => [t.src, t.dst, t.lo, t.hi, t.reduce])),
-    states: replay(schedule).map((state) => state.map((row) => row.map(spell))),
-    price: price(schedule, { ...machine, size }),
-    merged: price(merge(schedule), { ...machine, size }),
-    messages: links.flat().reduce((total, link) => total + link.messages, 0),
-    sent: links.map((row) => row.reduce((total, link) => total + link.bytes, 0)),
-    received: links[0].map((_, dst) => links.reduce((total, row) => total + row[dst].bytes, 0)),
-    bound: bound(schedule, { ...machine, size }),
-  };
-}));
-"""
-
-
 @dataclass(frozen=True)
 class Setting:
     """What schedules are priced for."""
@@ -61,8 +40,80 @@ class Setting:
     segments: int = 1
     machine: Machine = FLAT
     nodes: tuple[int, ...] | None = None
-    count: int | None = None
-    """Elements of the buffer; 1024 in each chunk if not given."""
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        return self.nodes or (1,) * self.ranks
+
+
+# ---- without a browser --------------------------------------------------------------------
+
+
+def take(load: Sequence[int], machine: Machine, chunk: float) -> float:
+    """Seconds of a load, as the page multiplies."""
+    far, volume, added, near, inner = (*load, 0, 0)[:5]
+    seconds = far * machine.between.latency + near * machine.inside.latency
+    seconds += chunk * volume * machine.between.seconds_per_byte
+    return seconds + chunk * (inner * machine.inside.seconds_per_byte + added * machine.addition)
+
+
+@pytest.mark.parametrize("nodes", [None, (3, 4), (4, 4), (1, 2, 5), (2, 2, 2, 2), (6,), (1, 1, 1)])
+def test_terms_times_figures_are_the_simulated_prices(nodes: tuple[int, ...] | None) -> None:
+    for ranks in (1, 2, 3, 5, 8, 16) if nodes is None else (sum(nodes),):
+        for name, segments in itertools.product(names(), (1, 2, 3)):
+            choice = Choice(find(name))
+            schedule = choice.build(ranks, nodes)
+            steps = list(Loads(schedule, nodes or (1,) * ranks).describe(segments))
+            cut = segment(schedule, segments)
+            for machine in MACHINES.values() if nodes else (FLAT,):
+                run = simulate(cut, 64 * cut.chunks, machine, nodes, item=ITEM)
+                found = [max(take(load, machine, 64 * ITEM) for load in step[2:]) for step in steps]
+                assert found == pytest.approx([step.seconds for step in run.steps]), name
+                assert [step[0] for step in steps] == [step.messages for step in run.steps]
+                assert [64 * ITEM * step[1] for step in steps] == [s.busiest for s in run.steps]
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_factors_times_figures_are_the_lower_bound(machine: Machine) -> None:
+    for nodes in ((1,), (1,) * 9, (3, 4), (6,), (1, 1, 1), (2,) * 8):
+        for text in ("ring", "central"):
+            schedule = parse(text).build(sum(nodes), nodes)
+            near, far, inner, volume, added = describe_bound(schedule, nodes)
+            limits = bound(1000, machine, nodes, len(schedule.members))
+            # Ranks that are nodes have no links inside.
+            inside = machine.inside if max(nodes) > 1 else machine.between
+            latency = max(near * inside.latency, far * machine.between.latency)
+            slowest = max(
+                inner * inside.seconds_per_byte, volume * machine.between.seconds_per_byte
+            )
+            assert limits.latency == pytest.approx(latency)
+            assert limits.bandwidth == pytest.approx(1000 * slowest)
+            assert limits.addition == pytest.approx(1000 * added * machine.addition)
+
+
+# ---- in a browser -------------------------------------------------------------------------
+
+COMPUTE = """
+const [ranks, segments, names, machine] = arguments;
+return JSON.stringify(names.map((name) => {
+  const whole = unpack(ranks, data.schedules[ranks][name]);
+  const size = 4096 * segments * whole.ends.at(-1);
+  const { schedule, states, prices, bound } = makeModel(whole, segments, { ...machine, size });
+  const { ends, steps } = schedule;
+  const spell = (value) => value === null ? "" : value.join("+");
+  const links = countLinks(schedule, size);
+  return {
+    ends,
+    steps: steps.map((step) => step.map((t) => [t.src, t.dst, ends[t.lo], ends[t.hi], t.reduce])),
+    states: states.map((state) => state.map((row) => row.map(spell))),
+    prices,
+    messages: links.flat().reduce((total, link) => total + link.messages, 0),
+    sent: links.map((row) => row.reduce((total, link) => total + link.bytes, 0)),
+    received: links[0].map((_, dst) => links.reduce((total, row) => total + row[dst].bytes, 0)),
+    bound,
+  };
+}));
+"""
 
 
 def compute(page: Page, choices: Sequence[str], setting: Setting) -> list[Any]:
@@ -75,67 +126,57 @@ def compute(page: Page, choices: Sequence[str], setting: Setting) -> list[Any]:
         "addition": setting.machine.addition,
         "nodes": setting.nodes,
     }
-    arguments = (setting.ranks, setting.segments, choices, machine, setting.count)
-    return json.loads(page.run(COMPUTE, *arguments))
+    return json.loads(page.run(COMPUTE, setting.ranks, setting.segments, choices, machine))
 
 
 def check(found: Any, schedule: Schedule, setting: Setting) -> None:
-    assert found["chunks"] == schedule.chunks
+    assert found["ends"][-1] == schedule.chunks
     assert found["steps"] == [[list(transfer) for transfer in step] for step in schedule.steps]
     states = replay(schedule, lambda rank, _: str(rank), "+".join)
-    expected = ([[value or "" for value in row] for row in state] for state in states)
-    assert all(seen == state for seen, state in zip(found["states"], expected, strict=True))
-    check_prices(found, schedule, setting)
-
-
-def check_prices(found: Any, schedule: Schedule, setting: Setting) -> None:
-    count = schedule.chunks * 1024 if setting.count is None else setting.count
+    for seen, state in zip(found["states"], states, strict=True):
+        assert seen == [[row[chunk] or "" for chunk in found["ends"][:-1]] for row in state]
+    count = schedule.chunks * 1024
     run = simulate(schedule, count, setting.machine, setting.nodes, item=ITEM)
-    for prices in (found["price"], found["merged"]):
-        assert [step["messages"] for step in prices] == [step.messages for step in run.steps]
-        for key in ("seconds", "sent", "busiest"):
-            assert [step[key] for step in prices] == pytest.approx(
-                [getattr(step, key) for step in run.steps]
-            )
+    for key in ("seconds", "messages", "busiest"):
+        assert [step[key] for step in found["prices"]] == pytest.approx(
+            [getattr(step, key) for step in run.steps]
+        )
     assert found["messages"] == sum(step.messages for step in run.steps)
     assert found["sent"] == pytest.approx(run.sent)
     assert found["received"] == pytest.approx(run.received)
-    hosts = setting.nodes or (1,) * setting.ranks
-    limits = bound(count * ITEM, setting.machine, hosts, len(schedule.members))
+    limits = bound(count * ITEM, setting.machine, setting.hosts, len(schedule.members))
     for key in ("latency", "bandwidth", "addition", "seconds"):
         assert found["bound"][key] == pytest.approx(getattr(limits, key)), key
 
 
 @pytest.mark.browser
-def test_the_page_segments_replays_and_prices_as_python_does(page: Page) -> None:
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_the_page_shows_the_states_and_prices_that_python_has(page: Page, ranks: int) -> None:
     page.open("ring", 16)
-    for ranks in (1, 2, 3, 5, 8, 16):
-        for segments in (1, 2, 3):
-            setting = Setting(ranks, segments)
-            for name, found in zip(names(), compute(page, names(), setting), strict=True):
-                check(found, Choice(find(name), segments=segments).build(ranks), setting)
+    for segments in (1, 3):
+        setting = Setting(ranks, segments)
+        for name, found in zip(names(), compute(page, names(), setting), strict=True):
+            # One rank has no steps, and no need of segments.
+            choice = Choice(find(name), segments=segments if ranks > 1 else 1)
+            check(found, choice.build(ranks), setting)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("nodes", [(3, 4), (4, 4), (1, 2, 5), (2, 2, 2, 2), (6,), (1, 1, 1)])
+@pytest.mark.parametrize("nodes", [(3, 4), (6,)])
 def test_the_page_prices_nodes_as_python_does(page: Page, nodes: tuple[int, ...]) -> None:
     ranks = sum(nodes)
     page.open("two-level", ranks, nodes)
     for machine in MACHINES.values():
-        for segments in (1, 3):
-            setting = Setting(ranks, segments, machine, nodes)
-            for name, found in zip(names(), compute(page, names(), setting), strict=True):
-                schedule = Choice(find(name), segments=segments).build(ranks, nodes)
-                check_prices(found, schedule, setting)
+        setting = Setting(ranks, 3, machine, nodes)
+        for name, found in zip(names(), compute(page, names(), setting), strict=True):
+            check(found, Choice(find(name), segments=3).build(ranks, nodes), setting)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("count", [0, 1, 3, 12, 13, 1000, 262_144])
-def test_chunks_hold_whole_elements_as_in_python(page: Page, count: int) -> None:
-    page.open("ring", 7, (3, 4))
-    setting = Setting(7, 2, USUAL, (3, 4), count)
-    for name, found in zip(names(), compute(page, names(), setting), strict=True):
-        check_prices(found, Choice(find(name), segments=2).build(7, (3, 4)), setting)
+def test_nothing_takes_no_time(page: Page) -> None:
+    page.open("ring", 4, size=0)
+    assert page.facts()["Time"] == "0 µs of 0 µs"
+    assert page.facts()["Lower bound"] == "0 µs"
 
 
 @pytest.mark.browser

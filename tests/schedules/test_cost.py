@@ -203,6 +203,18 @@ def test_some_algorithms_meet_the_lower_bounds():
     assert limits.addition == simulate(build("ring", 16), 1600, flat(0, 0, 1)).seconds
 
 
+@pytest.mark.parametrize(
+    ("members", "rounds"),
+    [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (27, 5), (64, 6)],
+)
+def test_a_message_at_most_doubles_the_ranks_that_know_a_contribution(members, rounds):
+    for servers in (0, 1):
+        limits = bound(100, flat(7, 0), (1,) * (members + servers), members)
+        assert limits.latency == 7 * rounds
+    limits = bound(100, Machine(Link(7, 0), Link(7, 0)), (members,))
+    assert limits.latency == 7 * rounds
+
+
 def test_one_rank_alone_has_no_lower_bound():
     assert bound(100, ODD, (1,)).seconds == 0
 

@@ -12,7 +12,7 @@ from benchmarks.allreduce.contenders import (
     Contender,
     list_contenders,
 )
-from benchmarks.allreduce.visits import Group, Plan, Visit
+from benchmarks.allreduce.measurement import Group, Plan, Visit
 from benchmarks.common.statistics import Series
 from benchmarks.launching.paired_jobs import TORCH_JOB
 
@@ -32,9 +32,9 @@ def make_group(times, ranks: int = 2, nodes: int | None = None, **more) -> Group
     """A group with these seconds, by contender and size: a list of rounds, each of a visit."""
     rows = list_contenders(["auto", "ring"], ["auto", "mpi"], ["private", "shared"], nccl=False)
     series = {
-        Cell(row, size).name: Series((), tuple(Visit(tuple(each), 0) for each in rounds), ())
+        Cell(row, size): Series((), tuple(Visit(tuple(each), 0) for each in rounds), ())
         for (row, size), rounds in times.items()
     }
     sizes = tuple(sorted({size for row, size in times if row in rows})) or (8,)
-    settings = {"refusals": {}, "wrong": {}, **more}
-    return Group(ranks, nodes, make_plan(*sizes), tuple(rows), series, **settings)
+    plan = make_plan(*sizes)
+    return Group(ranks=ranks, nodes=nodes, plan=plan, contenders=tuple(rows), series=series, **more)

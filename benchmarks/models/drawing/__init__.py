@@ -1,1 +1,1 @@
-"""Pictures of a schedule: in words and letters, as a space-time diagram, as a page that moves."""
+"""Pictures of a schedule: as text, as a space-time diagram, as an animated page."""

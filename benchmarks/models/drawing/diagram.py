@@ -43,11 +43,7 @@ text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 
 
 def draw_diagram(
-    schedule: Schedule,
-    title: str,
-    *,
-    notes: Sequence[str] = (),
-    nodes: Sequence[int] | None = None,
+    schedule: Schedule, title: str, *, notes: Sequence[str] = (), nodes: Sequence[int] | None = None
 ) -> str:
     """An SVG document, in light or dark as the reader's screen is.
 

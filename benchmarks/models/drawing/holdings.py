@@ -1,4 +1,4 @@
-"""What each rank holds after each step, in the letters of whose contributions are in it."""
+"""What each rank holds after each step: the letters of the ranks that contributed to it."""
 
 from __future__ import annotations
 

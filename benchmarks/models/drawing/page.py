@@ -1,7 +1,7 @@
 """An animated page: one HTML document that plays schedules, offline, in any browser.
 
-The schedules in it are those of the registry, written as data; its scripts cut them in segments,
-replay and price them, and have no algorithm of their own.
+The schedules in it are those of the registry, written as data with what each step leaves behind and
+what it costs (`figures`); its scripts show them, and have no algorithm or cost model of their own.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from itertools import chain
 from typing import Any
 
+from benchmarks.models.drawing.figures import Loads, describe_bound, describe_states, find_ends
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import Machine, flat, split_in_two
 from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.schedules.schedule import Schedule
 
 LARGEST = 64
-"""Ranks; with more of them nothing can be told apart."""
+"""Ranks; with more of them the cells are too small."""
 LARGEST_GRID = 64 * 256
 """Ranks times columns, that is, chunks that some message tells apart."""
 OFFERED = (*range(1, 9), 10, 12, 16)
 """Numbers of ranks that every page has, beside the one that was asked for."""
+SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Numbers of segments that can be chosen, beside those that were asked for."""
 SCRIPTS = (
-    "page_model.js", "page_price.js", "page_words.js", "page_panel.js", "page_settings.js",
+    "page_model.js", "page_clock.js", "page_words.js", "page_panel.js", "page_settings.js",
     "page.js",
 )  # fmt: skip
-"""In this order, for what a script does at once needs those before it."""
+"""In this order, since scripts run with those before them."""
 MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
 GIGABYTE = 1e9
 MEBIBYTE = 1 << 20
 MACHINE = flat(10 * MICROSECOND, 1 / (10 * GIGABIT), 1 / (10 * GIGABYTE))
-"""As the commands have it where nothing is said."""
+"""The commands' defaults."""
 
 
 def draw_page(
@@ -75,7 +77,7 @@ def draw_page(
 
 
 def _check_size(choice: Choice, schedule: Schedule) -> None:
-    cells = schedule.ranks * _count_columns(schedule)
+    cells = schedule.ranks * (len(find_ends(schedule)) - 1)
     if cells > LARGEST_GRID:
         raise ConfigurationError(
             f"the page shows up to {LARGEST_GRID} cells (ranks times chunks), and {choice} on "
@@ -87,7 +89,7 @@ def _describe_fields(size: int, machine: Machine) -> Mapping[str, Mapping[str, f
     """What each field of the page begins with, in its unit, and its limits."""
     if machine.uplink != machine.between.seconds_per_byte:
         raise ConfigurationError(
-            "the page prices nodes whose link is as quick as one rank's between nodes, "
+            "the page prices nodes whose link is as fast as one rank's between nodes, "
             f"{machine.between.seconds_per_byte} s for a byte, not {machine.uplink}"
         )
     fields = {"size": _make_field("buffers", size / MEBIBYTE, "MiB", 0, 1 << 20)}
@@ -119,12 +121,6 @@ def _make_field(
     return {"value": int(exact) if exact.is_integer() else exact, "min": least, "max": most}
 
 
-def _count_columns(schedule: Schedule) -> int:
-    """Chunks, neighbours that no transfer tells apart counted as one."""
-    transfers = chain.from_iterable(schedule.steps)
-    return len({0, schedule.chunks}.union(*((t.lo, t.hi) for t in transfers))) - 1
-
-
 def _name_all(chosen: Sequence[Choice], ranks: int) -> str:
     return f"{' and '.join(map(str, chosen))} on {ranks} rank{'s' if ranks > 1 else ''}"
 
@@ -143,6 +139,12 @@ def _collect(
 ) -> Mapping[str, Any]:
     whole = [replace(choice, segments=1) for choice in chosen]
     entries = {str(one): one for one in (*(Choice(find(name)) for name in names()), *whole)}
+    segments = sorted({*SEGMENTS, *(choice.segments for choice in chosen)})
+    terms: dict[tuple[Any, ...], int] = {}
+    schedules = {
+        str(number): _pack_all(entries, number, nodes if number == ranks else None, segments, terms)
+        for number in sorted({*OFFERED, ranks})
+    }
     return {
         "algorithms": {
             name: one.algorithm.summary.replace("``", "") for name, one in entries.items()
@@ -154,19 +156,21 @@ def _collect(
                 for one, choice in zip(whole, chosen, strict=True)
             ],
         },
-        "largestGrid": LARGEST_GRID,
+        "segments": segments,
         "nodes": {} if nodes is None else {str(ranks): list(nodes)},
-        "schedules": {
-            str(number): _pack_all(entries, number, nodes if number == ranks else None)
-            for number in sorted({*OFFERED, ranks})
-        },
+        "schedules": schedules,
+        "terms": list(terms),
     }
 
 
 def _pack_all(
-    entries: Mapping[str, Choice], ranks: int, nodes: Sequence[int] | None
+    entries: Mapping[str, Choice],
+    ranks: int,
+    nodes: Sequence[int] | None,
+    segments: Sequence[int],
+    terms: dict[tuple[Any, ...], int],
 ) -> Mapping[str, Any]:
-    """By name; what cannot be on so many ranks, is wrong, or is too large, is left out."""
+    """By name; what does not support so many ranks, is wrong, or is too large, is left out."""
     packed = {}
     for name, choice in entries.items():
         try:
@@ -174,19 +178,28 @@ def _pack_all(
             _check_size(choice, schedule)
         except (ConfigurationError, ScheduleError):
             continue
-        divided = nodes is None and ranks > 1 and choice.algorithm.knows_nodes
-        packed[name] = _pack(schedule, split_in_two(ranks) if divided else None)
+        packed[name] = _pack(schedule, nodes or (1,) * ranks, segments, terms)
+        if nodes is None and ranks > 1 and choice.algorithm.knows_nodes:
+            packed[name]["halves"] = split_in_two(ranks)
     return packed
 
 
-def _pack(schedule: Schedule, halves: Sequence[int] | None) -> Mapping[str, Any]:
-    """Each step flat, five integers for a transfer; what can be guessed is left out."""
-    packed: dict[str, Any] = {
-        "chunks": schedule.chunks,
-        "steps": [list(map(int, chain.from_iterable(step))) for step in schedule.steps],
+def _pack(
+    schedule: Schedule,
+    nodes: Sequence[int],
+    segments: Sequence[int],
+    terms: dict[tuple[Any, ...], int],
+) -> dict[str, Any]:
+    """A schedule; for each number of segments, what its steps cost, as places in ``terms``."""
+    states, loads = describe_states(schedule), Loads(schedule, nodes)
+    cells = schedule.ranks * (len(states["ends"]) - 1)
+    return {
+        **states,
+        "members": schedule.members,
+        "bound": describe_bound(schedule, nodes),
+        "terms": {
+            count: [terms.setdefault(step, len(terms)) for step in loads.describe(count)]
+            for count in segments
+            if count * cells <= LARGEST_GRID
+        },
     }
-    if len(schedule.members) < schedule.ranks:
-        packed["members"] = schedule.members
-    if halves is not None:
-        packed["halves"] = halves
-    return packed

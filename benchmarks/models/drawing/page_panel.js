@@ -45,12 +45,13 @@ class Panel {
   // -- what each rank holds
 
   makeGrid() {
-    const { schedule: { ranks, chunks }, nodes } = this.model;
+    const { schedule: { ranks }, nodes } = this.model;
     const marked = nodes?.length > 1 ? nodes : [];
     const firsts = new Map(marked.map((_, node) => [sum(marked.slice(0, node)), node]));
     this.cells = [];
     this.rows = [];
-    this.headings = range(chunks).map((column) => this.makeHeading(column));
+    this.headings = range(this.model.schedule.ends.length - 1)
+      .map((column) => this.makeHeading(column));
     const corner = element("span", { className: "label", role: "columnheader" });
     const head = element("div", { className: "row", role: "row" }, corner, ...this.headings);
     this.grid.replaceChildren(head);
@@ -72,12 +73,12 @@ class Panel {
   }
 
   makeRow(rank) {
-    const { chunks, members } = this.model.schedule;
+    const { members } = this.model.schedule;
     const label = element("span", { className: "label", role: "rowheader" }, `${rank} `);
     label.append(element("b", { textContent: members.includes(rank) ? letter(rank) : "·" }));
     label.title = members.includes(rank) ? `rank ${rank} contributes ${letter(rank)}`
       : `rank ${rank} serves, and contributes nothing`;
-    const cells = range(chunks).map(() => element("span", { className: "cell", role: "cell" }));
+    const cells = this.headings.map(() => element("span", { className: "cell", role: "cell" }));
     const row = element("div", { className: "row", role: "row" }, label, ...cells);
     this.cells.push(cells);
     this.rows.push(row);
@@ -86,7 +87,8 @@ class Panel {
 
   /** Choose sizes for the room there is. */
   measure() {
-    const { ranks, chunks, ends, members } = this.model.schedule;
+    const { ranks, ends, members } = this.model.schedule;
+    const chunks = ends.length - 1;
     const style = this.grid.style;
     const height = ranks <= 4 ? 40 : ranks <= 8 ? 32 : ranks <= 16 ? 24 : ranks <= 32 ? 16 : 10;
     const gap = chunks <= 16 ? 3 : chunks <= 40 ? 2 : chunks <= 96 ? 1 : 0;

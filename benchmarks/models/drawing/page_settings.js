@@ -1,6 +1,5 @@
 // ---- the settings: what is chosen, which machine, and the address that holds both -------------
 
-const SEGMENTS = [1, 2, 3, 4, 6, 8, 12, 16, 32];
 const MICROSECOND = 1e-6;
 const SECONDS_PER_BYTE = 8e-9;  // at 1 Gbit/s
 const SECONDS_PER_ADDED_BYTE = 1e-9;  // at 1 GB/s
@@ -24,10 +23,8 @@ function fillChoices() {
   controls.first.append(...names.map((name) => option(name)));
   controls.second.append(option("", "none"), ...names.map((name) => option(name)));
   controls.ranks.append(...Object.keys(data.schedules).map((ranks) => option(ranks)));
-  const wanted = data.start.panels.map(({ segments }) => segments);
-  const counts = [...new Set([...SEGMENTS, ...wanted])].sort((one, other) => one - other);
   for (const list of [controls.firstSegments, controls.secondSegments]) {
-    list.append(...counts.map((count) => option(count)));
+    list.append(...data.segments.map((count) => option(count)));
   }
   const [first, second] = data.start.panels;
   controls.ranks.value = data.start.ranks;
@@ -47,15 +44,12 @@ function limitChoices() {
     if (list.selectedOptions[0].disabled) list.value = list.value.split(":")[0];
     counts.disabled = list.value === "";
     if (counts.disabled) continue;
-    limitSegments(counts, merge(unpack(Number(ranks), offered(ranks, list.value))));
+    limitSegments(counts, offered(ranks, list.value));
   }
 }
 
-function limitSegments(counts, schedule) {
-  const cells = schedule.ranks * schedule.chunks;
-  for (const option of counts.options) {
-    option.disabled = Number(option.value) * cells > data.largestGrid;
-  }
+function limitSegments(counts, { terms }) {
+  for (const option of counts.options) option.disabled = !(option.value in terms);
   if (!counts.selectedOptions[0].disabled) return;
   counts.value = [...counts.options].findLast((option) => !option.disabled).value;
 }
@@ -106,8 +100,10 @@ function readMachine() {
   setText(find("#problem"), problems.map(([, sentence]) => sentence).join(" "));
   if (wrong.length > 0) return null;
   const nodes = givenNodes(controls.ranks.value);
+  const size = controls.size.valueAsNumber * MEBIBYTE;
+  // Nothing is not sent, and takes no time.
   const link = (latency, bandwidth) => ({
-    latency: latency.valueAsNumber * MICROSECOND,
+    latency: size > 0 ? latency.valueAsNumber * MICROSECOND : 0,
     secondsPerByte: SECONDS_PER_BYTE / bandwidth.valueAsNumber,
   });
   const between = link(controls.latency, controls.bandwidth);
@@ -115,7 +111,7 @@ function readMachine() {
     between,
     inside: nodes ? link(controls.insideLatency, controls.insideBandwidth) : between,
     addition: SECONDS_PER_ADDED_BYTE / controls.additions.valueAsNumber,
-    size: controls.size.valueAsNumber * MEBIBYTE,
+    size,
     nodes,
   };
 }

@@ -40,7 +40,8 @@ const sayTime = (seconds) => seconds >= 999.5 ? `${Math.round(seconds).toLocaleS
   : scale(seconds, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
 
 /** Four figures and a unit, as the terminal has it. */
-function sayBytes(bytes) {
+function sayBytes(exact) {
+  const bytes = Math.round(exact);
   const units = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
   const [factor, unit] = units.find(([factor]) => bytes >= factor) ?? units.at(-1);
   return `${Number((bytes / factor).toPrecision(4))} ${unit}`;
@@ -57,7 +58,8 @@ function sayModel({ nodes }, halves) {
   const shared = nodes?.length > 1;
   const step = "A step takes as long as its slowest rank: the greater of its sending and its "
     + `receiving, one message after the other (latency + bytes / bandwidth),${shared
-      ? " or its node's link if that is slower," : ""} and then its adding. Steps do not overlap.`;
+      ? " or its node's link if that is slower," : ""} and then its adding. Steps do not overlap. `
+    + "All chunks count as equally large.";
   return `${sayLinks(nodes, halves)} ${step}`;
 }
 
@@ -141,7 +143,6 @@ function describeBusiest(links) {
   if (used.length === 0) return "No link has been used yet.";
   const most = greatest(used.map(({ bytes }) => bytes));
   const load = sayBytes(most);
-  // Chunks may differ by an element, which is nothing to speak of.
   const busy = used.filter(({ bytes }) => sayBytes(bytes) === load);
   if (busy.length === used.length && used.length > 1) {
     return `All ${used.length} links in use have sent ${load} each.`;

@@ -1,4 +1,4 @@
-"""A schedule for the terminal: step by step, which chunk goes where and who holds what."""
+"""A schedule for the terminal: step by step, which chunk goes where and what each rank holds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def describe(
 
 
 def summarize(step: Step) -> str:
-    """A step in words."""
     added = sum(transfer.reduce for transfer in step)
     parts = [f"{added} added"] * (added > 0) + [f"{len(step) - added} copied"] * (added < len(step))
     return f"{len(step)} message{'s' if len(step) > 1 else ''}, {' and '.join(parts)}"
@@ -83,7 +82,6 @@ class _Table:
         self._cell = max(content + 1, len(str(schedule.chunks - 1))) if content else 0
 
     def legend(self) -> Iterator[str]:
-        """What the signs mean."""
         members = self._schedule.members
         if self._form == "letters":
             names = [f"{letter(rank)} of rank {rank}" for rank in members]

@@ -1,0 +1,77 @@
+"""What several commands refuse before anything is measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.launching.launchers import Mpirun, find_mpirun
+from benchmarks.launching.srun import Srun, find_srun, is_srun
+from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch.launcher.launcher import find_launcher
+
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def check_outputs(*paths: Path | None, plot: Path | None = None) -> None:
+    """Raise ConfigurationError unless each given file can be written, and ``plot`` be drawn."""
+    given = [path for path in (*paths, plot) if path is not None]
+    for path in given:
+        _check_writable(path)
+    if len({path.resolve() for path in given}) < len(given):
+        raise ConfigurationError(f"{given[-1]} is named for two outputs")
+    if plot is not None:
+        check_drawable(plot)
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a directory: expected the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def check_drawable(path: Path) -> None:
+    """Raise ConfigurationError if ``path`` is of no known form, or matplotlib is missing."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigurationError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError(
+            "drawing needs matplotlib, which is not installed: pip install 'mpiddp[plot]'"
+        )
+
+
+def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> Mpirun | Srun:
+    """The launcher to use. Raises LaunchError and ConfigurationError."""
+    launcher = find_launcher()
+    # A step of one task holds its allocation's cores: a step inside would wait for it.
+    fewest = 1 if is_srun(wanted) else 2
+    if launcher is not None and (launcher.size or 1) >= fewest:
+        count = launcher.size or "several"
+        raise LaunchError(
+            f"{launcher.name} started {'one process' if count == 1 else f'{count} processes'} of "
+            "this benchmark, which starts its ranks itself: run it without a launcher"
+        )
+    if wanted is not None and is_srun(wanted):
+        return find_srun(wanted, nodes, ranks)
+    if nodes is not None:
+        raise ConfigurationError("--nodes needs a cluster: --launcher srun")
+    return find_mpirun(wanted)
+
+
+def check_several(ranks: Sequence[int]) -> None:
+    """Raise ConfigurationError if a measurement between ranks is asked for on one."""
+    if min(ranks) < 2:
+        raise ConfigurationError("--ranks: expected at least 2, found 1")
+
+
+def check_link(launcher: Mpirun | Srun) -> None:
+    """Raise ConfigurationError if there is no link between two nodes that could be timed."""
+    if not isinstance(launcher, Srun) or launcher.nodes < 2:
+        raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")

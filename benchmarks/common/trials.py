@@ -1,0 +1,195 @@
+"""Contenders measured in turns: which of them can take part, then each of them once per round."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from tqdm import tqdm
+
+from benchmarks.common.statistics import Series, interleave
+from benchmarks.launching.remote_job import Job, count_others_seconds
+from mpiddp.errors import MpiddpError
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Timed(Protocol):
+    @property
+    def usual(self) -> float: ...
+
+
+Key = TypeVar("Key", bound=_Named)
+Visit = TypeVar("Visit", bound=_Timed)
+K = TypeVar("K")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How often contenders are measured, and in which order."""
+
+    repetitions: int
+    """Rounds that count."""
+    warm_up: int = 0
+    """Rounds before them."""
+    seed: int
+    """Of the order within each round."""
+    deadline: float
+    """Seconds for one run, or for one answer of a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Rounds):
+    """How contenders are measured whose ranks stay for the whole measurement."""
+
+    iterations: int | None
+    """Of one visit; None: as many as fit into it."""
+    link: bool
+    """Whether a link between two nodes is timed."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long one visit is if the number of its iterations is not given."""
+
+    seconds: float
+    fewest: int
+    most: int
+
+    def choose_iterations(self, seconds: float) -> int:
+        """How many iterations of ``seconds`` each fit."""
+        return max(self.fewest, min(self.most, int(self.seconds / max(seconds, 1e-9))))
+
+    def __str__(self) -> str:
+        return f"as many as fit into {self.seconds:g} s, from {self.fewest} to {self.most}"
+
+
+class RefusedError(MpiddpError):
+    """The contender cannot run here."""
+
+
+def check_answers(answers: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RefusedError if any rank answered that it cannot run the contender."""
+    reasons = [answer["refused"] for answer in answers if "refused" in answer]
+    if reasons:
+        raise RefusedError(reasons[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Generic[K, S]):
+    """Contenders that were measured in turns on one number of ranks."""
+
+    ranks: int
+    nodes: int | None = None
+    """Of a cluster; None if all ran on this machine."""
+    series: Mapping[K, Series[S]]
+    refusals: Mapping[K, str] = field(default_factory=dict)
+    """Why contenders were left out."""
+    wrong: Mapping[K, Any] = field(default_factory=dict)
+    """What was wrong with their results."""
+    greeting: Mapping[str, Any] = field(default_factory=dict)
+    """What the framework's ranks reported of themselves."""
+    others_share: float | None = None
+    """Of this machine's cores, taken by other programs meanwhile; None on a cluster."""
+
+    @property
+    def where(self) -> str:
+        """``this machine``, or how many nodes."""
+        if self.nodes is None:
+            return "this machine"
+        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
+
+    def samples(self, key: K) -> tuple[S, ...]:
+        """The visits that count, in order of rounds; empty if it was not timed."""
+        series = self.series.get(key)
+        return series.samples if series is not None else ()
+
+
+@contextlib.contextmanager
+def show_progress(total: int, unit: str) -> Iterator[tqdm[NoReturn]]:
+    """A progress bar, on a terminal only."""
+    with tqdm(total=total, disable=None, unit=unit, leave=False) as bar:
+        yield bar
+
+
+class Visitor(ABC, Generic[Key, Visit]):
+    """Measures contenders; keeps which of them were refused, and whose results were wrong."""
+
+    def __init__(self, title: str, plan: Plan, length: Length) -> None:
+        self._title, self._plan, self.length = title, plan, length
+        self.refusals: dict[Key, str] = {}
+        self.wrong: dict[Key, Any] = {}
+        self._usual: dict[Key, float] = {}
+        """Seconds of an iteration in the last visit."""
+        self._bar: tqdm[NoReturn] = tqdm(disable=True)
+
+    @abstractmethod
+    def check(self, key: Key) -> bool:
+        """Visit for the first time; whether the results are right. Raises RefusedError."""
+
+    @abstractmethod
+    def measure(self, key: Key, iterations: int) -> Visit:
+        """Ask the ranks. Raises RefusedError."""
+
+    def visit(self, key: Key, iterations: int) -> Visit:
+        """Measure once. Raises RefusedError."""
+        self._bar.set_description(f"{self._title}, {key.name}")
+        visit = self.measure(key, iterations)
+        self._usual[key] = visit.usual
+        self._bar.update()
+        return visit
+
+    def admit(self, keys: Sequence[Key]) -> list[Key]:
+        """Those that can run, with right results."""
+        admitted = []
+        for key in keys:
+            try:
+                if self.check(key):
+                    admitted.append(key)
+            except RefusedError as reason:
+                self.refusals[key] = str(reason)
+        return admitted
+
+    def visit_in_turns(self, admitted: Sequence[Key]) -> dict[Key, Series[Visit]]:
+        """Each of them once per round, in a new order each time."""
+
+        def take(key: Key) -> Visit:
+            iterations = self._plan.iterations
+            try:
+                return self.visit(
+                    key, iterations or self.length.choose_iterations(self._usual[key])
+                )
+            except RefusedError as reason:
+                raise RefusedError(f"{key.name}, which was possible before: {reason}") from None
+
+        plan = self._plan
+        return interleave(
+            admitted, take, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
+        )
+
+    def run(self, keys: Sequence[Key], jobs: Mapping[str, Job], *, local: bool) -> dict[str, Any]:
+        """Check and time contenders; returns the fields of a Group that were found.
+
+        ``local``: all ranks are on this machine.
+        """
+        visits = 1 + self._plan.warm_up + self._plan.repetitions
+        with show_progress(len(keys) * visits, "visit") as self._bar:
+            begin, before = time.monotonic(), count_others_seconds(jobs.values())
+            series = self.visit_in_turns(self.admit(keys))
+            others = count_others_seconds(jobs.values()) - before
+            share = others / (time.monotonic() - begin) / len(os.sched_getaffinity(0))
+        return {
+            "series": series,
+            "refusals": self.refusals,
+            "wrong": self.wrong,
+            "others_share": max(0.0, share) if local else None,
+        }

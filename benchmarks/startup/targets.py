@@ -1,0 +1,75 @@
+"""What this project promises of its start-up, and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.common.statistics import Interval, compare, summarize
+from benchmarks.common.targets import Target
+from benchmarks.startup import phases
+from benchmarks.startup.contenders import FLOOR, HELP, MPIDDP, MPIDDP_TUNED
+from benchmarks.startup.report import Group
+
+TORCHRUN_TARGET = 0.5
+"""Most that mpiddp's median may be of torchrun's."""
+FLOOR_TARGET = 1.1
+"""Most that it may be of the floor's."""
+HELP_TARGET = 0.4
+"""Seconds that the trainer's ``--help`` may take."""
+RANKS = 2
+OWN_TARGET = 0.3
+"""Seconds that mpiddp's own phases may take together on a cluster."""
+GROWTH_TARGET = 2.0
+"""Milliseconds that an added rank may add to them."""
+NODES = 4
+MOST_RANKS = 16
+
+
+def judge(groups: Sequence[Group], seed: int) -> list[Target]:
+    """The targets that these groups say something about.
+
+    Ratios are of the medians; the median of the ratios round by round stands beside them.
+    """
+    return [*_judge_processes(groups), *_judge_phases(groups, seed)]
+
+
+def _judge_processes(groups: Sequence[Group]) -> Iterator[Target]:
+    for group in groups:
+        if group.ranks == RANKS and group.nodes is None:
+            ours = MPIDDP_TUNED if MPIDDP_TUNED in group.series else MPIDDP
+            for other, limit in ((group.torchrun, TORCHRUN_TARGET), (FLOOR, FLOOR_TARGET)):
+                mine, others = group.seconds(ours), group.seconds(other)
+                value = summarize(mine).median / summarize(others).median
+                pairs = compare(mine, others)
+                note = f"round by round {pairs.median:.3f}{_describe(pairs.interval)}"
+                text = f"({ours}) / ({other}) on {group.title}, at most {limit:g}"
+                yield Target(text, {"": value}, at_most=limit, note=note)
+        if HELP in group.series:
+            median = summarize(group.seconds(HELP)).median
+            text = f"seconds of {HELP}, at most {HELP_TARGET:g}"
+            yield Target(text, {"": median}, at_most=HELP_TARGET)
+
+
+def _judge_phases(groups: Sequence[Group], seed: int) -> Iterator[Target]:
+    named = [
+        group
+        for group in phases.measured(groups)
+        if group.nodes == NODES and group.ranks <= MOST_RANKS
+    ]
+    for group in named:
+        summary = summarize(phases.own_seconds(group))
+        text = f"seconds of {phases.OWN_TITLE} on {group.title}, at most {OWN_TARGET:g}"
+        note = f"median{_describe(summary.interval)}"
+        yield Target(text, {"": summary.median}, at_most=OWN_TARGET, note=note)
+    growth = phases.find_growth(named, seed)
+    if growth is not None:
+        text = (
+            f"milliseconds of the same per added rank, {growth.fewest} to {growth.most} ranks, at "
+            f"most {GROWTH_TARGET:g}"
+        )
+        note = f"median{_describe(growth.interval)}"
+        yield Target(text, {"": growth.milliseconds}, at_most=GROWTH_TARGET, note=note)
+
+
+def _describe(interval: Interval | None) -> str:
+    return f" ({interval.low:.3f}–{interval.high:.3f})" if interval else ""

@@ -1,0 +1,133 @@
+"""Whole trainings: how each is started, and its accuracy by time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.statistics import Series, interleave, summarize
+from benchmarks.common.trials import Rounds, show_progress
+from benchmarks.launching import launchers, processes
+from benchmarks.launching.processes import Program
+from benchmarks.stragglers.contenders import IN_STEP, Contender
+from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, Configuration
+
+OPTIONS = (
+    "name", "data", "model", "epochs", "batch_size", "seed", "evaluate_every", "sync", "staleness",
+    "straggler",
+)  # fmt: skip
+"""Of the trainer, that a run is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Rounds):
+    """What is measured; ``seed`` is also that of the first round's training, the next round's is
+    one higher."""
+
+    ranks: int
+    model: str
+    epochs: int
+    batch_size: int
+    accuracy: float
+    stragglers: tuple[str, ...]
+    staleness: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run after one of its epochs."""
+
+    seconds: float
+    """Of training, up to here."""
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    points: tuple[Point, ...]
+    staleness: Mapping[int, int]
+
+    def find_time(self, accuracy: float) -> float | None:
+        """Seconds of training until an evaluation reached the accuracy; None if none did."""
+        return next((each.seconds for each in self.points if each.accuracy >= accuracy), None)
+
+
+def read_outcome(rows: Sequence[Mapping[str, Any]]) -> Outcome:
+    points, seconds = [], 0.0
+    for row in rows:
+        seconds += row["seconds"]
+        points.append(Point(seconds, row["test_accuracy"]))
+    counts = rows[-1]["staleness"] or {}
+    return Outcome(tuple(points), {int(late): count for late, count in counts.items()})
+
+
+def configure(plan: Plan, contender: Contender, number: int = 0) -> Configuration:
+    """For the round of this number. Raises ConfigurationError for what the trainer would refuse."""
+    served = contender.staleness is not None
+    return Configuration(
+        name="run",
+        data="digits",
+        model=plan.model,
+        epochs=plan.epochs,
+        batch_size=plan.batch_size,
+        seed=plan.seed + number,
+        evaluate_every=1,
+        sync=PARAMETER_SERVER if served else FRAMEWORK,
+        staleness=contender.staleness or IN_STEP,
+        straggler=contender.straggler,
+    ).resolve()
+
+
+def make_program(
+    plan: Plan, contender: Contender, number: int, launcher: launchers.Mpirun, runs: Path
+) -> Program:
+    configuration = configure(plan, contender, number)
+    words = [sys.executable, "-m", "mpiddp.train", f"--runs-dir={runs}"]
+    words += [f"--{each.replace('_', '-')}={getattr(configuration, each)}" for each in OPTIONS]
+    environment = launchers.clean_environment({**launcher.variables(plan.ranks), **launcher.tuned})
+    return Program((*launcher.command(plan.ranks), *words), environment)
+
+
+def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpirun) -> Outcome:
+    """One run of the round of this number. Raises RunError with its output if it fails."""
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name:
+        runs = Path(name)
+        processes.run(make_program(plan, contender, number, launcher, runs), plan.deadline)
+        lines = (runs / "run" / "metrics.jsonl").read_text().splitlines()
+    return read_outcome([json.loads(line) for line in lines])
+
+
+def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[Outcome]]:
+    """All contenders in turns."""
+    contenders = [
+        Contender(straggler, staleness)
+        for straggler in plan.stragglers
+        for staleness in (None, *plan.staleness)
+    ]
+    numbers = dict.fromkeys(contenders, 0)
+    with show_progress(plan.repetitions * len(contenders), "run") as bar:
+
+        def visit(contender: Contender) -> Outcome:
+            bar.set_description(contender.name)
+            outcome = train(plan, contender, numbers[contender], launcher)
+            numbers[contender] += 1
+            bar.update()
+            return outcome
+
+        return interleave(
+            contenders, visit, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
+        )
+
+
+def find_median(series: Series[Outcome], accuracy: float) -> float | None:
+    """Of the times to the accuracy; None where a run did not come there."""
+    times = [outcome.find_time(accuracy) for outcome in series.samples]
+    known = [time for time in times if time is not None]
+    return summarize(known).median if len(known) == len(times) else None

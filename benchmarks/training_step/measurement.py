@@ -1,0 +1,215 @@
+"""Ask the ranks which contenders can run and train rightly, then time those in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.allreduce.contenders import LINK_BYTES
+from benchmarks.common import trials
+from benchmarks.common.statistics import quantile
+from benchmarks.common.trials import Length, check_answers
+from benchmarks.launching.launchers import Mpirun
+from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
+from benchmarks.launching.remote_job import Job
+from benchmarks.launching.srun import Srun
+from benchmarks.training_step.contenders import BASE, BASES, DATA_PARALLEL, Contender, Order
+from benchmarks.training_step.traffic import Reading
+from benchmarks.training_step.verdicts import judge
+from benchmarks.training_step.workloads import Workload
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.config import UNLIMITED
+
+WORKER = "benchmarks.training_step.worker"
+LENGTH = Length(seconds=1.0, fewest=3, most=50)
+"""Of one visit."""
+PROBES = 3
+WORD_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(trials.Plan):
+    """What is measured."""
+
+    workloads: tuple[Workload, ...]
+    contenders: tuple[Contender, ...]
+    batch_size: int
+    """Samples per worker and step."""
+    straggler: str | None
+    device: str
+    """``auto``, ``cpu`` or ``gpu``."""
+    offers_data_parallel: bool
+    """Whether ``nn.DataParallel`` is added if it is possible."""
+
+    def order(self, workload: Workload, contender: Contender) -> Order:
+        """The order for its ranks."""
+        straggler = None if contender in BASES else self.straggler
+        return Order(contender, workload, self.batch_size, self.seed, straggler)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One contender on one workload, measured once. Seconds are those of a step."""
+
+    steps: int
+    seconds: float
+    """Of the slowest rank."""
+    compute: float
+    """Forward and backward alone, of the slowest rank."""
+    update: float
+    """The optimizer, of the slowest rank; 0 if servers update."""
+    samples_per_second: float
+    """Of all workers together."""
+    reading: Reading
+    """What the interfaces counted meanwhile."""
+
+    @property
+    def exposed(self) -> float:
+        """The rest: communication that nothing hides. Noise may make it negative."""
+        return self.seconds - self.compute - self.update
+
+    @property
+    def usual(self) -> float:
+        """Seconds of a step."""
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two nodes, as timed."""
+
+    latency: float
+    """Seconds of an empty message, one way."""
+    seconds_per_byte: float
+
+    @property
+    def megabits(self) -> float:
+        return 8e-6 / self.seconds_per_byte
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(trials.Group[Contender, Visit]):
+    """All that was measured with one workload on one number of ranks."""
+
+    workload: Workload
+    plan: Plan
+    notes: Mapping[Contender, Mapping[str, Any]] = field(default_factory=dict)
+    """What the ranks reported of each contender."""
+    link: Link | None = None
+
+
+def read_answers(
+    answers: Sequence[Mapping[str, Any]], steps: int, *, has_bound: bool = True
+) -> Visit:
+    """The visit that the ranks' answers describe. Raises RefusedError.
+
+    ``has_bound``: in the long run all workers go at the pace of the slowest.
+    """
+    check_answers(answers)
+    workers = [answer for answer in answers if "seconds" in answer]
+    slowest = max(worker["seconds"] for worker in workers)
+    counted = [answer["interfaces"] for answer in answers if "interfaces" in answer]
+    return Visit(
+        steps,
+        slowest / steps,
+        max(worker["compute"] for worker in workers) / steps,
+        max(worker["update"] for worker in workers) / steps,
+        sum(
+            worker["samples"] / (slowest if has_bound else worker["seconds"]) for worker in workers
+        ),
+        Reading.make(counted, steps, len(answers)),
+    )
+
+
+def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> list[Group]:
+    """Check and time all contenders, one group per workload.
+
+    Raises RunError, with a job's output, if one fails; ConfigurationError if there are no GPUs but
+    some were asked for.
+    """
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if plan.device == "cpu" else {}
+    with start_jobs(WORKER, ranks, launcher, plan.deadline, hidden) as jobs:
+        greeting = jobs[TORCH_JOB].greeting
+        check_device(plan.device, [jobs[MPI_JOB].greeting, greeting])
+        link = probe_link(jobs[MPI_JOB]) if plan.link else None
+        nodes = launcher.nodes if isinstance(launcher, Srun) else None
+        rows = [*BASES, *plan.contenders]
+        if plan.offers_data_parallel and greeting["gpus"] >= ranks:
+            rows.append(Contender(DATA_PARALLEL))
+        groups = []
+        for workload in plan.workloads:
+            visitor = Visitor(jobs, plan, ranks, workload)
+            found = visitor.run(rows, jobs, local=nodes is None)
+            for job in jobs.values():
+                job.ask({"do": "let go"}, "letting models go")
+            groups.append(
+                Group(
+                    ranks=ranks, nodes=nodes, workload=workload, plan=plan, notes=visitor.notes,
+                    greeting=greeting, link=link, **found,
+                )
+            )  # fmt: skip
+        return groups
+
+
+def check_device(wanted: str, greetings: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigurationError if GPUs were asked for and ranks compute elsewhere."""
+    if wanted == "gpu" and any(greeting["device"] != "cuda" for greeting in greetings):
+        raise ConfigurationError(
+            "--device gpu: expected a GPU for every rank, found fewer: give fewer --ranks, or "
+            "--device cpu"
+        )
+
+
+def probe_link(job: Job) -> Link:
+    """Time a short and a long message from one node to the next."""
+
+    def ask(size: int) -> float:
+        command = {"do": "probe", "bytes": size, "iterations": PROBES}
+        return quantile(job.ask(command, "timing a link")[0], 0.5)
+
+    # Each ends with a word back.
+    word, whole = ask(WORD_BYTES), ask(LINK_BYTES)
+    return Link(word / 2, max(1e-6, whole - word) / LINK_BYTES)
+
+
+class Visitor(trials.Visitor[Contender, Visit]):
+    """Visits contenders on one workload; ``wrong`` says what is wrong with what they train."""
+
+    def __init__(self, jobs: Mapping[str, Job], plan: Plan, ranks: int, workload: Workload) -> None:
+        super().__init__(f"{ranks} ranks, {workload}", plan, LENGTH)
+        self._jobs, self._orders, self._ranks, self._workload = jobs, plan, ranks, workload
+        self.notes: dict[Contender, Mapping[str, Any]] = {}
+        self._expected: dict[int, Sequence[float]] = {}
+        """How far one process moves the parameters, by the number of workers."""
+
+    def _ask(self, contender: Contender, what: str, **more: Any) -> list[Any]:
+        order = self._orders.order(self._workload, contender)
+        command = {"do": what, "order": order.describe(), **more}
+        name = f"{contender.name} on {self._workload}"
+        return self._jobs[contender.job].ask(command, f"{what} {name}")
+
+    def measure(self, key: Contender, iterations: int) -> Visit:
+        answers = self._ask(key, "measure", steps=iterations)
+        return read_answers(answers, iterations, has_bound=key.staleness != UNLIMITED)
+
+    def check(self, key: Contender) -> bool:
+        """See `trials.Visitor`; only contenders that train rightly are timed."""
+        answers = self._ask(key, "check")
+        check_answers(answers)
+        self.notes[key] = answers[0]["notes"]
+        expected = None
+        if key.is_in_step:
+            expected = self._compute_alone(key.count_workers(self._ranks))
+        is_narrow = key.wire_dtype in ("bfloat16", "float16")
+        if problem := judge(answers, expected, is_narrow=is_narrow):
+            self.wrong[key] = problem
+            return False
+        self.visit(key, LENGTH.fewest)
+        return True
+
+    def _compute_alone(self, workers: int) -> Sequence[float]:
+        if workers not in self._expected:
+            found = self._ask(BASE, "compute alone", workers=workers)[0]
+            self._expected[workers] = found["sample"]
+        return self._expected[workers]
