@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,22 +98,49 @@ class Reader:
         return done.stdout
 
 
-# Each document that is given as a parameter has a reader of its own.
+class Desk:
+    """Gives each document a reader of its own; the one before has left by then."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder = make_folder
+        self._path: Path | None = None
+        self._reader: Reader | None = None
+
+    def find_reader(self, path: Path) -> Reader:
+        if path != self._path:
+            self.close()
+            self._path, self._reader = path, self._make_reader(path.stem)
+        assert self._reader is not None
+        return self._reader
+
+    def _make_reader(self, name: str) -> Reader:
+        root = self._make_folder(name) / "mpiddp"
+        copies.copy(
+            launchers.ROOT,
+            root,
+            ignore=lambda _, found: LEFT_OUT.intersection(found),
+            symlinks=True,
+        )
+        for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
+            if prefix.exists():
+                (root / prefix.name).symlink_to(prefix)
+        # Not below root: its path must be short, and other users of the cluster look into it.
+        state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+        state.chmod(0o755)
+        return Reader(root, state / "cluster")
+
+    def close(self) -> None:
+        if self._reader is not None:
+            slurm.Cluster(self._reader.state).control("down")
+            shutil.rmtree(self._reader.state.parent, ignore_errors=True)
+        self._path = self._reader = None
+
+
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Iterator[Reader]:
-    root = tmp_path_factory.mktemp("readme") / "mpiddp"
-    copies.copy(
-        launchers.ROOT, root, ignore=lambda _, names: LEFT_OUT.intersection(names), symlinks=True
-    )
-    for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
-        if prefix.exists():
-            (root / prefix.name).symlink_to(prefix)
-    # Not below root: its path must be short, and other users of the cluster look into it.
-    state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    state.chmod(0o755)
-    yield Reader(root, state / "cluster")
-    slurm.Cluster(state / "cluster").control("down")
-    shutil.rmtree(state, ignore_errors=True)
+def desk(tmp_path_factory) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp)
+    yield desk
+    desk.close()
 
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
@@ -144,20 +171,23 @@ def as_parameter(path: Path, block: documents.Block):
     if TESTED_ELSEWHERE.match(block.text):
         marks.append(pytest.mark.long)
     name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])[:40].strip("-")
-    return pytest.param(path, path, block, marks=marks, id=f"{path.stem}-{name}")
+    return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
 
 
 @pytest.mark.timeout(DEADLINE + 30)
 @pytest.mark.parametrize(
-    ("reader", "path", "block"),
-    [as_parameter(path, block) for path, blocks in BLOCKS.items() for block in filter(is_run, blocks)],
-    indirect=["reader"],
+    ("path", "block"),
+    [
+        as_parameter(path, block)
+        for path, blocks in BLOCKS.items()
+        for block in filter(is_run, blocks)
+    ],
 )
-def test_a_block_runs_and_prints_what_follows_it(path, block, reader):
+def test_a_block_runs_and_prints_what_follows_it(path, block, desk):
     obstacle = slurm.find_obstacle() if uses_slurm(block) else None
     if obstacle is not None:
         pytest.skip(obstacle)
-    output = reader.run(block)
+    output = desk.find_reader(path).run(block)
     blocks = BLOCKS[path]
     for excerpt in blocks[blocks.index(block) + 1 :][:1]:
         if excerpt.language == "text" and excerpt.follows and excerpt.excuse is None:
@@ -218,7 +248,8 @@ def is_there(file: str, name: str) -> bool:
 
 
 @pytest.mark.slurm
-def test_a_job_that_fails_fails_its_block(reader):
+def test_a_job_that_fails_fails_its_block(desk):
+    reader = desk.find_reader(Path("none"))
     text = 'jobs/cluster/up --nodes 1\neval "$(jobs/cluster/env)"\nsbatch --wrap=exit\\ {}\n'
     blocks = [documents.Block(1, "bash", text.format(code), None, False) for code in (0, 3)]
     try:
