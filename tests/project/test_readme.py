@@ -18,7 +18,10 @@ import pytest
 import copies
 import documents
 import launchers
+import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
 import slurm
+from mpiddp.schedules import registry
+from mpiddp.training.registry import DATASETS, MODELS
 
 TESTED_ELSEWHERE = re.compile(r"python -m benchmarks (startup|allreduce|training-step|stragglers) ")
 """Commands that the benchmarks' own tests run by default, with more options."""
@@ -240,6 +243,18 @@ def test_what_is_named_of_the_code_is_there(path):
         if "/" in file and not is_there(file, name)
     ]
     assert not lost
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/algorithms.md"])
+def test_tables_have_every_algorithm(name):
+    rows = re.findall(r"^\| `([\w-]+)` \|", (launchers.ROOT / name).read_text("utf-8"), re.M)
+    assert rows == list(registry.names())
+
+
+def test_the_trainer_chapter_has_every_data_set_and_model():
+    text = (launchers.ROOT / "docs/training.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w-]+)`(?: \(default\))? \|", text, re.M)
+    assert set(rows) >= {*DATASETS, *MODELS}
 
 
 def is_there(file: str, name: str) -> bool:
