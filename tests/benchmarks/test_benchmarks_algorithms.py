@@ -378,7 +378,7 @@ def documented_figures():
 
 
 @pytest.mark.parametrize(("words", "answer"), list(documented_figures()))
-def test_figures_in_the_documentation_are_those_of_today(words, answer, tmp_path, monkeypatch, capsys):
+def test_figures_of_the_documentation_are_of_today(words, answer, tmp_path, monkeypatch, capsys):
     """Its own tests let any number pass."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "benchmarks/pictures").mkdir(parents=True)

@@ -28,7 +28,8 @@ def list_checks() -> dict[str, str]:
 
 def list_hooks() -> dict[str, str]:
     text = read(".pre-commit-config.yaml")
-    found = re.findall(r"name: ([^\n]*)\n +entry: (?:>-\s+)?(.*?)\n +language: system", text, re.DOTALL)
+    hook = r"name: ([^\n]*)\n +entry: (?:>-\s+)?(.*?)\n +language: system"
+    found = re.findall(hook, text, re.DOTALL)
     hooks = {}
     for name, entry in found:
         words = " ".join(entry.split())
