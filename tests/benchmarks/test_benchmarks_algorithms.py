@@ -365,20 +365,20 @@ def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
 
 
-# ---- README -------------------------------------------------------------------------------
+# ---- documentation ------------------------------------------------------------------------
 
 
-def readme_figures():
-    """The commands of README whose output is the same everywhere, and what follows them."""
-    blocks = documents.find_blocks((launchers.ROOT / "README.md").read_text(encoding="utf-8"))
+def documented_figures():
+    """The commands of README and docs/ whose output is the same everywhere, and what follows."""
+    blocks = [block for path in documents.DOCUMENTS for block in documents.read_blocks(path)]
     for block, answer in itertools.pairwise(blocks):
         words = shlex.split(block.text.replace("\\\n", " ")) if answer.language == "text" else []
         if words[:3] == ["python", "-m", "benchmarks"] and words[3] in ("explain", "simulate"):
-            yield pytest.param(words[3:], answer, id=f"line-{block.line}")
+            yield pytest.param(words[3:], answer, id=f"{words[3]}-{block.line}")
 
 
-@pytest.mark.parametrize(("words", "answer"), list(readme_figures()))
-def test_figures_in_readme_are_those_of_today(words, answer, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "answer"), list(documented_figures()))
+def test_figures_of_the_documentation_are_of_today(words, answer, tmp_path, monkeypatch, capsys):
     """Its own tests let any number pass."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "benchmarks/pictures").mkdir(parents=True)

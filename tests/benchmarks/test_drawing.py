@@ -153,17 +153,17 @@ def test_a_diagram_is_one_file_for_light_and_dark():
     assert read(svg).find(f"{{{NAMESPACE}}}title").text == "<ring> & co"
 
 
-README_DIAGRAMS = {
+DIAGRAMS = {
     "ring": ["ring", "--ranks", "4"],
     "central": ["central", "--ranks", "4"],
     "two-level": ["two-level", "--ranks", "6", "--nodes", "2"],
 }
 
 
-@pytest.mark.parametrize("name", README_DIAGRAMS)
-def test_the_diagrams_in_readme_are_up_to_date(name, tmp_path, capsys):
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_the_diagrams_in_the_documentation_are_up_to_date(name, tmp_path, capsys):
     made, kept = tmp_path / "made.svg", f"benchmarks/pictures/{name}.svg"
-    explain.main([*README_DIAGRAMS[name], "--svg", str(made)])
+    explain.main([*DIAGRAMS[name], "--svg", str(made)])
     assert made.read_text() == (launchers.ROOT / kept).read_text()
-    readme = (launchers.ROOT / "README.md").read_text()
-    assert f"{' '.join(README_DIAGRAMS[name])} --svg {kept}" in readme
+    chapter = (launchers.ROOT / "docs/algorithms.md").read_text()
+    assert f"{' '.join(DIAGRAMS[name])} --svg {kept}" in chapter

@@ -1,4 +1,5 @@
-"""README is true: its commands run, they print what it says, and its links lead somewhere."""
+"""README and docs/ are true: their commands run and print what the text says, links lead somewhere,
+and what they name of the code is there."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import pytest
 import copies
 import documents
 import launchers
+import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
 import slurm
+from mpiddp.schedules import registry
+from mpiddp.training.registry import DATASETS, MODELS
 
-README = documents.README
 TESTED_ELSEWHERE = re.compile(r"python -m benchmarks (startup|allreduce|training-step|stragglers) ")
 """Commands that the benchmarks' own tests run by default, with more options."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
@@ -35,24 +38,29 @@ LEFT_OUT = {".venv", ".mpich", ".openmpi", ".git", "runs"}
 LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
 
-def read_blocks() -> list[documents.Block]:
-    return documents.find_blocks(README.read_text(encoding="utf-8")) if README.exists() else []
+LONGEST_LINE = 110
+"""Characters of a line of text; blocks, and what WIDE matches, are as wide as they must be."""
+WIDE = re.compile(r"\||!\[")
+"""A row of a table, or a picture."""
+README_LINES = 250
+
+BLOCKS = {path: documents.read_blocks(path) for path in documents.DOCUMENTS}
 
 
-BLOCKS = read_blocks()
-RUNNABLE = [block for block in BLOCKS if block.language in RUN and block.excuse is None]
+def is_run(block: documents.Block) -> bool:
+    return block.language in RUN and block.excuse is None
 
 
 @dataclass
 class Reader:
-    """Somebody who follows README from top to bottom in a copy of the checkout."""
+    """Somebody who follows a document from top to bottom in a copy of the checkout."""
 
     root: Path
     state: Path
-    """Of the cluster that README brings up, which is not the user's own."""
+    """Of the cluster that the document brings up, which is not the user's own."""
 
     def slurm(self) -> dict[str, str]:
-        """What README's cluster exports, where it is up."""
+        """What the document's cluster exports, where it is up."""
         cluster = slurm.Cluster(self.state)
         return cluster.environment() if self.state.exists() else {}
 
@@ -93,72 +101,118 @@ class Reader:
         return done.stdout
 
 
+class Desk:
+    """Gives each document a reader of its own; the one before has left by then."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder = make_folder
+        self._path: Path | None = None
+        self._reader: Reader | None = None
+
+    def find_reader(self, path: Path) -> Reader:
+        if path != self._path:
+            self.close()
+            self._path, self._reader = path, self._make_reader(path.stem)
+        assert self._reader is not None
+        return self._reader
+
+    def _make_reader(self, name: str) -> Reader:
+        root = self._make_folder(name) / "mpiddp"
+        copies.copy(
+            launchers.ROOT,
+            root,
+            ignore=lambda _, found: LEFT_OUT.intersection(found),
+            symlinks=True,
+        )
+        for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
+            if prefix.exists():
+                (root / prefix.name).symlink_to(prefix)
+        # Not below root: its path must be short, and other users of the cluster look into it.
+        state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+        state.chmod(0o755)
+        return Reader(root, state / "cluster")
+
+    def close(self) -> None:
+        if self._reader is not None:
+            slurm.Cluster(self._reader.state).control("down")
+            shutil.rmtree(self._reader.state.parent, ignore_errors=True)
+        self._path = self._reader = None
+
+
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Iterator[Reader]:
-    root = tmp_path_factory.mktemp("readme") / "mpiddp"
-    copies.copy(
-        launchers.ROOT, root, ignore=lambda _, names: LEFT_OUT.intersection(names), symlinks=True
-    )
-    for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
-        if prefix.exists():
-            (root / prefix.name).symlink_to(prefix)
-    # Not below root: its path must be short, and other users of the cluster look into it.
-    state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    state.chmod(0o755)
-    yield Reader(root, state / "cluster")
-    slurm.Cluster(state / "cluster").control("down")
-    shutil.rmtree(state, ignore_errors=True)
+def desk(tmp_path_factory) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp)
+    yield desk
+    desk.close()
 
 
-def test_there_is_a_readme_with_commands():
-    assert RUNNABLE, "README.md has no block that is run"
+@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
+def test_every_block_says_what_it_is(path):
+    unknown = [block.line for block in BLOCKS[path] if block.language not in LANGUAGES]
+    assert not unknown, f"a fence names one of {sorted(LANGUAGES)}: {path.name}, lines {unknown}"
 
 
-def test_every_block_says_what_it_is():
-    unknown = [f"README.md:{block.line}" for block in BLOCKS if block.language not in LANGUAGES]
-    assert not unknown, f"a fence names one of {sorted(LANGUAGES)}: {unknown}"
+@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
+def test_lines_are_short(path):
+    lines = documents.find_text(path.read_text(encoding="utf-8"))
+    assert not [line for line in lines if len(line) > LONGEST_LINE and not WIDE.match(line)]
+
+
+def test_readme_is_short():
+    assert len(documents.README.read_text(encoding="utf-8").splitlines()) < README_LINES
 
 
 def uses_slurm(block: documents.Block) -> bool:
     return (
-        re.search(r"^(jobs/cluster/|srun |sbatch |salloc |squeue )", block.text, re.M) is not None
+        re.search(r"^(jobs/cluster/|srun |sbatch |salloc |squeue |cat slurm-)", block.text, re.M)
+        is not None
     )
 
 
-def as_parameter(block: documents.Block):
+def as_parameter(path: Path, block: documents.Block):
     marks = [pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi]
     if TESTED_ELSEWHERE.match(block.text):
         marks.append(pytest.mark.long)
-    name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])
-    return pytest.param(block, marks=marks, id=name[:40].strip("-"))
+    name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])[:40].strip("-")
+    return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
 
 
 @pytest.mark.timeout(DEADLINE + 30)
-@pytest.mark.parametrize("block", [as_parameter(block) for block in RUNNABLE])
-def test_a_block_runs_and_prints_what_follows_it(block, reader):
+@pytest.mark.parametrize(
+    ("path", "block"),
+    [
+        as_parameter(path, block)
+        for path, blocks in BLOCKS.items()
+        for block in filter(is_run, blocks)
+    ],
+)
+def test_a_block_runs_and_prints_what_follows_it(path, block, desk):
     obstacle = slurm.find_obstacle() if uses_slurm(block) else None
     if obstacle is not None:
         pytest.skip(obstacle)
-    output = reader.run(block)
-    for excerpt in BLOCKS[BLOCKS.index(block) + 1 :][:1]:
+    output = desk.find_reader(path).run(block)
+    blocks = BLOCKS[path]
+    for excerpt in blocks[blocks.index(block) + 1 :][:1]:
         if excerpt.language == "text" and excerpt.follows and excerpt.excuse is None:
             missing = documents.missing_lines(excerpt.text, output)
             assert not missing, f"{missing} not in\n{output}"
 
 
-def test_blocks_that_are_left_out_say_why(record_property):
-    excused = [block for block in BLOCKS if block.excuse is not None]
-    record_property(
-        "note", f"README.md: {len(RUNNABLE)} blocks are run, {len(excused)} are left out"
-    )
+@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
+def test_blocks_that_are_left_out_say_why(path, record_property):
+    excused = [block for block in BLOCKS[path] if block.excuse is not None]
+    count = sum(map(is_run, BLOCKS[path]))
+    record_property("note", f"{path.name}: {count} blocks are run, {len(excused)} are left out")
     for block in excused:
         record_property("note", f"    line {block.line}: {block.excuse}")
-        assert block.excuse, f"README.md:{block.line}: no-test needs a reason"
+        assert block.excuse, f"{path.name}:{block.line}: no-test needs a reason"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
-def test_links_lead_somewhere(name):
-    path = launchers.ROOT / name
+OTHERS = [launchers.ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+
+
+@pytest.mark.parametrize("path", [*documents.DOCUMENTS, *OTHERS], ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
     lost = [target for target in documents.find_links(text) if not leads_somewhere(path, target)]
     assert not lost
@@ -175,8 +229,42 @@ def leads_somewhere(path: Path, target: str) -> bool:
     return not anchor or anchor in documents.find_anchors(other.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("path", documents.CHAPTERS, ids=lambda path: path.stem)
+def test_every_chapter_is_in_the_table_of_contents(path):
+    assert f"docs/{path.name}" in documents.find_links(documents.README.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", [*documents.DOCUMENTS, *OTHERS[::2]], ids=lambda path: path.stem)
+def test_what_is_named_of_the_code_is_there(path):
+    """``FOLDER/FILE.py`` and ``FOLDER/FILE.py: NAME``, from the top of the checkout."""
+    lost = [
+        f"{file}: {name}".removesuffix(": ")
+        for file, name in documents.find_code_names(path.read_text(encoding="utf-8"))
+        if "/" in file and not is_there(file, name)
+    ]
+    assert not lost
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/algorithms.md"])
+def test_tables_have_every_algorithm(name):
+    rows = re.findall(r"^\| `([\w-]+)` \|", (launchers.ROOT / name).read_text("utf-8"), re.M)
+    assert rows == list(registry.names())
+
+
+def test_the_trainer_chapter_has_every_data_set_and_model():
+    text = (launchers.ROOT / "docs/training.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w-]+)`(?: \(default\))? \|", text, re.M)
+    assert set(rows) >= {*DATASETS, *MODELS}
+
+
+def is_there(file: str, name: str) -> bool:
+    path = launchers.ROOT / file
+    return path.is_file() and (not name or documents.defines(path, name))
+
+
 @pytest.mark.slurm
-def test_a_job_that_fails_fails_its_block(reader):
+def test_a_job_that_fails_fails_its_block(desk):
+    reader = desk.find_reader(Path("none"))
     text = 'jobs/cluster/up --nodes 1\neval "$(jobs/cluster/env)"\nsbatch --wrap=exit\\ {}\n'
     blocks = [documents.Block(1, "bash", text.format(code), None, False) for code in (0, 3)]
     try:
@@ -247,6 +335,15 @@ def test_links_and_anchors_are_found():
     expected = {"title", "a-second-heading-code-2-words"}
     assert documents.find_anchors(SAMPLE) == expected
     assert documents.find_anchors("# Twice\n## Twice\n") == {"twice", "twice-1"}
+
+
+def test_names_of_code_are_found(tmp_path):
+    text = "`mpiddp/a.py: Class.method`, `mpiddp/a.py`, `a.b`, `python x.py: y z`"
+    assert documents.find_code_names(text) == [("mpiddp/a.py", "Class.method"), ("mpiddp/a.py", "")]
+    path = tmp_path / "a.py"
+    path.write_text("TABLE: int = 1\nOTHER = 2\nclass Class:\n    def method(self): ...\n")
+    assert all(documents.defines(path, n) for n in ("TABLE", "OTHER", "Class", "Class.method"))
+    assert not any(documents.defines(path, name) for name in ("method", "Class.other", "X.method"))
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):

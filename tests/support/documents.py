@@ -1,21 +1,24 @@
-"""Reads Markdown: the fenced blocks that the tests of README run, its links and headings.
+"""Reads Markdown: the fenced blocks that tests run, links, headings, and names of code.
 
-The convention, which CONTRIBUTING.md explains:
+The conventions, which CONTRIBUTING.md explains:
 
-- a ``bash`` block is run, a ``python`` block is run as a script, in the order of the text and
-  in one copy of the checkout; one that submits jobs has ended when they have;
+- a ``bash`` block is run, a ``python`` block is run as a script, in the order of the document and
+  in one copy of the checkout per document; one that submits jobs has ended when they have;
 - a ``text`` block right after a block that is run is what that block prints: each line must be
   found in the output, where a number stands for any number and ``…`` for anything;
-- ``<!-- no-test: REASON -->`` before a block leaves it out, and is counted and printed.
+- ``<!-- no-test: REASON -->`` before a block leaves it out, and is counted and printed;
+- ```` `FOLDER/FILE.py: NAME` ```` names a function, class, method or constant of a file.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 import launchers
@@ -29,9 +32,14 @@ LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"
 REFERENCE = re.compile(r"^\s*\[[^\]]+\]:\s*<?(\S+?)>?\s*$", re.MULTILINE)
 ATTRIBUTE = re.compile(r"""\b(?:src|href)=["']([^"']+)["']""")
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-
+CODE_NAME = re.compile(r"`([\w-]+(?:/[\w.-]+)*\.(?:py|sh|toml|sbatch))(?:: ([\w.]+))?`")
 
 README = launchers.ROOT / "README.md"
+GENERATED = "api.md"
+"""Made from docstrings, whose examples are parts of programs."""
+CHAPTERS = sorted(path for path in (launchers.ROOT / "docs").glob("*.md") if path.name != GENERATED)
+DOCUMENTS = [README, *CHAPTERS]
+"""What is followed from top to bottom, each in a copy of its own."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,8 @@ def _read_body(lines: Iterator[tuple[int, str]], fence: str, begin: int) -> str:
     raise ValueError(f"line {begin}: the block has no end")
 
 
-def _outside_blocks(text: str) -> Iterator[str]:
+def find_text(text: str) -> Iterator[str]:
+    """The lines outside blocks."""
     fence = ""
     for line in text.splitlines():
         found = FENCE.match(line)
@@ -88,7 +97,7 @@ def _outside_blocks(text: str) -> Iterator[str]:
 
 def find_links(text: str) -> list[str]:
     """The targets of links and images, Markdown's and HTML's, outside code and comments."""
-    lines = (INLINE_CODE.sub("", line) for line in _outside_blocks(text))
+    lines = (INLINE_CODE.sub("", line) for line in find_text(text))
     bare = COMMENT.sub("", "\n".join(lines))
     found = LINK.findall(bare) + REFERENCE.findall(bare) + ATTRIBUTE.findall(bare)
     return [unquote(target) for target in found]
@@ -98,7 +107,7 @@ def find_anchors(text: str) -> set[str]:
     """The anchors that GitHub gives the headings."""
     slugs: Counter[str] = Counter()
     anchors = set()
-    for line in _outside_blocks(text):
+    for line in find_text(text):
         if found := HEADING.match(line):
             plain = re.sub(r"[`*]|\]\([^)]*\)|[\[\]]", "", found[1]).lower()
             slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
@@ -124,8 +133,36 @@ def missing_lines(excerpt: str, output: str) -> list[str]:
     return [line for line in wanted if not any(match_line(line, other) for other in printed)]
 
 
+def find_code_names(text: str) -> list[tuple[str, str]]:
+    """The files that a text names, each with the name inside the file, or an empty string."""
+    return [(found[1], found[2] or "") for found in CODE_NAME.finditer(text)]
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a Python file defines ``name``: a function, class or constant, or CLASS.METHOD."""
+    scope: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        found = [node for node in scope if part in _defined_by(node)]
+        if not found:
+            return False
+        scope = getattr(found[0], "body", [])
+    return True
+
+
+def _defined_by(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {each.id for each in targets if isinstance(each, ast.Name)}
+
+
+def read_blocks(path: Path) -> list[Block]:
+    """The blocks of a document."""
+    return find_blocks(path.read_text(encoding="utf-8"))
+
+
 def read_command(beginning: str) -> list[str]:
-    """The words that follow ``beginning`` in the one block of README that is such a command."""
-    blocks = find_blocks(README.read_text(encoding="utf-8"))
+    """The words that follow ``beginning`` in the one block of all documents that begins so."""
+    blocks = [block for path in DOCUMENTS for block in read_blocks(path)]
     (text,) = [block.text for block in blocks if block.text.startswith(beginning + " ")]
     return shlex.split(text.removeprefix(beginning).replace("\\\n", " "))

@@ -1,0 +1,52 @@
+"""Files for other programs say the same as the project's own: hooks for pre-commit, citation."""
+
+from __future__ import annotations
+
+import re
+
+import launchers
+import mpiddp
+
+
+def read(name: str) -> str:
+    return (launchers.ROOT / name).read_text(encoding="utf-8")
+
+
+def list_checks() -> dict[str, str]:
+    """What tests/run.sh checks, by name, as a command."""
+    text = read("tests/run.sh").replace("\\\n", " ")
+    [code] = re.findall(r"^code=\((.*)\)$", text, re.MULTILINE)
+    values = {'"$PYTHON"': "python", '"${code[@]}"': code}
+    for array, function in (("scripts", "shell_scripts"), ("programs", "python_programs")):
+        [search] = re.findall(rf"^{function}\(\) {{ (.*?)(?: \| sort)?; }}$", text, re.MULTILINE)
+        values[f'"${{{array}[@]}}"'] = f"$({search})"
+    for name, value in values.items():
+        text = text.replace(name, value)
+    found = re.findall(r'^\s*check (?:"([^"]+)"|(\w+)) (.*)$', text, re.MULTILINE)
+    return {long or short: " ".join(command.split()) for long, short, command in found}
+
+
+def list_hooks() -> dict[str, str]:
+    text = read(".pre-commit-config.yaml")
+    hook = r"name: ([^\n]*)\n +entry: (?:>-\s+)?(.*?)\n +language: system"
+    found = re.findall(hook, text, re.DOTALL)
+    hooks = {}
+    for name, entry in found:
+        words = " ".join(entry.split())
+        inside = re.fullmatch(r"bash -c '(.*)'", words)
+        hooks[name] = inside[1].replace('"', "'") if inside else words
+    return hooks
+
+
+def test_hooks_run_the_linters_of_the_test_run():
+    assert len(list_checks()) == 5
+    assert list_hooks() == list_checks()
+
+
+def test_the_citation_is_of_this_version():
+    fields = dict(re.findall(r"^([\w-]+): (.+)$", read("CITATION.cff"), re.MULTILINE))
+    assert fields["cff-version"] == "1.2.0"
+    assert fields["version"] == mpiddp.__version__
+    assert f"license_expression = {fields['license']}" in read("setup.cfg")
+    assert "  - name: mpiddp contributors" in read("CITATION.cff")
+    assert {"message", "title"} <= fields.keys()
