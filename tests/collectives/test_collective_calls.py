@@ -77,7 +77,8 @@ def test_one_rank_alone_needs_no_mpi():
     row = launchers.table()["alone"]
     result = launchers.run(row, 1, ["-c", ALONE], timeout=60).expect(2)
     assert result.stdout.startswith("expected a contiguous tensor")
-    assert facts.messages(result)[-1] == "mpiddp: root must be 0 to 0, found 1"
+    said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:20)"
+    assert facts.messages(result)[-1] == said
     assert "Traceback" not in result.stderr
 
 
