@@ -373,7 +373,7 @@ def test_bad_options_are_said_once(slurm_cluster):
 
 TIMEOUT = 5
 MARGIN = 20.0
-"""Seconds: looking for silent hosts, the roll call, MPI_Abort on a node that is cut off."""
+"""Seconds: looking for silent hosts, the ranks that are missing, MPI_Abort on a node that is cut off."""
 PAIR = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
 WAITING = """
 import pathlib, socket, sys, time
@@ -431,7 +431,7 @@ def on_node(job, name) -> list[int]:
 
 
 SILENT_INIT = r"MPI_Init did not return within 5 s.*Not reached from here: node2 \("
-ROLL_CALL = (
+MISSING = (
     r"did not get past 'address' within 5 s; "
     r"waited for rank 2 on node2 \(no answer\), rank 3 on node2 \(no answer\)"
 )
@@ -445,7 +445,7 @@ ROLL_CALL = (
         pytest.param(
             "network.interfaces",
             "list_interfaces",
-            ROLL_CALL,
+            MISSING,
             marks=pytest.mark.long,
             id="after it",
         ),
