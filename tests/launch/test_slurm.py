@@ -373,7 +373,7 @@ def test_bad_options_are_said_once(slurm_cluster):
 
 TIMEOUT = 5
 MARGIN = 20.0
-"""Seconds: looking for silent hosts, the ranks that are missing, MPI_Abort on a node that is cut off."""
+"""Seconds: for silent hosts, for missing ranks, for MPI_Abort on a node that is cut off."""
 PAIR = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
 WAITING = """
 import pathlib, socket, sys, time
