@@ -289,7 +289,7 @@ def test_mpiddp_mpirun_may_be_a_name_in_path(checkout):
 
 def test_mpiddp_mpirun_that_is_not_there(checkout):
     result = checkout.local(MPIDDP_MPIRUN="/no/mpirun")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert result.stderr.endswith("mpiddp: MPIDDP_MPIRUN=/no/mpirun is not a program\n")
 
 
@@ -319,7 +319,7 @@ def test_an_active_environment_is_used(checkout, variable):
 def test_an_active_environment_without_mpirun_uses_the_one_in_path(checkout):
     active = checkout.make_environment("active")
     result = checkout.local(VIRTUAL_ENV=str(active))
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert f"no mpirun in {active} or PATH" in result.stderr
     copies.copy(FAKES / "mpirun", checkout.bin / "mpirun")
     assert checkout.local(VIRTUAL_ENV=str(active)).returncode == 0

@@ -155,7 +155,7 @@ def test_the_command_line_that_is_printed_can_be_pasted(either_launcher):
 def test_a_mistake_is_one_line():
     result = run("-n", "2", "--", "true", MPIDDP_MPIRUN="/no/mpirun")
     assert (result.returncode, result.stderr) == (
-        1,
+        2,
         "mpiddp: MPIDDP_MPIRUN=/no/mpirun is not a program\n",
     )
 

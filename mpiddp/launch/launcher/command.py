@@ -258,7 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         mpirun = find_mpirun(options.mpirun)
     except ConfigurationError as error:
-        raise SystemExit(f"mpiddp: {error}") from None
+        print(f"mpiddp: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
     command = mpirun.command(options.ranks, words[cut + 1 :])
     found = {k: v for k, v in mpirun.variables(options.ranks).items() if k not in os.environ}
     if options.shows:
