@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         LaunchError,
         MpiddpError,
         PeerLostError,
+        ScheduleError,
         UnreachableError,
     )
     from mpiddp.launch.session import Session
@@ -44,6 +45,7 @@ __all__ = [
     "LaunchError",
     "MpiddpError",
     "PeerLostError",
+    "ScheduleError",
     "Session",
     "UnreachableError",
     "World",
@@ -66,6 +68,7 @@ _HOMES = {
     "LaunchError": "mpiddp.errors",
     "MpiddpError": "mpiddp.errors",
     "PeerLostError": "mpiddp.errors",
+    "ScheduleError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.world",

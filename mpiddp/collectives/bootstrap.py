@@ -129,7 +129,8 @@ def _make_communicator(session: Session) -> Communicator:
         session.device,
         is_concurrent=not any(each.thread_limit for each in facts),
     )
-    session.at_close(communicator.close)
+    # The user's own work may still call it.
+    session.at_close(communicator.close, last=True)
     return communicator
 
 

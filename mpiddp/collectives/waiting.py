@@ -1,10 +1,10 @@
 """How a rank waits for another one: one policy for all ranks and all waits, barriers included.
 
-A wait looks for a tenth of a millisecond, in which ranks that come together meet, and then sleeps.
-A rank that spins for longer uses up its share of a core where other processes want it, too, and is
-made to wait when its message has come: beside busy processes calls took forty times as long. While
-it looks, a rank with a core of its own spins; with fewer cores than ranks it gives its core away.
-The policy is agreed once: ranks that spin keep those from their cores that they wait for.
+A wait tests for 0.1 ms, in which ranks that arrive together meet, and then sleeps. A rank that spun
+longer would use up its share of a contended core, and be descheduled when its message arrives:
+calls beside busy processes were 40 times slower. While it tests, a rank with a core of its own
+spins; with fewer cores than ranks it yields. All ranks use one policy: a rank that spins can keep a
+core from the rank that it waits for.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from functools import partial
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.pauses import wait_until
 
 FIRST_SPINS, FIRST_YIELDS = 50, 20
 """Pauses before a wait is begun in earnest, which takes about as long as twenty tests."""
 LOOK = 1e-4
 """Seconds before a wait sleeps."""
-FIRST_PAUSE, LONGEST_PAUSE = 2e-5, 1e-3
+LONGEST_PAUSE = 1e-3
 """Seconds of a sleep."""
-PAUSE_SHARE = 1 / 8
-"""Of the time waited so far, for the next sleep: what is overslept stays small beside it."""
 
 
 class Policy(enum.Enum):
@@ -124,13 +123,7 @@ class Waiter:
                 return
             give_way()
             now = time.monotonic()
-        while now < end:
-            if test():
-                return
-            time.sleep(min(max(FIRST_PAUSE, PAUSE_SHARE * (now - begin)), LONGEST_PAUSE))
-            now = time.monotonic()
-        # This rank may have been stopped meanwhile, while all others came.
-        if not test():
+        if not wait_until(test, end - now, LONGEST_PAUSE):
             raise PeerLostError(
                 f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
                 "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"

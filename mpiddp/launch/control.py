@@ -62,9 +62,9 @@ class ControlChannel:
         Raises:
             PeerLostError: not all ranks came within the session's timeout.
         """
-        return self.find_first([flag])[0] is not None
+        return self._find_first([flag])[0] is not None
 
-    def find_first(self, flags: Sequence[bool]) -> list[int | None]:
+    def _find_first(self, flags: Sequence[bool]) -> list[int | None]:
         """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
         if self._own is None:
             return [0 if flag else None for flag in flags]
@@ -111,7 +111,9 @@ class ControlChannel:
     def duplicate(self) -> MPI.Intracomm | None:
         """A communicator over all ranks for the caller alone, who frees it; None without MPI.
 
-        Collective. Raises:
+        Collective.
+
+        Raises:
             PeerLostError: not all ranks came within the session's timeout.
         """
         if self._own is None:
@@ -120,7 +122,7 @@ class ControlChannel:
         self._wait(request, "duplicate")
         return communicator
 
-    def meet(self, seconds: float = float("inf")) -> Iterator[None]:
+    def _meet(self, seconds: float = float("inf")) -> Iterator[None]:
         """Wait for all ranks; yields each time that ``seconds`` have gone by. Collective."""
         if self._own is None:
             return
@@ -131,7 +133,7 @@ class ControlChannel:
         except RuntimeError as error:
             raise _mismatch("the end of this rank's session") from error
 
-    def free(self) -> None:
+    def _free(self) -> None:
         """Give the communicator back. Collective."""
         if self._own is not None:
             self._own.Free()

@@ -41,12 +41,12 @@ class ExportedVariables:
 
 @dataclass
 class Resources:
-    """Start-up fills them in, as far as it comes; whoever owns them closes or abandons them."""
+    """What start-up has opened so far. Its owner calls ``close`` or ``abandon``."""
 
     failure_handler: FailureHandler
     variables: ExportedVariables = field(default_factory=ExportedVariables)
     on_close: list[Callable[[], None]] = field(default_factory=list)
-    """What is to be done first; the last comes first."""
+    """Called before anything is closed, the last added first."""
     module: Any = None
     """mpi4py.MPI, None without MPI."""
     finalizes: bool = False
@@ -56,7 +56,7 @@ class Resources:
     backend: str = ""
     has_group: bool = False
     watch: Watch | None = None
-    """For the end, while nothing else is left to do."""
+    """Deadline of the close, once all ranks have come."""
     heartbeat: Heartbeat | None = None
 
     def close(self, control: ControlChannel) -> None:
@@ -101,7 +101,7 @@ class Resources:
     def _meet(self, control: ControlChannel) -> None:
         """Wait until all ranks are here, or one is lost."""
         heartbeat = self.heartbeat
-        for _ in control.meet(heartbeat.period if heartbeat is not None else float("inf")):
+        for _ in control._meet(heartbeat.period if heartbeat is not None else float("inf")):
             lost = heartbeat.find_silent() if heartbeat is not None else None
             if lost is not None:
                 raise PeerLostError(
@@ -128,7 +128,7 @@ class Resources:
         if self.comm is not None:
             self.comm.Free()
             self.comm = None
-        control.free()
+        control._free()
         # Last, for a failure of the others.
         peers = self.failure_handler.peers
         if peers.communicator is not None:

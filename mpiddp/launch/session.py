@@ -104,11 +104,15 @@ class Session(ControlChannel):
         """Whether start-up made torch.distributed's default group."""
         return self._resources.has_group
 
-    def at_close(self, work: Callable[[], None]) -> None:
-        """Have ``work`` done when the session is closed, before MPI and the group go."""
-        self._resources.on_close.append(work)
+    def at_close(self, work: Callable[[], None], *, last: bool = False) -> None:
+        """Have ``work`` done when the session is closed, before MPI and the group go.
 
-    def open(self) -> None:
+        What was registered last is done first; ``last``: after all others.
+        """
+        on_close = self._resources.on_close
+        on_close.insert(0 if last else len(on_close), work)
+
+    def _open(self) -> None:
         """Make it the current session of this process."""
         global _current
         _current = self

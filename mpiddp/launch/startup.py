@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 KEY_BYTES = 16
-"""Of what the job's keys in the store begin with."""
+"""Of the random prefix of the job's keys in the store."""
 
 
 def start(options: Options, failure_handler: FailureHandler, *, make_group: bool = True) -> Session:
@@ -59,6 +59,9 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
     """
     previous = find_session()
     if previous is not None and previous.has_group:
+        # Its handler knows the other ranks.
+        failure_handler.peers = previous._resources.failure_handler.peers
+        failure_handler.starting = False
         raise ConfigurationError(
             "mpiddp.init() was called in this process before, and that session is still open: use "
             "it, or call its close() first"
@@ -66,7 +69,7 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
     # Under `python -m mpiddp` a script may call mpiddp.init(): the launch has been described.
     starter = Starter(options, failure_handler, make_group, is_quiet=previous is not None)
     session = starter.run()
-    session.open()
+    session._open()
     failure_handler.starting = False
     return session
 
@@ -292,7 +295,7 @@ class Starter:
             self.assignment.index is None,
             not nccl.takes_shared_gpus(),
         )
-        crowded, lacking, refusing = self.control.find_first(mine)
+        crowded, lacking, refusing = self.control._find_first(mine)
         is_refused = crowded is not None and refusing is not None
         return device.choose_backend(self.options.backend, is_refused, lacking)
 

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.operators import Operator, choose_accumulation
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
 from mpiddp.collectives.transport.shared_memory import find_shortage
@@ -187,7 +188,7 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
     try:
         model.register_comm_hook(None, hook.synchronize)
     except RuntimeError as error:
-        raise ConfigurationError(f"the model has a communication hook already: {error}") from None
+        raise ConfigurationError(f"the model takes no communication hook: {error}") from None
     return hook
 
 
@@ -202,7 +203,7 @@ def synchronize(
     """Have mpiddp average a DDP model's gradients, instead of torch.distributed; returns the model.
 
     Collective: every rank calls it, once for each model, after ``mpiddp.init()`` or in a script
-    that ``python -m mpiddp`` started. Gradients are averaged over all ranks of the session::
+    that ``python -m mpiddp`` started. Gradients are averaged over all ranks of the session:
 
         model = mpiddp.synchronize(DistributedDataParallel(net, gradient_as_bucket_view=True))
 
@@ -224,6 +225,9 @@ def synchronize(
     """
     if not isinstance(wire_dtype, torch.dtype | None):
         raise ConfigurationError(f"wire_dtype: expected a torch type, found {wire_dtype!r}")
+    if wire_dtype is not None:
+        # Refused here, not in a backward pass.
+        choose_accumulation(Operator.AVERAGE, wire_dtype, None)
     attach(Synchronization(algorithm, transport, wire_dtype, overlap), model)
     return model
 

@@ -117,7 +117,7 @@ def digest_parameters(model: nn.Module) -> str:
 def _open_run(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
 ) -> RunDirectory | None:
-    """Open the run on rank 0, and tell the others' ways out where it is."""
+    """Open the run on rank 0, and tell the other ranks' failure handlers where it is."""
     run, refusal = None, None
     if session.world.rank == 0:
         try:

@@ -10,12 +10,10 @@ import time
 import pytest
 
 from mpiddp.collectives.waiting import (
-    FIRST_PAUSE,
     FIRST_SPINS,
     FIRST_YIELDS,
     LONGEST_PAUSE,
     LOOK,
-    PAUSE_SHARE,
     Policy,
     Waiter,
     choose_policy,
@@ -23,6 +21,7 @@ from mpiddp.collectives.waiting import (
     find_quota,
 )
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.pauses import FIRST_PAUSE, PAUSE_SHARE
 
 POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.value)
 

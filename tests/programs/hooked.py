@@ -80,6 +80,7 @@ def refuse(session: mpiddp.Session) -> list[str]:
         lambda: mpiddp.synchronize(DistributedDataParallel(make_model(), process_group=alone)),
         lambda: mpiddp.synchronize(model, "central"),
         lambda: mpiddp.synchronize(model, wire_dtype="bfloat16"),  # type: ignore[arg-type]
+        lambda: mpiddp.synchronize(model, wire_dtype=torch.int32),
         lambda: mpiddp.synchronize(mpiddp.synchronize(model)),
     ]
     said = []

@@ -113,7 +113,7 @@ def break_deadline(failure_handler: FailureHandler) -> None:
 
 
 def break_claim(failure_handler: FailureHandler) -> None:
-    """An error while the ranks agree who speaks."""
+    """An error while the ranks agree which rank reports."""
     failure_handler.starting = False
     failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
     failure.claim_report = shout  # type: ignore[assignment]

@@ -32,7 +32,7 @@ def _describe(name: str) -> Iterator[str]:
         return
     yield f"## class `{name}`\n"
     if issubclass(found, mpiddp.MpiddpError):
-        yield f"A `{found.__base__.__name__}`. The job's exit code: {found.exit_code}.\n"
+        yield f"Base class: `{found.__base__.__name__}`. The job's exit code: {found.exit_code}.\n"
     yield _format(found)
     if dataclasses.is_dataclass(found):
         fields = dataclasses.fields(found)

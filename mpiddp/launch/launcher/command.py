@@ -30,7 +30,9 @@ from mpiddp.errors import ConfigurationError
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
+PASSED_ON = tuple(
+    getattr(signal, f"SIG{name}") for name in ["INT", "TERM", "HUP", "USR1", "USR2", "TSTP", "CONT"]
+)
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,13 @@ class Mpirun:
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """The command line that starts ``program``."""
-        flags = self.kind.flags(is_crowded=ranks > count_cores())
+        flags = self.kind.flags(is_crowded=ranks > count_slots())
         return [str(self.program), *flags, "-n", str(ranks), *program]
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
         library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
-        yielding = self.kind.yielding if ranks > count_cores() else {}
+        yielding = self.kind.yielding if ranks > count_slots() else {}
         return {**self.kind.local, **yielding, **library}
 
 
@@ -191,7 +193,7 @@ def _find_library(program: Path, kind: Kind) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def count_cores() -> int:
+def count_slots() -> int:
     """Cores that this process may use, hardware threads not counted, as Open MPI counts slots."""
     usable = os.sched_getaffinity(0)
     siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -244,6 +246,9 @@ def _find_children(process: int) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start ranks, or print the command line."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # No traceback while there is no job.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(

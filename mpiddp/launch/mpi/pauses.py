@@ -1,7 +1,7 @@
 """Waiting that costs no core: sleep between two looks, the longer the more time has gone by.
 
-With more ranks than cores a rank that spins, as MPI does in its own waits, keeps the very rank
-from running that it waits for.
+With more ranks than cores, a rank that spins, as MPI's own waits do, may occupy the core that the
+awaited rank needs.
 """
 
 from __future__ import annotations
