@@ -30,7 +30,7 @@ def make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """Four cores, and no root."""
-    monkeypatch.setattr(command, "count_cores", lambda: 4)
+    monkeypatch.setattr(command, "count_slots", lambda: 4)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 
