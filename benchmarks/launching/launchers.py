@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASELINES = ROOT / "benchmarks" / "baselines"
 """The checkout."""
 
-TUNED = ("OMPI_MCA_pml", "UCX_MEM_EVENTS")
+TUNED = (environment.OPEN_MPI_MESSAGING, environment.UCX_MEMORY_EVENTS)
 """Settings of the table whose effect benchmarks show by themselves; binding is an option here."""
 
 THREADS = 1

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mpiddp.launch.launcher.hostnames import count_noun
+
 SHOWN = 6
 """Values of a distribution that fit into a line."""
 
@@ -128,18 +130,20 @@ def describe_start(
     ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
     kind = "GPU" if device == "cuda" else device.upper()
     if len(set(ranks_per_node)) == 1:
-        product = f"{_count(nodes, 'node')} x {_count(ranks_per_node[0], 'rank')} per node"
+        product = f"{count_noun(nodes, 'node')} x {count_noun(ranks_per_node[0], 'rank')} per node"
     else:
         sizes = sorted(Counter(ranks_per_node).items(), reverse=True)
-        product = " + ".join(f"{_count(n, 'node')} x {_count(size, 'rank')}" for size, n in sizes)
+        product = " + ".join(
+            f"{count_noun(n, 'node')} x {count_noun(size, 'rank')}" for size, n in sizes
+        )
     computing = "rank" if workers in (None, ranks) else "worker"
     workers = ranks if workers is None else workers
-    computers = _count(workers, computing)
-    per_step = _count(batch_size * workers, "sample")
-    per_rank = _count(batch_size, "sample")
+    computers = count_noun(workers, computing)
+    per_step = count_noun(batch_size * workers, "sample")
+    per_rank = count_noun(batch_size, "sample")
     return [
-        f"Starting distributed training on {_count(ranks, kind)}",
-        f"{product} = {_count(ranks, 'rank')}",
+        f"Starting distributed training on {count_noun(ranks, kind)}",
+        f"{product} = {count_noun(ranks, 'rank')}",
         f"Master node: {master}",
         f"Effective batch: {per_rank} per {computing} x {computers} = {per_step} per step",
     ]
@@ -166,10 +170,6 @@ def describe_staleness(counts: Mapping[int, int]) -> str:
 
 def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) -> str:
     return (
-        f"Training done: test accuracy {accuracy:.2%} after {_count(epochs, 'epoch')} in "
+        f"Training done: test accuracy {accuracy:.2%} after {count_noun(epochs, 'epoch')} in "
         f"{seconds:.1f} s (run directory {directory})"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
