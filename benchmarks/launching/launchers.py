@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mpiddp import environment
 from mpiddp.launch.launcher import command
 from mpiddp.launch.network.mpi_interfaces import share_memory
 
