@@ -329,7 +329,11 @@ def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
     assert dict(tuned.environment) == {**plain.environment, **mpirun.tuned}
     assert contenders[TORCHRUN].program.environment == contenders[FLOOR].program.environment
     assert contenders[TORCHRUN].program.command[-2:] == plain.command[-2:]
-    assert contenders[MPIDDP_TUNED].describe().startswith("OMPI_MCA_pml=ob1 OMPI_MCA_btl=")
+    assert (
+        contenders[MPIDDP_TUNED]
+        .describe()
+        .startswith("OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n OMPI_MCA_btl=")
+    )
     assert str(launchers.ROOT) not in contenders[MPIDDP].describe()
 
 

@@ -107,7 +107,7 @@ def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
 def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, options):
     group = make_group({(GLOO_ROW, M): [[4.0]], (PRIVATE_OWN, M): [[1.0]]})
     monkeypatch.setattr(allreduce, "measure", lambda *_: group)
-    mpirun = launchers.Mpirun(Path("mpirun"), "openmpi", "5.0.11", None)
+    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
     monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
     allreduce.main(["--ranks", "2", "--json", str(tmp_path / "record"), *options])
     text = "target: mpiddp auto, auto, private: at least 4 × Gloo: 1 MiB 4.000: met"
