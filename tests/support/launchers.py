@@ -179,8 +179,11 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def drop_gloo_lines(stdout: str) -> str:
-    """Without what Gloo prints in torch 2.10, on each rank, whenever a group is made."""
-    return re.sub(r"\[Gloo\] Rank \d+ is connected to .* : \d+\n", "", stdout)
+    """Without what Gloo prints in torch 2.10, on each rank, whenever a group is made.
+
+    Such lines of several ranks may be mixed.
+    """
+    return re.sub(r"(?m)^.*(\[Gloo\] Rank|connected peer ranks).*\n", "", stdout)
 
 
 def environ_of(pid: str | int) -> dict[str, str]:
