@@ -56,7 +56,7 @@ def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
 
 
 def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
-    """One rank of each node copies what another one has just written; the others do nothing."""
+    """Local rank 0 writes, local rank 1 copies what was written; the other ranks do nothing."""
     if world.local_size < 2:
         raise ConfigurationError("there is one rank per node")
     node: Any = comm.Split(world.node_rank, world.local_rank)

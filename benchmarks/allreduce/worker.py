@@ -25,8 +25,8 @@ from mpiddp.errors import ConfigurationError
 WARM_SHARE = 10
 """One untimed iteration for so many timed ones, and at least one."""
 SETTLE_SECONDS = 0.02
-"""How long ranks compute before that. The kernel puts a rank that another one wakes on the same
-core, where both stay while they take turns; ranks that compute get a core each."""
+"""How long ranks compute before anything is timed. The kernel may wake a rank on the core of the
+rank that woke it, where both stay while they take turns. Ranks that compute get a core each."""
 
 
 def measure(calls: Calls, order: Order) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def time_iterations(prepared: Prepared, iterations: int) -> list[int]:
             begin = now()
             call()
             times.append(now() - begin)
-        # No rank goes back to sleep, or frees its buffer, while another one still works.
+        # No rank sleeps again, or frees its buffer, before all have finished.
         barrier()
     finally:
         gc.enable()

@@ -73,7 +73,7 @@ class Mpirun(command.Mpirun):
 
 
 def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) -> Mpirun:
-    """The mpirun to start ranks with, as `command.find_mpirun` chooses it."""
+    """`command.find_mpirun` for benchmarks, which refuse a program whose ``--version`` fails."""
     found = command.find_mpirun(wanted, variables, must_know_version=True)
     return Mpirun(found.program, found.kind, found.version, found.library)
 

@@ -14,6 +14,6 @@ TORCHRUN_PER_NODE = str(BASELINES / "srun_torchrun.sh")
 def choose_port() -> int:
     """A port for torchrun, which needs one.
 
-    Outside the range that the kernel hands out, and another one for every process that measures.
+    It is outside the range that the kernel hands out, and differs between processes that measure.
     """
     return 20000 + os.getpid() % 10000

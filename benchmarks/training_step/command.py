@@ -90,8 +90,8 @@ def _make_parser() -> CommandLine:
     add("batch-size", "samples per worker", type=at_least(1), default=8, metavar="N")
     add("device", "auto, cpu or gpu; auto takes GPUs if every rank has one", choices=DEVICES,
         default="auto", metavar="DEVICE")  # fmt: skip
-    add("straggler", "slow one worker's passes: RANK=FACTOR, or random=FACTOR for another one "
-        "in each step", metavar="WHO=FACTOR")  # fmt: skip
+    add("straggler", "slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker "
+        "drawn in each step", metavar="WHO=FACTOR")  # fmt: skip
     add("ranks", "numbers of ranks (default: 2 4; with srun 4)")
     add("repetitions", default=5)
     add("warm-up", "rounds before them, after a first visit to each", default=0)

@@ -186,7 +186,7 @@ def measure(
             found["interfaces"] = subtract(before, read_counters())
         if loop.place is not None:
             found["compute"] = _time_passes(loop, steps)
-        # No rank goes back to sleep while another one still works.
+        # No rank sleeps again before all have finished.
         barrier()
     finally:
         gc.enable()

@@ -234,8 +234,8 @@ class Communicator:
         else:
             future.set_result(tensor)
         finally:
-            # Not before the future's callbacks have ended, whose calls are made in this thread:
-            # another one's would be made beside them.
+            # Only now, since the future's callbacks may make calls, in this thread: a call of
+            # another thread would run at the same time.
             self._count_down()
 
     def _count_down(self) -> None:

@@ -21,7 +21,6 @@ import functools
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import Choice, names, parse

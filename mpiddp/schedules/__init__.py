@@ -4,6 +4,7 @@
 them by name; ``proof``, ``cost`` and ``replay`` work on any of them.
 """
 
+# They register themselves, whichever module of the package is wanted.
 from mpiddp.schedules import algorithms
 
 __all__ = ["algorithms"]

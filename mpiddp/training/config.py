@@ -238,7 +238,6 @@ def _check_sync(sync: str) -> None:
     if sync in (FRAMEWORK, "auto", PARAMETER_SERVER):
         return
     # They need NumPy, for which --help does not wait.
-    import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
     from mpiddp.schedules import registry
 
     try:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import documents
+from benchmark_runs import run_benchmark
 from benchmarks.common import checks, results, statistics
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import STAMP, Program, Run, RunError
@@ -437,17 +438,6 @@ def test_it_is_not_run_under_a_launcher(monkeypatch):
         startup.check(startup.parse([]))
 
 
-def _run_benchmarks(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "benchmarks", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        cwd=launchers.ROOT,
-        env=launchers.clean_environment(changes),
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -457,17 +447,30 @@ def _run_benchmarks(*arguments: str, **changes: str) -> subprocess.CompletedProc
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_code_2(arguments, message):
-    answer = _run_benchmarks(*arguments)
+    answer = run_benchmark(*arguments)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert message in answer.stderr
     assert answer.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [[], ["startup"]])
-def test_help_imports_neither_torch_nor_mpi(command):
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], ["startup", "numerics"]),
+        (["startup"], ["startup"]),
+        (["allreduce"], ["--transports", "double-tree"]),
+        (["training-step"], ["--straggler", "parameter-server"]),
+        (["stragglers"], ["--staleness"]),
+        (["numerics"], ["halving-", "--dtype", "--plot"]),
+        (["prove"], ["python -m benchmarks prove"]),
+        (["explain"], ["python -m benchmarks explain"]),
+        (["simulate"], ["python -m benchmarks simulate"]),
+    ],
+)
+def test_help_imports_neither_torch_nor_mpi(words, shown):
     text = (
         "import runpy, sys\n"
-        f"sys.argv = ['benchmarks', *{command!r}, '--help']\n"
+        f"sys.argv = ['benchmarks', *{words!r}, '--help']\n"
         "try: runpy.run_module('benchmarks', run_name='__main__')\n"
         "except SystemExit as error: assert not error.code\n"
         "assert not {'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
@@ -476,7 +479,7 @@ def test_help_imports_neither_torch_nor_mpi(command):
         [sys.executable, "-c", text], capture_output=True, text=True, cwd=launchers.ROOT
     )
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert "startup" in answer.stdout
+    assert all(word in answer.stdout for word in shown)
 
 
 def test_a_terminated_benchmark_ends_its_runs(tmp_path):
@@ -533,7 +536,7 @@ def test_startup_measures_prints_and_writes(tmp_path):
     record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
     arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
-    answer = _run_benchmarks(
+    answer = run_benchmark(
         "startup", *arguments, "--targets", "--json", str(record), "--plot", str(drawing),
         PMIX_RANK="7",
     )  # fmt: skip

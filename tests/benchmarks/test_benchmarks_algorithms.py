@@ -15,6 +15,7 @@ import pytest
 import documents
 import launchers
 import wrong_algorithms
+from benchmark_runs import run_benchmark
 from benchmarks.allreduce import command as allreduce
 from benchmarks.common import options
 from benchmarks.models import explain, numerics, prove, simulate
@@ -23,13 +24,6 @@ from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.closed_form import Phase
 from mpiddp.schedules.schedule import Transfer, all_reduce
-
-
-def call(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=launchers.ROOT, check=False
-    )
 
 
 @pytest.fixture
@@ -47,7 +41,7 @@ def registered(monkeypatch):
 
 
 def test_everything_that_is_registered_is_proved(tmp_path):
-    result = call("prove", "--json", str(tmp_path / "proof.json"))
+    result = run_benchmark("prove", "--json", str(tmp_path / "proof.json"))
     assert result.returncode == 0, result.stderr
     record = json.loads((tmp_path / "proof.json").read_text())
     assert list(record["verdicts"]) == list(registry.names())
@@ -313,23 +307,6 @@ def test_what_cannot_be_priced_is_refused(arguments, problem):
     with pytest.raises(ConfigurationError) as caught:
         simulate.main(arguments)
     assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize("command", ["prove", "explain", "simulate"])
-def test_help_is_given_without_torch_or_mpi(command):
-    program = (
-        "import sys\n"
-        f"import benchmarks.models.{command} as command\n"
-        "try: command.main(['--help'])\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert not {'torch', 'mpi4py', 'matplotlib'} & sys.modules.keys()\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=launchers.ROOT,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert f"python -m benchmarks {command}" in result.stdout
 
 
 # ---- values -------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +12,7 @@ import pytest
 
 import documents
 import launchers as launching
+from benchmark_runs import run_benchmark
 from benchmarks.allreduce import command as allreduce
 from benchmarks.allreduce.contenders import MPI, WORKER, Cell, Contender
 from benchmarks.common import results
@@ -64,32 +63,6 @@ def test_the_usual_ranks_depend_on_the_launcher():
     assert allreduce.parse([]).ranks == (2, 4)
     assert allreduce.parse(["--launcher", "srun"]).ranks == (4, 8)
     assert allreduce.parse(["--sizes", "8K", "8", "8"]).plan.sizes == (8, 8 * K)
-
-
-def run_benchmark(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "benchmarks", "allreduce", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        cwd=launchers.ROOT,
-        env=launchers.clean_environment(changes),
-    )
-
-
-def test_help_imports_neither_torch_nor_mpi():
-    text = (
-        "import runpy, sys\n"
-        "sys.argv = ['benchmarks', 'allreduce', '--help']\n"
-        "try: runpy.run_module('benchmarks', run_name='__main__')\n"
-        "except SystemExit as error: assert not error.code\n"
-        "assert not {'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, cwd=launchers.ROOT
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "--transports" in answer.stdout and "double-tree" in answer.stdout
 
 
 def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
@@ -204,7 +177,9 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     arguments += ["--warm-up", "0", "--iterations", "5", "--deadline", "60"]
     arguments += ["--transports", "auto", "mpi", "--targets"]
     # Variables of an outer launch must not reach the ranks.
-    answer = run_benchmark(*arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7")
+    answer = run_benchmark(
+        "allreduce", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
+    )
     assert (answer.returncode, answer.stderr) == (0, "")
     content = json.loads(record.read_text())
     assert (content["benchmark"], content["schema"]) == ("allreduce", results.SCHEMA)
@@ -232,7 +207,9 @@ def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path):
     arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "4", "--link"]
     arguments += ["--sizes", "8", "--repetitions", "1", "--warm-up", "0", "--iterations", "3"]
     arguments += ["--algorithms", "auto", "--buffers", "private"]
-    answer = run_benchmark(*arguments, "--json", str(record), **slurm_cluster.environment())
+    answer = run_benchmark(
+        "allreduce", *arguments, "--json", str(record), **slurm_cluster.environment()
+    )
     assert (answer.returncode, answer.stderr) == (0, "")
     (group,) = json.loads(record.read_text())["groups"]
     assert group["nodes"] == 2 and group["limits"]["link"]["median"] > 0

@@ -314,17 +314,6 @@ def test_a_mistake_is_named_before_anything_is_measured(options, message, monkey
         numerics.main(options)
 
 
-def test_help_imports_neither_torch_nor_matplotlib():
-    text = (
-        "import sys; from benchmarks.models import numerics\n"
-        "try: numerics.main(['--help'])\n"
-        "except SystemExit: print(sorted({'torch', 'matplotlib', 'mpi4py'} & set(sys.modules)))"
-    )
-    answer = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
-    assert answer.stdout.splitlines()[-1] == "[]", answer.stderr
-    assert all(name in answer.stdout for name in ("halving-", "--dtype", "--plot"))
-
-
 # The plot
 
 

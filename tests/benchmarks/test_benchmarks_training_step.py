@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 import documents
+from benchmark_runs import run_benchmark
 from benchmarks.common import results
 from benchmarks.common.statistics import Series
 from benchmarks.launching import launchers
@@ -132,32 +133,6 @@ def test_the_frameworks_job_holds_what_is_not_mpiddps():
         assert Contender(name).configure(2, 8, 0).sync == "framework"
     assert OWN_BASE.job == MPI_JOB and not OWN_BASE.averages
     assert OWN_BASE.configure(1, 8, 0).sync == "framework"
-
-
-def run_benchmark(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "benchmarks", "training-step", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        cwd=launchers.ROOT,
-        env=launchers.clean_environment(changes),
-    )
-
-
-def test_help_imports_neither_torch_nor_mpi():
-    text = (
-        "import runpy, sys\n"
-        "sys.argv = ['benchmarks', 'training-step', '--help']\n"
-        "try: runpy.run_module('benchmarks', run_name='__main__')\n"
-        "except SystemExit as error: assert not error.code\n"
-        "assert not {'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, cwd=launchers.ROOT
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "--straggler" in answer.stdout and "parameter-server" in answer.stdout
 
 
 def test_the_frameworks_loop_knows_nothing_of_mpiddp():
@@ -393,7 +368,9 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi"]
     arguments += ["--straggler", "0=1.5", "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
-    answer = run_benchmark(*arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7")
+    answer = run_benchmark(
+        "training-step", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
+    )
     assert (answer.returncode, answer.stderr) == (0, "")
     content = json.loads(record.read_text())
     assert (content["benchmark"], content["schema"]) == ("training-step", results.SCHEMA)
@@ -450,7 +427,7 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
 
 @pytest.mark.mpi
 def test_a_mistake_is_one_line():
-    answer = run_benchmark("--sync", "parameter-server:servers=5", "--ranks", "2")
+    answer = run_benchmark("training-step", "--sync", "parameter-server:servers=5", "--ranks", "2")
     assert answer.returncode == 2
     assert len(answer.stderr.strip().splitlines()) == 1
 
@@ -471,7 +448,9 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
         "3",
         "--targets",
     ]
-    answer = run_benchmark(*arguments, "--json", str(record), **slurm_cluster.environment())
+    answer = run_benchmark(
+        "training-step", *arguments, "--json", str(record), **slurm_cluster.environment()
+    )
     assert (answer.returncode, answer.stderr) == (0, "")
     (group,) = json.loads(record.read_text())["groups"]
     assert group["nodes"] == 2 and group["link"]["seconds_per_byte"] > 0

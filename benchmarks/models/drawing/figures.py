@@ -32,7 +32,7 @@ def describe_states(schedule: Schedule) -> dict[str, Any]:
 
     A value is a number: the contribution of the rank with this number, or, from ``ranks`` on, one
     of ``sums``, each of which has the values that were added, in order. ``changes`` has for each
-    step the cells, rank by rank, whose value is another one afterwards, and that value.
+    step the cells, rank by rank, whose value changes, and their new values.
     """
     ends, sums = find_ends(schedule), dict[tuple[int, ...], int]()
     column = {end: number for number, end in enumerate(ends)}
