@@ -16,8 +16,6 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Binding:
-    """What one rank may run on."""
-
     rank: int
     cores: frozenset[int]
     threads: str | None
@@ -53,35 +51,28 @@ def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int
     A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): where a rank
     finds no augmenting path, the ranks and cores that its search has met are too many and too few.
     """
-    owner: dict[int, int] = {}
+    owners, holdings = dict[int, int](), dict[int, int]()
+    """By core, and by rank."""
     for rank in masks:
         reached, path_of = [rank], dict[int, int]()
-        free = None
+        core = None
         # Breadth first, and no recursion: a node may hold hundreds of ranks.
         for current in reached:
-            for core in sorted(masks[current] - path_of.keys()):
-                path_of[core] = current
-                if core not in owner:
-                    free = core
-                    break
-                reached.append(owner[core])
-            if free is not None:
+            new = sorted(masks[current] - path_of.keys())
+            path_of |= dict.fromkeys(new, current)
+            core = next((each for each in new if each not in owners), None)
+            if core is not None:
                 break
-        if free is None:
+            reached += [owners[each] for each in new]
+        if core is None:
             return sorted(reached), sorted(path_of)
-        _take(free, rank, path_of, owner)
+        while core is not None:
+            # Back along the path: each rank gives up the core that it has.
+            owners[core] = taker = path_of[core]
+            freed = holdings.get(taker)
+            holdings[taker] = core
+            core = freed
     return None
-
-
-def _take(core: int, rank: int, path_of: Mapping[int, int], owner: dict[int, int]) -> None:
-    """Move the cores along an augmenting path, from its free end back to ``rank``."""
-    while True:
-        taker = path_of[core]
-        before = next((c for c, holder in owner.items() if holder == taker), None)
-        owner[core] = taker
-        if taker == rank or before is None:
-            return
-        core = before
 
 
 def judge_threads(bindings: Sequence[Binding]) -> Finding:

@@ -38,7 +38,6 @@ class Limits:
 
 
 def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
-    """Read this process's limits and this node's shared memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:

@@ -32,8 +32,6 @@ _AGREEMENT = Request(Call(Collective.ALL_REDUCE), "min")
 
 @dataclass(frozen=True)
 class Synchronization:
-    """How gradients are averaged."""
-
     algorithm: str
     """A registered one, or ``auto``, which goes by each bucket's size."""
     transport: str = AUTO
@@ -75,7 +73,6 @@ class ScheduleHook:
         """For each bucket's storage, a buffer of the narrower type."""
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
-        """What is done with a bucket of ``size`` bytes."""
         return select(self._call, size, self._communicator.layout, on_gpu=on_gpu)
 
     def synchronize(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -92,7 +89,11 @@ class ScheduleHook:
         if self.overlap:
             return self._communicator.start(request, tensor)
         self._communicator.run(request, tensor)
-        return _finished(tensor)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=None if tensor.is_cpu else [tensor.device]
+        )
+        future.set_result(tensor)
+        return future
 
     def _send_narrow(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         wire = self._find_wire(gradients)
@@ -230,11 +231,3 @@ def synchronize(
         choose_accumulation(Operator.AVERAGE, wire_dtype, None)
     attach(Synchronization(algorithm, transport, wire_dtype, overlap), model)
     return model
-
-
-def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-        devices=None if tensor.is_cpu else [tensor.device]
-    )
-    future.set_result(tensor)
-    return future

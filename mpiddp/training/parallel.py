@@ -20,8 +20,6 @@ from mpiddp.training.optimizer_step import make_optimizer
 
 @dataclass(frozen=True)
 class Replica:
-    """This rank's copy of the model."""
-
     model: DistributedDataParallel
     hook: ScheduleHook | None
     """The hook that averages its gradients; None where DDP does."""
@@ -90,7 +88,6 @@ def serve(
 
 
 def choose_synchronization(configuration: Configuration) -> Synchronization:
-    """The options of the hook."""
     name = configuration.wire_dtype
     return Synchronization(
         configuration.sync,

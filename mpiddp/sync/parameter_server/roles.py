@@ -13,6 +13,7 @@ from torch import nn
 from mpiddp import environment
 from mpiddp.collectives.bootstrap import find_longest_message
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import Wire
@@ -180,9 +181,7 @@ class Serving:
 
 
 def describe_roles(roles: Roles, bound: int | None) -> str:
-    servers, workers = len(roles.servers), len(roles.workers)
-    noun = "server" if servers == 1 else "servers"
-    others = "worker" if workers == 1 else "workers"
     where = "colocated" if set(roles.servers) & set(roles.workers) else "dedicated"
     pace = {0: "in step", None: "at their own pace"}.get(bound, f"up to {bound} steps apart")
-    return f"{servers} {where} parameter {noun}, {workers} {others} {pace}"
+    whom = count_noun(len(roles.workers), "worker")
+    return f"{count_noun(len(roles.servers), f'{where} parameter server')}, {whom} {pace}"

@@ -46,11 +46,6 @@ def _tag(server: int, kind: int) -> int:
     return 4 * server + kind
 
 
-def shares_batches(server: int, bound: int | None) -> bool:
-    """Whether this server tells workers which batches to take."""
-    return server == 0 and bound is None
-
-
 def check_threads() -> None:
     """Raise ConfigurationError where a rank cannot serve and compute at the same time."""
     if limit := find_thread_limit():
@@ -74,13 +69,6 @@ class UpdateRule:
 
 class Server:
     """One server's weights and optimiser."""
-
-    number: int
-    """Of this server, from 0."""
-    clock: Clock
-    """Counts the steps of each worker, and how stale gradients were."""
-    epochs: int
-    """Epochs in which all workers have sent their last gradient; may be read in any thread."""
 
     def __init__(
         self,
@@ -126,7 +114,7 @@ class Server:
         self._here: set[int] = set()
         self._added = 0
         """Of the present step's gradients, in their order."""
-        self._shares_batches = shares_batches(number, rule.bound)
+        self._shares_batches = number == 0 and rule.bound is None
         self._tickets = np.zeros((len(workers), 1), np.int64)
         """The last batch that was given to each worker."""
         self._next_ticket = len(workers)
@@ -135,6 +123,7 @@ class Server:
         self._finished: set[int] = set()
         self._sign_due = 0.0
         self.epochs = 0
+        """In which all workers have sent their last gradient; may be read in any thread."""
         self._stopped = threading.Event()
 
     def serve(self) -> None:
@@ -299,7 +288,7 @@ class Worker:
         self._messages: list[tuple[PendingMessage, int]] = []
         """And the servers' ranks."""
         self._place = place
-        self._shares_batches = shares_batches(0, bound)
+        self._shares_batches = bound is None
         self._ticket = np.array([place], np.int64)
 
     @property
