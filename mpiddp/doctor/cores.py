@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpiddp.doctor.findings import Finding, passed, warned
+from mpiddp.doctor.findings import Finding, describe_range, passed, warned
 from mpiddp.launch.device import share_cores
 from mpiddp.launch.launcher.hostnames import count_noun, fold_numbers
 
@@ -28,9 +28,7 @@ def judge_cores(bindings: Sequence[Binding]) -> Finding:
     everyone = frozenset().union(*(binding.cores for binding in bindings))
     if crowd is None:
         bound = any(binding.cores != everyone for binding in bindings)
-        shares = {len(binding.cores) for binding in bindings}
-        low, high = min(shares), max(shares)
-        each = f"{low}" if low == high else f"{low} to {high}"
+        each = describe_range([len(binding.cores) for binding in bindings])
         count = count_noun(len(everyone), "core")
         whom = count_noun(len(bindings), "rank")
         how = f"bound to {each} each" if bound else "shared by all"
@@ -84,9 +82,8 @@ def judge_threads(bindings: Sequence[Binding]) -> Finding:
     used = [
         share if number is None else number for share, number in zip(shares, asked, strict=True)
     ]
-    each = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
     source = "OMP_NUM_THREADS" if any(n is not None for n in asked) else "mpiddp's choice"
-    found = f"{each} per rank ({source})"
+    found = f"{describe_range(used)} per rank ({source})"
     # What mpiddp chooses is at least one for each rank, even where cores are too few for that.
     asks_too_much = any(number > share for number, share in zip(used, shares, strict=True))
     if not asks_too_much or sum(used) <= cores:

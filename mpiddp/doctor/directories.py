@@ -54,7 +54,10 @@ class Token:
 
     def __init__(self, folder: Path, content: str) -> None:
         self.path = token_path(folder, content)
-        self._made = _make(folder)
+        above = (folder, *folder.parents)
+        self._made = list(itertools.takewhile(lambda path: not path.exists(), above))
+        """The innermost first."""
+        folder.mkdir(parents=True, exist_ok=True)
         self.path.write_text(content)
 
     def remove(self) -> None:
@@ -68,17 +71,6 @@ class Token:
 
 def token_path(folder: Path, content: str) -> Path:
     return folder / f".mpiddp-doctor-{content}"
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make a directory and what is above it; returns what was made, the innermost first."""
-    made = []
-    for path in (folder, *folder.parents):
-        if path.exists():
-            break
-        made.append(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    return made
 
 
 def put_token(folder: Path, content: str) -> tuple[Token | None, str]:

@@ -99,6 +99,12 @@ def join_some(parts: Sequence[str]) -> str:
     return "; ".join([*parts[:MOST_PARTS], *more])
 
 
+def describe_range(numbers: Sequence[int]) -> str:
+    """``4``, ``2 to 4``."""
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """The code of the first failure in the order 3, 4, 2, 1; 0 without one.
 

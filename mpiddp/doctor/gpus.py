@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,18 +68,12 @@ def find_near_cores(bus: str | None, root: Path = PCI) -> frozenset[int]:
     """Cores of the NUMA node that a PCI device hangs on; empty where the system does not say."""
     if bus is None:
         return frozenset()
-    try:
-        return read_list((root / bus / "local_cpulist").read_text())
-    except (OSError, ValueError):
-        return frozenset()
-
-
-def read_list(text: str) -> frozenset[int]:
-    """The kernel's ``0-3,8,10-11``."""
     numbers: set[int] = set()
-    for item in filter(None, text.strip().split(",")):
-        low, _, high = item.partition("-")
-        numbers.update(range(int(low), int(high or low) + 1))
+    with contextlib.suppress(OSError, ValueError):
+        # The kernel writes 0-3,8,10-11.
+        for item in (root / bus / "local_cpulist").read_text().split(","):
+            low, _, high = item.partition("-")
+            numbers.update(range(int(low), int(high or low) + 1))
     return frozenset(numbers)
 
 

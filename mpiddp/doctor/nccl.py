@@ -57,13 +57,17 @@ def judge_transport(
 ) -> Finding:
     """Whether NCCL took the best that a node has.
 
-    Args:
-        infiniband: the node's devices.
-        has_peers: whether its GPUs can read each other's memory.
+    ``infiniband``: its devices; ``has_peers``: whether its GPUs can read each other's memory.
     """
     kinds = transport.kinds
     by_socket = "NET/Socket" in kinds or (node_count > 1 and transport.network == "Socket")
-    found = describe_transport(transport)
+    parts = [f"NCCL {transport.version or '(version not in its log)'}"]
+    if transport.network:
+        direct = " with GPUDirect RDMA" if transport.direct else ""
+        parts.append(f"network {transport.network}{direct}")
+    if kinds:
+        parts.append("channels by " + " and ".join(sorted(kinds)))
+    found = ", ".join(parts)
     if by_socket and infiniband:
         return failed(
             TRANSPORT,
@@ -87,17 +91,6 @@ def judge_transport(
     if not kinds:
         return skipped(TRANSPORT, f"{found}: no channels to other ranks in NCCL's log")
     return passed(TRANSPORT, found)
-
-
-def describe_transport(transport: Transport) -> str:
-    """``NCCL 2.27.3+cuda12.9, network IB with GPUDirect RDMA, channels by P2P and NET/IB``."""
-    parts = [f"NCCL {transport.version or '(version not in its log)'}"]
-    if transport.network:
-        direct = " with GPUDirect RDMA" if transport.direct else ""
-        parts.append(f"network {transport.network}{direct}")
-    if transport.kinds:
-        parts.append("channels by " + " and ".join(sorted(transport.kinds)))
-    return ", ".join(parts)
 
 
 def merge_transports(transports: Sequence[Transport]) -> Transport:

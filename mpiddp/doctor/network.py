@@ -88,7 +88,7 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
     The most exact route by this interface counts, and of several the one of the lowest metric.
     None where the address is a neighbour's, or where no such route is listed.
     """
-    best: tuple[int, int, IPv4Address] | None = None
+    found: list[tuple[int, int, IPv4Address]] = []
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 8 or fields[0] != interface:
@@ -98,9 +98,8 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
         network = IPv4Network((int(_read_address(fields[1])), str(mask)), strict=False)
         if not flags & IS_UP or flags & IS_REFUSED or IPv4Address(address) not in network:
             continue
-        route = (network.prefixlen, -int(fields[6]), _read_address(fields[2]))
-        if best is None or route[:2] > best[:2]:
-            best = route
+        found.append((network.prefixlen, -int(fields[6]), _read_address(fields[2])))
+    best = max(found, key=lambda route: route[:2], default=None)
     return str(best[2]) if best is not None and int(best[2]) else None
 
 

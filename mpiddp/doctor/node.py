@@ -48,15 +48,6 @@ def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
     return Limits(soft, hard, locked, size, free, find_infiniband(infiniband))
 
 
-def judge_limits(limits: Limits, world_size: int) -> list[Finding]:
-    """Findings about one node, from the limits of its first rank."""
-    return [
-        judge_locked_memory(limits),
-        judge_open_files(limits, world_size),
-        judge_shared_memory(limits),
-    ]
-
-
 def judge_locked_memory(limits: Limits) -> Finding:
     if not limits.infiniband:
         return skipped(LOCKED_MEMORY, "no active InfiniBand devices, which would need it")

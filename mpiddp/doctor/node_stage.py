@@ -47,11 +47,8 @@ def examine_nodes(examiner: Examiner) -> None:
 
 
 def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] | None:
-    """Every node's part, on rank 0.
-
-    Args:
-        token: what rank 0 has put into the run directory; empty if it could not, because of
-            ``problem``.
+    """Every node's part, on rank 0. ``token``: what rank 0 has put into the run directory; empty if
+    it could not, because of ``problem``.
     """
     world, settings = examiner.starter.control.world, examiner.settings
     resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
@@ -63,12 +60,14 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
         if token:
             runs = directories.look_at_runs(settings.runs_dir, token)
         data = directories.look_at_data(settings.data_dir)
-        found = name_resolution.finish_resolution(resolution)
+        found, limits = name_resolution.finish_resolution(resolution), node.find_limits()
         findings = [
             name_resolution.judge_host_name(found, world.node_count),
             cores.judge_cores(bindings),
             cores.judge_threads(bindings),
-            *node.judge_limits(node.find_limits(), world.size),
+            node.judge_locked_memory(limits),
+            node.judge_open_files(limits, world.size),
+            node.judge_shared_memory(limits),
             directories.judge_runs(settings.runs_dir, runs, world.node_count),
         ]
         mine = NodeRow(findings, data, mine.variables)

@@ -138,7 +138,9 @@ class ScheduleHook:
         self._looked_at.add(storage)
         # All ranks check before any of them allocates, and none goes on before all have allocated.
         size = len(self._communicator.layout.neighbours) * storage.nbytes()
-        if not self._agree(_has_room(size)):
+        # Twice, since the old memory is kept until it has been copied.
+        has_room = 2 * size < shutil.disk_usage(SHARED_MEMORY_FILES).free
+        if not self._agree(has_room and not find_shortage(size)):
             return
         is_shared = True
         try:
@@ -155,13 +157,6 @@ class ScheduleHook:
         found = torch.tensor([flag], dtype=torch.int32)
         self._communicator.run(_AGREEMENT, found)
         return bool(found)
-
-
-def _has_room(size: int) -> bool:
-    """Whether processes can share ``size`` bytes more on this node."""
-    # Twice, since the old memory is kept until it has been copied.
-    free = shutil.disk_usage(SHARED_MEMORY_FILES).free
-    return 2 * size < free and not find_shortage(size)
 
 
 # DDP compares annotations with classes; in this module they are texts.

@@ -35,13 +35,7 @@ class Totals:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count one batch.
-
-        Args:
-            loss: mean over the batch, a scalar.
-            outputs: shape (samples, classes), a score per class.
-            labels: shape (samples,), int64.
-        """
+        """Count a batch: its mean loss, scores (samples, classes), and labels (samples,)."""
         correct = (outputs.argmax(dim=1) == labels).sum()
         self._sums[0] += loss.double() * len(labels)
         self._sums[1] += correct
@@ -107,13 +101,7 @@ class MetricsFile:
 def describe_start(
     device: str, ranks_per_node: Sequence[int], master: str, batch_size: int, workers: int
 ) -> list[str]:
-    """Return the console's first lines.
-
-    Args:
-        device: type of the device that each rank trains on, as torch names it.
-        master: hostname of rank 0.
-        workers: how many ranks compute.
-    """
+    """Return the console's first lines; ``workers``: how many ranks compute."""
     ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
     kind = "GPU" if device == "cuda" else device.upper()
     if len(set(ranks_per_node)) == 1:

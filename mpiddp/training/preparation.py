@@ -52,10 +52,6 @@ class Task:
     """The learning rate of a step, counted from 0."""
     slowdown: Slowdown | None
 
-    @property
-    def computes(self) -> bool:
-        return self.session.world.rank in self.workers
-
 
 @dataclass(frozen=True)
 class Engine:

@@ -39,10 +39,8 @@ def train(
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
     may differ; a loss that is not finite is refused.)
 
-    Args:
-        configuration: resolved.
-        session: started, with torch.distributed's default group.
-        failure_handler: is told the run directory and each step.
+    The configuration is a resolved one, and the failure handler is told the run directory and each
+    step.
 
     Raises:
         ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not
@@ -252,9 +250,10 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
 
 def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
     """Pass the epoch's batches through; with a bar on rank 0's terminal, if it has one."""
-    if not task.computes:
+    rank = task.session.world.rank
+    if rank not in task.workers:
         return iter(())
-    is_shown = task.session.world.rank == 0 and sys.stderr.isatty()
+    is_shown = rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(
             task.training.start(epoch),

@@ -65,16 +65,11 @@ class Serving:
     ) -> None:
         """Begin to serve. Collective over the session's ranks, whose modules have equal weights.
 
-        Args:
-            module: on this rank's device.
-            fail: called with the error that ends the server's thread.
+        ``fail`` is called with the error that ends the server's thread.
         """
         if session.comm is None:
             raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
         check_threads()
-        communicator = session.duplicate()
-        assert communicator is not None
-        self._communicator = communicator
         self._roles = roles
         self._model = FlatModel(module)
         count = len(self._model.parameters)
@@ -109,7 +104,9 @@ class Serving:
         found = session.gather((session.world.hostname, wish))
         names = tuple(f"rank {rank} on {host}" for rank, (host, _) in enumerate(found))
         longest = find_longest_message([each for _, each in found], session.world.node_count > 1)
-        return Wire(self._communicator, names, session.timeout, longest)
+        communicator = session.duplicate()
+        assert communicator is not None
+        return Wire(communicator, names, session.timeout, longest)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -177,7 +174,7 @@ class Serving:
         if self._server is not None and self._thread is not None:
             self._server.stop()
             self._thread.join()
-        self._communicator.Free()
+        self._wire.communicator.Free()
 
 
 def describe_roles(roles: Roles, bound: int | None) -> str:

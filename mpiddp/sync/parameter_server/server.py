@@ -39,8 +39,6 @@ SIGNS = 4
 PATIENCE = 2.0
 """Seconds by which workers wait longer than servers, which know which worker is missing."""
 
-MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
-
 
 def _tag(server: int, kind: int) -> int:
     return 4 * server + kind
@@ -59,7 +57,7 @@ def check_threads() -> None:
 class UpdateRule:
     """How servers turn gradients into weights."""
 
-    make_optimizer: MakeOptimizer
+    make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
     """Makes each server's own, for its part of the weights."""
     rate: Callable[[int], float]
     """The learning rate of a step, counted from 0."""
@@ -83,7 +81,6 @@ class Server:
         Args:
             wire: used by parameter servers only. A worker that was given weights is lost after its
                 timeout.
-            number: of this server, from 0.
             workers: their ranks, in the order in which gradients are added.
             weights: this server's part, flat, on the CPU; copied.
             pieces: how many of them belong to each parameter, in order: the rounding of an
@@ -270,14 +267,9 @@ class Worker:
         place: int,
         bound: int | None,
     ) -> None:
-        """A worker with the servers' first weights.
+        """A worker with the servers' first weights. ``servers``: their ranks, by number.
 
-        Args:
-            wire: the servers'.
-            servers: their ranks, by number.
-            model: its memory is used as it is on the CPU; on a GPU it is staged in pinned memory.
-            place: this worker's, among all.
-            bound: the servers'.
+        The model's memory is used as it is on the CPU; on a GPU it is staged in pinned memory.
         """
         self._wire = wire
         self._servers = tuple(servers)
