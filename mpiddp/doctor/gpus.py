@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,13 +67,13 @@ def find_near_cores(bus: str | None, root: Path = PCI) -> frozenset[int]:
     """Cores of the NUMA node that a PCI device hangs on; empty where the system does not say."""
     if bus is None:
         return frozenset()
-    numbers: set[int] = set()
-    with contextlib.suppress(OSError, ValueError):
+    try:
         # The kernel writes 0-3,8,10-11.
-        for item in (root / bus / "local_cpulist").read_text().split(","):
-            low, _, high = item.partition("-")
-            numbers.update(range(int(low), int(high or low) + 1))
-    return frozenset(numbers)
+        items = (root / bus / "local_cpulist").read_text().split(",")
+        ends = [(low, high or low) for low, _, high in (each.partition("-") for each in items)]
+        return frozenset(core for low, high in ends for core in range(int(low), int(high) + 1))
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def measure_product(device: torch.device) -> float:
