@@ -58,11 +58,8 @@ class Group(trials.Group[Cell, Visit]):
 
     def seconds(self, contender: Contender, size: int) -> list[float]:
         """All iterations, the slowest rank's; empty if it was not timed."""
-        return [value for round_ in self.rounds(contender, size) for value in round_]
-
-    def rounds(self, contender: Contender, size: int) -> list[list[float]]:
-        """The same, round by round."""
-        return [list(visit.seconds) for visit in self.samples(Cell(contender, size))]
+        visits = self.samples(Cell(contender, size))
+        return [value for visit in visits for value in visit.seconds]
 
 
 def find_slowest(answers: Sequence[Mapping[str, Any]]) -> Visit:
@@ -102,8 +99,8 @@ class Visitor(trials.Visitor[Cell, Visit]):
         return not self.visit(key, LENGTH.fewest).wrong
 
     def measure(self, key: Cell, iterations: int) -> Visit:
-        order = key.contender.order(key.bytes, self._type, iterations)
-        command = {"do": "measure", "order": order}
+        spec = key.contender.specify(key.bytes, self._type, iterations)
+        command = {"do": "measure", "spec": spec}
         answers = self._jobs[key.contender.job].ask(command, f"measuring {key.name}")
         visit = find_slowest(answers)
         self.wrong[key] = self.wrong.get(key, 0) + visit.wrong

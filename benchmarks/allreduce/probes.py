@@ -11,7 +11,7 @@ import numpy
 import torch
 from mpi4py import MPI
 
-from benchmarks.allreduce.calls import Order, Prepared
+from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.allreduce.contenders import COPY_MEMMOVE, COPY_NUMPY, COPY_TORCH, LINK, PEER_READ
 from mpiddp.errors import ConfigurationError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Array = numpy.ndarray[Any, Any]
 
 
-def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[Order], Prepared]]:
+def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[CallSpec], Prepared]]:
     return {
         COPY_NUMPY: partial(prepare_copy, comm, copy_numpy),
         COPY_TORCH: partial(prepare_copy, comm, copy_torch),
@@ -34,9 +34,9 @@ def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[Order]
 Copy = Callable[[Array, Array], Callable[[], object]]
 
 
-def prepare_copy(comm: MPI.Intracomm, copy: Copy, order: Order) -> Prepared:
+def prepare_copy(comm: MPI.Intracomm, copy: Copy, spec: CallSpec) -> Prepared:
     """Read and write so many bytes, all ranks at once."""
-    source, target = (numpy.ones(order.bytes, numpy.uint8) for _ in range(2))
+    source, target = (numpy.ones(spec.bytes, numpy.uint8) for _ in range(2))
     return Prepared(copy(target, source), comm.Barrier)
 
 
@@ -55,15 +55,15 @@ def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
     return partial(ctypes.memmove, to, of, source.nbytes)
 
 
-def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
+def prepare_peer_read(comm: MPI.Intracomm, world: World, spec: CallSpec) -> Prepared:
     """Local rank 0 writes, local rank 1 copies what was written; the other ranks do nothing."""
     if world.local_size < 2:
         raise ConfigurationError("there is one rank per node")
     node: Any = comm.Split(world.node_rank, world.local_rank)
-    window = MPI.Win.Allocate_shared(order.bytes if world.local_rank == 0 else 0, comm=node)
+    window = MPI.Win.Allocate_shared(spec.bytes if world.local_rank == 0 else 0, comm=node)
     shared: Any = window.Shared_query(0)[0]
     memory: Array = numpy.frombuffer(shared, numpy.uint8)
-    own = numpy.ones(order.bytes, numpy.uint8)
+    own = numpy.ones(spec.bytes, numpy.uint8)
     reads, writes = world.local_rank == 1, world.local_rank == 0
 
     def meet() -> None:
@@ -83,13 +83,13 @@ def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepar
     return Prepared(read, meet, close=free)
 
 
-def prepare_link(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
+def prepare_link(comm: MPI.Intracomm, world: World, spec: CallSpec) -> Prepared:
     """Rank 0 sends to the first rank of the next node, and waits for an answer."""
     nodes = comm.allgather(world.node_rank)
     if 1 not in nodes:
         raise ConfigurationError("there is one node")
     other = nodes.index(1)
-    memory, word = numpy.ones(order.bytes, numpy.uint8), numpy.zeros(1, numpy.uint8)
+    memory, word = numpy.ones(spec.bytes, numpy.uint8), numpy.zeros(1, numpy.uint8)
 
     def call() -> None:
         if world.rank == 0:

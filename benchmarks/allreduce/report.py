@@ -26,7 +26,7 @@ from benchmarks.allreduce.contenders import (
 )
 from benchmarks.allreduce.measurement import Group
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.statistics import Interval, Summary, compare, median_interval, quantile
+from benchmarks.common.statistics import Interval, median_interval, quantile
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,6 @@ def summarize(values: Sequence[float]) -> Times:
 def find(group: Group, maker: str) -> Contender:
     """The first contender of a kind, as there is one Gloo and one MPI_Allreduce."""
     return next(each for each in group.contenders if each.maker == maker)
-
-
-def find_speed(group: Group, own: Contender, other: Contender, size: int) -> Summary | None:
-    """How many times faster it is than another contender, by the medians of each round.
-
-    None if either was not timed.
-    """
-    mine, others = (
-        [quantile(values, 0.5) for values in group.rounds(each, size)] for each in (own, other)
-    )
-    return compare(others, mine) if mine and others else None
 
 
 HEADS = (
@@ -100,7 +89,7 @@ def _format_row(group: Group, row: Contender, size: int) -> list[str] | None:
         *(f"{rate:.3g}" for rate in find_rates(group.ranks, size, times.median)),
     ]
     for maker in (GLOO, MPI):
-        speed = find_speed(group, row, find(group, maker), size)
+        speed = group.find_speed(cell, Cell(find(group, maker), size))
         itself = row.maker == maker
         cells.append("1" if itself else f"{speed.median:.2f}" if speed else "–")
     return [*head, *cells, wrong]
@@ -239,10 +228,12 @@ def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
+    cell = Cell(row, size)
     times = summarize(group.seconds(row, size))
     algorithm_rate, bus_rate = find_rates(group.ranks, size, times.median)
     speeds = {
-        f"over_{maker}": find_speed(group, row, find(group, maker), size) for maker in (GLOO, MPI)
+        f"over_{maker}": group.find_speed(cell, Cell(find(group, maker), size))
+        for maker in (GLOO, MPI)
     }
     return {
         "name": row.name,
@@ -253,9 +244,9 @@ def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
         "seconds": asdict(times),
         "algbw": algorithm_rate,
         "busbw": bus_rate,
-        "wrong": group.wrong.get(Cell(row, size), 0),
+        "wrong": group.wrong.get(cell, 0),
         **{name: asdict(speed) if speed else None for name, speed in speeds.items()},
-        **_describe_series(group, Cell(row, size)),
+        **_describe_series(group, cell),
     }
 
 

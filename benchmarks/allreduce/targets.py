@@ -15,10 +15,11 @@ from benchmarks.allreduce.contenders import (
     PRIVATE,
     RING,
     SHARED,
+    Cell,
     Contender,
 )
 from benchmarks.allreduce.measurement import Group
-from benchmarks.allreduce.report import find, find_limits, find_speed, summarize
+from benchmarks.allreduce.report import find, find_limits, summarize
 from benchmarks.common.options import describe_size
 from benchmarks.common.targets import Target
 
@@ -109,7 +110,7 @@ def _judge_speed(
     group: Group, own: Contender, other: Contender, sizes: range, least: float, note: str = ""
 ) -> Target | None:
     def find_value(size: int) -> float | None:
-        speed = find_speed(group, own, other, size)
+        speed = group.find_speed(Cell(own, size), Cell(other, size))
         return speed.median if speed else None
 
     text = f"{own.label}: at least {least:g} × {other.name}{note}"
@@ -118,8 +119,8 @@ def _judge_speed(
 
 def _find_share(group: Group, own: Contender, other: Contender | None, size: int) -> float | None:
     """The time of one contender over another's, the median of the rounds."""
-    speed = find_speed(group, own, other, size) if other is not None else None
-    return 1 / speed.median if speed else None
+    speed = group.find_speed(Cell(other, size), Cell(own, size)) if other is not None else None
+    return speed.median if speed else None
 
 
 def _judge_latency(group: Group, own: Contender, other: Contender, most: float) -> Target | None:

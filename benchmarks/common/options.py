@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+from benchmarks.launching.srun import is_srun
 from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.registry import Choice, find, names, parse
 
@@ -114,6 +115,13 @@ class CommandLine(Parser):
             text = f"{text} ({shown})" if text else shown
         self.add_argument(f"--{name}", **{**settings, "help": text})
 
+    def add_run(self, json: str, plot: str, link: str = "") -> None:
+        """The options of RunOptions, but for ``ranks``; ``link`` as well if it has a help."""
+        texts = {"launcher": "", "nodes": "", "link": link, "targets": "", "json": json}
+        for name, text in {**texts, "plot": f"{plot} (.svg, .png or .pdf)"}.items():
+            if text or name != "link":
+                self.add(name, text)
+
     def add_algorithms(self) -> None:
         """The algorithms to work on; ``read_values`` returns all if none is given."""
         self.add_argument(
@@ -145,9 +153,10 @@ def make(kind: type[T], values: Mapping[str, Any], **changes: Any) -> T:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where ranks are started, and where the results go."""
+class RunOptions(Generic[T]):
+    """What is measured, where ranks are started, and where the results go."""
 
+    plan: T
     ranks: tuple[int, ...]
     launcher: str | None
     nodes: int | None
@@ -155,6 +164,14 @@ class RunOptions:
     targets: bool
     json: Path | None
     plot: Path | None
+
+
+def make_run(
+    values: Mapping[str, Any], plan: T, usual: tuple[int, ...], on_cluster: tuple[int, ...]
+) -> RunOptions[T]:
+    """The last two: numbers of ranks where none are given, on this machine and under srun."""
+    ranks = values["ranks"] or (on_cluster if is_srun(values["launcher"]) else usual)
+    return make(RunOptions, values, plan=plan, ranks=ranks)
 
 
 def describe_algorithms(example: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from benchmarks.common.statistics import Series, interleave
+from benchmarks.common.statistics import Series, Summary, compare, interleave
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 
@@ -30,7 +30,7 @@ class _Timed(Protocol):
 Key = TypeVar("Key", bound=_Named)
 Visit = TypeVar("Visit", bound=_Timed)
 K = TypeVar("K")
-S = TypeVar("S")
+S = TypeVar("S", bound=_Timed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,14 @@ class Group(Generic[K, S]):
         """The visits that count, in order of rounds; empty if it was not timed."""
         series = self.series.get(key)
         return series.samples if series is not None else ()
+
+    def find_speed(self, own: K, other: K) -> Summary | None:
+        """How many times faster it is than another contender, by the usual times of each round.
+
+        None if either was not timed.
+        """
+        mine, others = ([each.usual for each in self.samples(key)] for key in (own, other))
+        return compare(others, mine) if mine and others else None
 
 
 @contextlib.contextmanager

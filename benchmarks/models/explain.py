@@ -62,7 +62,6 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = CommandLine(
         "explain",
         "Show an all-reduce step by step: which chunk goes where, what each rank holds, what it "

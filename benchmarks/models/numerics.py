@@ -58,7 +58,6 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = CommandLine(
         "numerics",
         "Sum normal values in each algorithm's order, adding in the type itself and in float32, "
@@ -153,7 +152,6 @@ def describe_inputs(options: Options) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
     check_outputs(options.json, plot=options.plot)
     rows = measure_all(options)

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.plotting import COLOURS, open_figure
-from benchmarks.models.summation import ROUNDING, Accumulation, Error, Order, list_accumulations
+from benchmarks.models.summation import (
+    ROUNDING,
+    Accumulation,
+    Error,
+    SummationOrder,
+    list_accumulations,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +67,7 @@ class Row:
     algorithm: str
     inputs: int
     """How many of the ranks contribute."""
-    order: Order
+    order: SummationOrder
     errors: Mapping[Kind, Error]
 
 

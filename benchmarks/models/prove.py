@@ -140,7 +140,6 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = CommandLine(
         "prove",
         "Prove by exact propagation, without running anything, that each algorithm is an "

@@ -44,7 +44,6 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = CommandLine(
         "simulate",
         "Price all-reduce algorithms on a machine with given latencies and bandwidths: "

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.launching.launchers import BASELINES, ROOT, Mpirun, clean_environment
+from benchmarks.launching import launchers
+from benchmarks.launching.launchers import BASELINES, ROOT, Mpirun, choose_port, clean_environment
 from benchmarks.launching.processes import STAMP, Program
 from benchmarks.launching.srun import Srun
-from benchmarks.launching.torchrun import TORCHRUN as PROGRAM
-from benchmarks.launching.torchrun import TORCHRUN_PER_NODE, choose_port
 
 SCRIPT = str(BASELINES / "first_all_reduce.py")
 OWN_SCRIPT = str(BASELINES / "session_all_reduce.py")
@@ -78,7 +77,7 @@ def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
 
 def _list_others(ranks: int) -> list[Contender]:
     plain = clean_environment()
-    torchrun = (*PROGRAM, "--nproc-per-node", str(ranks))
+    torchrun = (*launchers.TORCHRUN, "--nproc-per-node", str(ranks))
     # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
     # not, but needs a port.
     static = ("--master-addr", "127.0.0.1", "--master-port", str(choose_port()))
@@ -99,7 +98,7 @@ def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
     ours = (*srun.command(ranks), sys.executable)
     alone = (*srun.command_without_mpi(ranks), sys.executable, IMPORT)
     each = ranks // srun.nodes
-    per_node = (*srun.command_without_mpi(srun.nodes, cores=each), TORCHRUN_PER_NODE)
+    per_node = (*srun.command_without_mpi(srun.nodes, cores=each), launchers.TORCHRUN_PER_NODE)
     settings = (sys.executable, str(each), str(choose_port()), SCRIPT, PRINT)
 
     def make(name: str, kind: str, command: tuple[str, ...], about: str) -> Contender:

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from benchmarks.common.statistics import Series, summarize
-from benchmarks.stragglers.contenders import IN_STEP, Contender
-from benchmarks.stragglers.measurement import Outcome, find_median
+from benchmarks.stragglers.measurement import IN_STEP, Contender, TrainingRun, find_median
 
 
-def format_table(found: Mapping[Contender, Series[Outcome]], accuracy: float) -> str:
+def format_table(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> str:
     heads = ("seconds to it", "by in step", "seconds, all epochs", "last accuracy", "staleness")
     lines = []
     for straggler in dict.fromkeys(each.straggler for each in found):
@@ -26,14 +25,14 @@ def format_table(found: Mapping[Contender, Series[Outcome]], accuracy: float) ->
 
 
 def _format_row(
-    series: Series[Outcome], base: Series[Outcome] | None, accuracy: float
+    series: Series[TrainingRun], base: Series[TrainingRun] | None, accuracy: float
 ) -> list[str]:
     ours = find_median(series, accuracy)
     theirs = None if base is None else find_median(base, accuracy)
-    ends = [outcome.points[-1] for outcome in series.samples]
+    ends = [run.points[-1] for run in series.samples]
     counts: Counter[int] = Counter()
-    for outcome in series.samples:
-        counts.update(outcome.staleness)
+    for run in series.samples:
+        counts.update(run.staleness)
     mean = sum(late * times for late, times in counts.items()) / max(1, sum(counts.values()))
     return [
         "never" if ours is None else f"{ours:.2f}",

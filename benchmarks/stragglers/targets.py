@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks.common.statistics import Series
 from benchmarks.common.targets import Target
-from benchmarks.stragglers.contenders import IN_STEP, Contender
-from benchmarks.stragglers.measurement import Outcome, find_median
+from benchmarks.stragglers.measurement import IN_STEP, Contender, TrainingRun, find_median
 from mpiddp.training.config import UNLIMITED
 from mpiddp.training.straggler import parse_straggler
 
@@ -16,7 +15,7 @@ CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
 and that a bounded one may take with a random one."""
 
 
-def judge(found: Mapping[Contender, Series[Outcome]], accuracy: float) -> list[Target]:
+def judge(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> list[Target]:
     """The targets that these runs say something about; ratios are of medians."""
     targets = []
     for contender, series in found.items():

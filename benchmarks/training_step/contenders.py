@@ -30,6 +30,8 @@ USUAL = (
 )  # fmt: skip
 TRANSPORTS = ("auto", "mpi", "torch", "shared-memory", "shared-memory+mpi")
 WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+CHECKED_STEPS = 2
+"""The second one moves by what the first one left in the optimizer, too."""
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 0.0005
 """Of every contender's SGD, with Nesterov's momentum; the rate is small, since the samples never
 change."""
@@ -156,8 +158,8 @@ def expand(
 
 
 @dataclass(frozen=True)
-class Order:
-    """One contender and what it trains; it comes as JSON."""
+class LoopSpec:
+    """What ranks are told to train, as JSON."""
 
     contender: Contender
     workload: Workload
@@ -166,10 +168,7 @@ class Order:
     seed: int
     straggler: str | None = None
 
-    def describe(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
-
-def read_order(found: Mapping[str, Any]) -> Order:
+def read_spec(found: Mapping[str, Any]) -> LoopSpec:
     contender, workload = Contender(**found["contender"]), Workload(**found["workload"])
-    return Order(**{**found, "contender": contender, "workload": workload})
+    return LoopSpec(**{**found, "contender": contender, "workload": workload})

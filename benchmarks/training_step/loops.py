@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from benchmarks.training_step.contenders import Order
+from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
@@ -60,7 +60,7 @@ class Loop:
 
 
 def make_slowdown(
-    order: Order,
+    spec: LoopSpec,
     module: torch.nn.Module,
     batch: tuple[torch.Tensor, torch.Tensor],
     place: int,
@@ -70,13 +70,13 @@ def make_slowdown(
 
     Raises ConfigurationError if that rank computes nothing.
     """
-    if order.straggler is None:
+    if spec.straggler is None:
         return None
-    straggler = parse_straggler(order.straggler)
+    straggler = parse_straggler(spec.straggler)
     check_straggler(straggler, workers)
     with rehearse(module, module, batch) as take_pass:
         seconds = time_pass(take_pass, batch[0].device)
-    return Slowdown(straggler, place, workers, order.seed, seconds, batch[0].device)
+    return Slowdown(straggler, place, workers, spec.seed, seconds, batch[0].device)
 
 
 def take_step(loop: Loop, watch: Stopwatch) -> None:

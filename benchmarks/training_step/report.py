@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from benchmarks.common.statistics import Series, Summary, compare, quantile, sum
 from benchmarks.launching.paired_jobs import TORCH_JOB
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
 from benchmarks.training_step.measurement import Group, Visit
+from benchmarks.training_step.traffic import Bytes
 from mpiddp.training.config import FRAMEWORK
 
 EXPLANATION = """\
@@ -43,24 +44,9 @@ def summarize_parts(group: Group, contender: Contender) -> Parts | None:
     if not visits:
         return None
 
-    def find_median(get: Callable[[Visit], float]) -> float:
-        return quantile([get(visit) for visit in visits], 0.5)
-
-    return Parts(
-        summarize([visit.seconds for visit in visits]),
-        find_median(lambda visit: visit.compute),
-        find_median(lambda visit: visit.exposed),
-        find_median(lambda visit: visit.update),
-        find_median(lambda visit: visit.samples_per_second),
-    )
-
-
-def find_speed(group: Group, own: Contender, other: Contender) -> Summary | None:
-    """Steps per second over another contender's, round by round; None if unknown."""
-    mine, others = group.samples(own), group.samples(other)
-    if not mine or not others:
-        return None
-    return compare([visit.seconds for visit in others], [visit.seconds for visit in mine])
+    names = ("compute", "exposed", "update", "samples_per_second")
+    medians = (quantile([getattr(visit, name) for visit in visits], 0.5) for name in names)
+    return Parts(summarize([visit.seconds for visit in visits]), *medians)
 
 
 def find_efficiency(group: Group, contender: Contender) -> Summary | None:
@@ -81,18 +67,6 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
         [visit.samples_per_second for visit in mine],
         [ranks * visit.samples_per_second for visit in alone],
     )
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """Of a step."""
-
-    each: float
-    """What a rank sends, on average."""
-    busiest: float | None
-    """The most over a link, one way; None if unknown."""
-    is_read: bool
-    """Whether interfaces counted them."""
 
 
 def find_bytes(group: Group, contender: Contender) -> Bytes | None:
@@ -149,7 +123,7 @@ def _format_row(group: Group, contender: Contender) -> list[str] | None:
     parts = summarize_parts(group, contender)
     if parts is None:
         return None
-    speed, efficiency = find_speed(group, contender, FRAMEWORKS), find_efficiency(group, contender)
+    speed, efficiency = group.find_speed(contender, FRAMEWORKS), find_efficiency(group, contender)
     bytes_ = find_bytes(group, contender)
     mark = "~" if bytes_ is not None and bytes_.is_read else ""
     busiest = bytes_.busiest if bytes_ is not None else None
@@ -216,7 +190,7 @@ def _describe_contender(
     group: Group, contender: Contender, series: Series[Visit]
 ) -> dict[str, Any]:
     parts, bytes_ = summarize_parts(group, contender), find_bytes(group, contender)
-    speed, efficiency = find_speed(group, contender, FRAMEWORKS), find_efficiency(group, contender)
+    speed, efficiency = group.find_speed(contender, FRAMEWORKS), find_efficiency(group, contender)
     return {
         "name": contender.name,
         **asdict(contender),
@@ -225,14 +199,8 @@ def _describe_contender(
         "efficiency": asdict(efficiency) if efficiency is not None else None,
         "over_framework": asdict(speed) if speed is not None else None,
         "bytes": asdict(bytes_) if bytes_ is not None else None,
-        "bytes_source": _name_source(bytes_),
+        "bytes_source": bytes_.source if bytes_ is not None else None,
         "notes": dict(group.notes.get(contender, {})),
         "positions": list(series.positions),
         "visits": [{**asdict(visit), "exposed": visit.exposed} for visit in series.samples],
     }
-
-
-def _name_source(bytes_: Bytes | None) -> str | None:
-    if bytes_ is None:
-        return None
-    return "read from the interface" if bytes_.is_read else "counted from what is sent"

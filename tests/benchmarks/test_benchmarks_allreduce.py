@@ -141,9 +141,9 @@ def test_the_framework_knows_no_mpi_and_each_job_sleeps_while_the_other_measures
         for rank in ranks[TORCH_JOB]:
             assert "libmpi.so" not in Path(f"/proc/{rank.pid}/maps").read_text()
         for name, other, row in ((MPI_JOB, TORCH_JOB, MPI_ROW), (TORCH_JOB, MPI_JOB, GLOO_ROW)):
-            order = row.order(16 * M, "float32", 50)
+            spec = row.specify(16 * M, "float32", 50)
             before, begin = count_cpu_seconds(ranks[other]), time.monotonic()
-            jobs[name].ask({"do": "measure", "order": order}, "measuring")
+            jobs[name].ask({"do": "measure", "spec": spec}, "measuring")
             seconds = time.monotonic() - begin
             assert seconds > 0.1
             # Two ticks of the clock by which CPU time is counted.
@@ -162,8 +162,8 @@ def test_a_rank_that_dies_ends_both_jobs_and_the_command():
             ranks = processes.find_marked(marks[0])
             [victim] = [r for r in ranks if r.environ().get("OMPI_COMM_WORLD_RANK") == "1"]
             victim.kill()
-            order = Contender(MPI).order(64, "float32", 10)
-            jobs[MPI_JOB].ask({"do": "measure", "order": order}, "measuring")
+            spec = Contender(MPI).specify(64, "float32", 10)
+            jobs[MPI_JOB].ask({"do": "measure", "spec": spec}, "measuring")
 
     with pytest.raises(RunError, match=r"allreduce\.worker mpi .*\(measuring\)"):
         lose_a_rank()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.common import results
 from benchmarks.models import numerics, numerics_report, summation
-from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, Order
+from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, SummationOrder
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective, Schedule, Transfer
@@ -194,7 +194,7 @@ def test_the_growth_is_that_of_the_known_tree(ranks):
 def test_three_ranks_on_two_servers_weigh_each_chunk():
     # Both chunks: 2 + 3 inputs rounded on the way to 3.
     order = summation.describe_order(registry.parse("direct:servers=2").build(3))
-    assert order == Order(2, pytest.approx(math.sqrt(5 / 3)), 1)
+    assert order == SummationOrder(2, pytest.approx(math.sqrt(5 / 3)), 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

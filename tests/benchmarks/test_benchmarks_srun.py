@@ -396,12 +396,12 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
 
     monkeypatch.setattr(processes, "run", run)
     contenders = [Contender(FLOOR, "floor", reach_out("pass"), "")]
-    options = startup.parse(["--repetitions", "2", "--warm-up", "0"])
+    plan = startup.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):
-            startup._measure_group(4, 4, contenders, options, Bar())
+            startup._measure_group(4, 4, contenders, plan, Bar())
         return
-    group = startup._measure_group(4, 4, contenders, options, Bar())
+    group = startup._measure_group(4, 4, contenders, plan, Bar())
     assert [failure.contender for failure in group.failures] == [FLOOR]
     assert len(group.seconds(FLOOR)) == 2
 

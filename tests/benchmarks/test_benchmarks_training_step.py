@@ -28,10 +28,10 @@ from benchmarks.training_step.contenders import (
     Contender,
     parse_contender,
 )
-from benchmarks.training_step.measurement import Group, Link, Visit
+from benchmarks.training_step.measurement import Group, TimedLink, Visit
 from benchmarks.training_step.plot import break_name, draw
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
-from benchmarks.training_step.traffic import Reading
+from benchmarks.training_step.traffic import Bytes
 from benchmarks.training_step.workloads import Workload, parse_workload
 from mpiddp.errors import ConfigurationError
 
@@ -147,7 +147,7 @@ def test_the_frameworks_loop_knows_nothing_of_mpiddp():
 
 
 def make_visit(seconds: float, *, samples: float = 100.0, busiest: float | None = None) -> Visit:
-    reading = Reading(1e6, busiest)
+    reading = Bytes(1e6, busiest, is_read=True)
     return Visit(10, seconds, 0.25 * seconds, 0.125 * seconds, samples, reading)
 
 
@@ -209,15 +209,17 @@ def test_efficiency_is_against_one_rank_with_the_same_update():
 
 
 def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
-    busy, quiet = (replace(make_visit(1.0), reading=Reading(n, 2 * n)) for n in (9e6, 1e6))
+    busy, quiet = (
+        replace(make_visit(1.0), reading=Bytes(n, 2 * n, is_read=True)) for n in (9e6, 1e6)
+    )
     group = replace(make_group({}), series={FRAMEWORKS: Series((), (busy, quiet, busy), (0,) * 3)})
-    assert report.find_bytes(group, FRAMEWORKS) == report.Bytes(1e6, 2e6, is_read=True)
+    assert report.find_bytes(group, FRAMEWORKS) == Bytes(1e6, 2e6, is_read=True)
 
 
 def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
     group = make_group({FRAMEWORKS: [1.0]})
     found = report.find_bytes(group, FRAMEWORKS)
-    assert found == report.Bytes(1e6, None, is_read=True)
+    assert found == Bytes(1e6, None, is_read=True)
     assert report.find_bytes(make_group({BASE: [1.0]}), BASE) is None
     on_gpus = make_group({FRAMEWORKS: [1.0]}, greeting={"device": "cuda"})
     assert report.find_bytes(on_gpus, FRAMEWORKS) is None
@@ -278,7 +280,12 @@ def judge_nodes(central: float, sharded: float = 1.0, **more):
         RING: {"elements": 100_000, "buckets": [{"elements": 60_000}, {"elements": 40_000}]},
         CENTRAL: {"elements": 100_000},
     }
-    given = {"nodes": 4, "notes": notes, "link": Link(0.0, 1e-6), "workload": Workload("convnet")}
+    given = {
+        "nodes": 4,
+        "notes": notes,
+        "link": TimedLink(0.0, 1e-6),
+        "workload": Workload("convnet"),
+    }
     times = {RING: [1.0] * 3, CENTRAL: [central] * 3, SHARDED: [sharded] * 3}
     return judge([make_group(times, 4, **{**given, **more})])
 
@@ -408,7 +415,7 @@ def make_and_double(self, call, tensor):
     tensor.mul_(2)
 
 Communicator.make = make_and_double
-worker.main(sys.argv[1], sys.argv[2].split(","))
+worker.main()
 """
 
 
