@@ -29,8 +29,6 @@ PEER_READ, LINK = "peer read", "link"
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the tables, or a probe of the machine."""
-
     maker: str
     job: str = MPI_JOB
     algorithm: str = "auto"

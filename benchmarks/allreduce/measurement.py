@@ -22,8 +22,6 @@ LENGTH = Length(seconds=0.1, fewest=3, most=300)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(trials.Plan):
-    """What is measured."""
-
     sizes: tuple[int, ...]
     """Bytes, in rising order."""
     type: str
@@ -43,7 +41,6 @@ class Visit:
 
     @property
     def usual(self) -> float:
-        """The median of the iterations."""
         return quantile(self.seconds, 0.5)
 
 
@@ -60,6 +57,10 @@ class Group(trials.Group[Cell, Visit]):
         """All iterations, the slowest rank's; empty if it was not timed."""
         visits = self.samples(Cell(contender, size))
         return [value for visit in visits for value in visit.seconds]
+
+    def find_median_speed(self, own: Contender, other: Contender, size: int) -> float | None:
+        speed = self.find_speed(Cell(own, size), Cell(other, size))
+        return speed.median if speed else None
 
 
 def find_slowest(answers: Sequence[Mapping[str, Any]]) -> Visit:

@@ -32,8 +32,6 @@ Array = numpy.ndarray[Any, Any]
 
 
 class MpiCalls(SessionMember):
-    """A rank of a session."""
-
     def __init__(self, session: mpiddp.Session) -> None:
         super().__init__(session)
         self._buffers: dict[tuple[str, str, int], torch.Tensor] = {}

@@ -12,7 +12,14 @@ import torch
 from mpi4py import MPI
 
 from benchmarks.allreduce.calls import CallSpec, Prepared
-from benchmarks.allreduce.contenders import COPY_MEMMOVE, COPY_NUMPY, COPY_TORCH, LINK, PEER_READ
+from benchmarks.allreduce.contenders import (
+    COPIES,
+    COPY_MEMMOVE,
+    COPY_NUMPY,
+    COPY_TORCH,
+    LINK,
+    PEER_READ,
+)
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,36 +30,23 @@ Array = numpy.ndarray[Any, Any]
 
 def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[CallSpec], Prepared]]:
     return {
-        COPY_NUMPY: partial(prepare_copy, comm, copy_numpy),
-        COPY_TORCH: partial(prepare_copy, comm, copy_torch),
-        COPY_MEMMOVE: partial(prepare_copy, comm, copy_memmove),
+        **{name: partial(prepare_copy, comm) for name in COPIES},
         PEER_READ: partial(prepare_peer_read, comm, world),
         LINK: partial(prepare_link, comm, world),
     }
 
 
-Copy = Callable[[Array, Array], Callable[[], object]]
-
-
-def prepare_copy(comm: MPI.Intracomm, copy: Copy, spec: CallSpec) -> Prepared:
+def prepare_copy(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     """Read and write so many bytes, all ranks at once."""
     source, target = (numpy.ones(spec.bytes, numpy.uint8) for _ in range(2))
-    return Prepared(copy(target, source), comm.Barrier)
-
-
-def copy_numpy(target: Array, source: Array) -> Callable[[], object]:
-    return partial(numpy.copyto, target, source)
-
-
-def copy_torch(target: Array, source: Array) -> Callable[[], object]:
-    return partial(torch.from_numpy(target).copy_, torch.from_numpy(source))
-
-
-def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
-    """A copy by the C library."""
     # Pointers of this kind keep the arrays alive, which addresses do not.
     to, of = (each.ctypes.data_as(ctypes.c_void_p) for each in (target, source))
-    return partial(ctypes.memmove, to, of, source.nbytes)
+    copies: dict[str, Callable[[], object]] = {
+        COPY_NUMPY: partial(numpy.copyto, target, source),
+        COPY_TORCH: partial(torch.from_numpy(target).copy_, torch.from_numpy(source)),
+        COPY_MEMMOVE: partial(ctypes.memmove, to, of, source.nbytes),
+    }
+    return Prepared(copies[spec.maker], comm.Barrier)
 
 
 def prepare_peer_read(comm: MPI.Intracomm, world: World, spec: CallSpec) -> Prepared:

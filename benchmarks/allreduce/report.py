@@ -193,7 +193,6 @@ def format_group(group: Group) -> str:
 
 
 def list_wrong(groups: Sequence[Group]) -> list[str]:
-    """The cells whose sums were wrong, each in a few words."""
     return [
         f"{cell.contender.label} at {describe_size(cell.bytes)} on {group.ranks} ranks: "
         f"{count} wrong elements"

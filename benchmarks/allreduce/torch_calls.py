@@ -29,7 +29,6 @@ class TorchCalls(TorchMember):
             self._nccl = distributed.new_group(backend="nccl")
 
     def prepare(self, spec: CallSpec) -> Prepared:
-        """Gloo on the CPU's memory, NCCL on the GPUs'."""
         device = "cpu" if spec.maker == "gloo" else "cuda"
         key = (device, spec.type, spec.bytes)
         if key not in self._buffers:
@@ -42,7 +41,6 @@ class TorchCalls(TorchMember):
         return Prepared(call, gloo_all_reduce.prepare_barrier(), tensor)
 
     def greet(self) -> dict[str, Any]:
-        """Where this job is, and whether it has GPUs."""
         if self._nccl is None:
             return {"nccl": None, "gpu": None, **describe_place()}
         version = ".".join(map(str, nccl.find_version()))

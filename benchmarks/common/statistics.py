@@ -20,7 +20,6 @@ T = TypeVar("T")
 Key = TypeVar("Key")
 
 BOOTSTRAP_LEAST = 5
-"""Fewest values for the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,6 @@ def interleave(
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
-
     low: float
     high: float
     confidence: float

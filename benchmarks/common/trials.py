@@ -66,7 +66,6 @@ class Length:
     most: int
 
     def choose_iterations(self, seconds: float) -> int:
-        """How many iterations of ``seconds`` each fit."""
         return max(self.fewest, min(self.most, int(self.seconds / max(seconds, 1e-9))))
 
     def __str__(self) -> str:
@@ -124,7 +123,6 @@ class Group(Generic[K, S]):
 
 @contextlib.contextmanager
 def show_progress(total: int, unit: str) -> Iterator[tqdm[NoReturn]]:
-    """A progress bar, on a terminal only."""
     with tqdm(total=total, disable=None, unit=unit, leave=False) as bar:
         yield bar
 
@@ -149,7 +147,6 @@ class Visitor(ABC, Generic[Key, Visit]):
         """Ask the ranks. Raises RefusedError."""
 
     def visit(self, key: Key, iterations: int) -> Visit:
-        """Measure once. Raises RefusedError."""
         self._bar.set_description(f"{self._title}, {key.name}")
         visit = self.measure(key, iterations)
         self._usual[key] = visit.usual
@@ -157,7 +154,6 @@ class Visitor(ABC, Generic[Key, Visit]):
         return visit
 
     def admit(self, keys: Sequence[Key]) -> list[Key]:
-        """Those that can run, with right results."""
         admitted = []
         for key in keys:
             try:
@@ -168,7 +164,6 @@ class Visitor(ABC, Generic[Key, Visit]):
         return admitted
 
     def visit_in_turns(self, admitted: Sequence[Key]) -> dict[Key, Series[Visit]]:
-        """Each of them once per round, in a new order each time."""
 
         def take(key: Key) -> Visit:
             iterations = self._plan.iterations

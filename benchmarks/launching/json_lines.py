@@ -28,8 +28,6 @@ LONGEST_LINE = 1 << 26
 
 
 class Line:
-    """One end of a connection."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received = b""

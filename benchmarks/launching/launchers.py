@@ -42,7 +42,6 @@ class Mpirun(command.Mpirun):
 
     @property
     def title(self) -> str:
-        """Its name and version, for people."""
         return f"{self.kind.name or self.program.name} {self.version}".strip()
 
     @property
@@ -70,7 +69,6 @@ class Mpirun(command.Mpirun):
         return {name: value for name, value in found.items() if name not in unneeded}
 
     def command(self, ranks: int, program: Sequence[str] = ()) -> list[str]:
-        """The command line; ranks are bound to no core."""
         words = super().command(ranks, program)
         return [words[0], *(["--bind-to", "none"] if self._is_open_mpi else []), *words[1:]]
 

@@ -31,8 +31,6 @@ Perform = Callable[[Mapping[str, Any]], Any]
 
 
 class Member(Protocol):
-    """One rank of a job."""
-
     rank: int
     size: int
 
@@ -47,8 +45,6 @@ M = TypeVar("M", bound=Member)
 
 
 class SessionMember:
-    """A rank that MPI started."""
-
     def __init__(self, session: mpiddp.Session) -> None:
         if session.comm is None:
             raise ConfigurationError("this benchmark's ranks need MPI: start them with mpirun")

@@ -81,7 +81,6 @@ class SummationOrder:
     """The same where what a rank adds in one step is rounded once."""
 
     def expect(self, accumulation: Accumulation) -> float:
-        """Expected error in roundings."""
         if accumulation is Accumulation.THROUGHOUT:
             return 1.0
         return self.growth if accumulation is Accumulation.NATIVE else self.growth_by_step

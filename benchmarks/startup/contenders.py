@@ -32,8 +32,6 @@ PYTHON = "python -c pass"
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table."""
-
     name: str
     kind: str
     """``mpiddp``, ``torchrun``, ``floor`` or ``help``."""
@@ -43,7 +41,6 @@ class Contender:
     """Variables that tune MPI; the others are the same for all."""
 
     def describe(self) -> str:
-        """The command line as one would type it in the checkout."""
         program, *words = self.program.command
         shown = [f"{name}={value}" for name, value in self.tuned.items()]
         shown.append("python" if program == sys.executable else Path(program).name)
@@ -93,7 +90,6 @@ def _list_others(ranks: int) -> list[Contender]:
 
 
 def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
-    """All contenders for one number of ranks on the nodes of a cluster."""
     environment = srun.environment()
     ours = (*srun.command(ranks), sys.executable)
     alone = (*srun.command_without_mpi(ranks), sys.executable, IMPORT)

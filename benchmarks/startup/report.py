@@ -48,7 +48,6 @@ class Group(trials.Group[str, Run]):
 
     @property
     def torchrun(self) -> str:
-        """The faster of torchrun's two forms, by its median."""
         return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: summarize(self.seconds(name)).median)
 
 
@@ -125,7 +124,6 @@ def describe_failures(group: Group) -> str:
 
 
 def format_group(group: Group) -> str:
-    """All that is printed of one group."""
     lines = [
         format_table(group),
         describe_warm_up(group),

@@ -59,8 +59,6 @@ class Plan(Rounds):
 
 @dataclass(frozen=True)
 class Point:
-    """A run after one of its epochs."""
-
     seconds: float
     """Of training, up to here."""
     accuracy: float
@@ -68,8 +66,6 @@ class Point:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What one training came to."""
-
     points: tuple[Point, ...]
     staleness: Mapping[int, int]
 
@@ -124,7 +120,6 @@ def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpi
 
 
 def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[TrainingRun]]:
-    """All contenders in turns."""
     contenders = [
         Contender(straggler, staleness)
         for straggler in plan.stragglers

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def draw(
     path: Path, found: Mapping[Contender, Series[TrainingRun]], accuracy: float, note: str
 ) -> None:
-    """One panel for each straggler; one line for each run."""
     stragglers = list(dict.fromkeys(contender.straggler for contender in found))
     title = "Accuracy against time while a worker is slow"
     with open_figure(path, 5.6 * len(stragglers), 4.2, title, note) as figure:

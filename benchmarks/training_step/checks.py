@@ -17,8 +17,8 @@ from torch import nn
 
 from benchmarks.baselines import ddp_step
 from benchmarks.training_step.contenders import CHECKED_STEPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
-from benchmarks.training_step.loops import Loop, Stopwatch, take_step
-from benchmarks.training_step.workloads import build, draw_batch
+from benchmarks.training_step.loops import Loop, Stopwatch, draw, take_step
+from benchmarks.training_step.workloads import build
 
 if TYPE_CHECKING:
     from benchmarks.training_step.contenders import LoopSpec
@@ -43,14 +43,12 @@ def compute_alone(spec: LoopSpec, workers: int, device: torch.device) -> dict[st
     """The expected result of these steps, from one process: a ``sample`` of the parameters' way."""
     module = build(spec.workload, spec.seed).to(device)
     optimizer = ddp_step.make_optimizer(module, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
-    batches = [
-        draw_batch(spec.workload, spec.batch_size, spec.seed, place) for place in range(workers)
-    ]
+    batches = [draw(spec, device, place) for place in range(workers)]
     with without_dropout(module):
         for _ in range(CHECKED_STEPS):
             optimizer.zero_grad()
             for features, labels in batches:
-                loss = nn.functional.cross_entropy(module(features.to(device)), labels.to(device))
+                loss = nn.functional.cross_entropy(module(features), labels)
                 torch.autograd.backward(loss / workers)
             optimizer.step()
     return {"sample": sample_way(spec, module)}
@@ -77,7 +75,6 @@ def digest(module: nn.Module) -> str:
 
 
 def sample_way(spec: LoopSpec, module: nn.Module) -> list[float]:
-    """How far some of the parameters have moved from where the seed put them."""
     before, after = flatten(build(spec.workload, spec.seed)), flatten(module)
     count = len(after)
     places = torch.arange(min(count, SAMPLE)) * count // min(count, SAMPLE)

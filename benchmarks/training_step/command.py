@@ -119,7 +119,6 @@ def check(options: RunOptions[Plan]) -> Mpirun | Srun:
 
 
 def check_contender(contender: Contender, ranks: int, plan: Plan) -> None:
-    """Raise ConfigurationError for what is not possible on so many ranks."""
     contender.configure(ranks, plan.batch_size, plan.seed)
     if contender.serves:
         dedicated = contender.placement == "dedicated"

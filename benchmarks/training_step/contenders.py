@@ -39,8 +39,6 @@ change."""
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of a table."""
-
     sync: str
     transport: str = AUTO
     wire_dtype: str = AUTO
@@ -60,7 +58,6 @@ class Contender:
 
     @property
     def averages(self) -> bool:
-        """Whether mpiddp averages gradients."""
         return self.job == MPI_JOB and not self.serves and self.sync != OWN_ALONE
 
     @property
@@ -77,7 +74,6 @@ class Contender:
         return f"{self.sync}{' ' if self.averages else ':'}{','.join(pairs[1:])}".rstrip(" :")
 
     def count_servers(self, ranks: int) -> int:
-        """On so many ranks."""
         return ranks if self.servers == RANKS else int(self.servers)
 
     def count_workers(self, ranks: int) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 
 from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
+from benchmarks.training_step.workloads import draw_batch
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
@@ -37,7 +38,6 @@ class Loop:
     module: nn.Module
     update: Update
     workers: tuple[int, ...]
-    """The ranks that compute."""
     place: int | None
     """This rank's among them; None where it only serves."""
     batch: Batch
@@ -52,11 +52,16 @@ class Loop:
     slowdown: Slowdown | None = None
     step: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
-    """What there is to say of it."""
 
     @property
     def device(self) -> torch.device:
         return self.batch[0].device
+
+
+def draw(spec: LoopSpec, device: torch.device, place: int) -> Batch:
+    """One worker's batch, on the device."""
+    features, labels = draw_batch(spec.workload, spec.batch_size, spec.seed, place)
+    return features.to(device), labels.to(device)
 
 
 def make_slowdown(
@@ -119,7 +124,6 @@ class Stopwatch:
         self._total += time.perf_counter_ns() - self._begin
 
     def read(self) -> float:
-        """The seconds so far."""
         return self._total * 1e-9
 
 

@@ -40,12 +40,9 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(trials.Plan):
-    """What is measured."""
-
     workloads: tuple[Workload, ...]
     contenders: tuple[Contender, ...]
     batch_size: int
-    """Samples per worker and step."""
     straggler: str | None
     device: str
     """``auto``, ``cpu`` or ``gpu``."""
@@ -81,7 +78,6 @@ class Visit:
 
     @property
     def usual(self) -> float:
-        """Seconds of a step."""
         return self.seconds
 
 

@@ -11,14 +11,13 @@ import torch
 import mpiddp
 from benchmarks.launching.worker_loop import SessionMember
 from benchmarks.training_step.contenders import OWN_BASE, LoopSpec
-from benchmarks.training_step.loops import Loop, make_slowdown
+from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
-from benchmarks.training_step.workloads import build, draw_batch
+from benchmarks.training_step.workloads import build
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.selection import Call, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training import overlap
-from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.optimizer_step import LocalUpdate, make_optimizer
@@ -26,8 +25,6 @@ from mpiddp.training.parallel import choose_synchronization, find_roles, replica
 
 
 class MpiJob(SessionMember):
-    """A rank of a session."""
-
     def __init__(self, session: mpiddp.Session, fail: Callable[[BaseException], object]) -> None:
         """``fail`` is called with the error that ends a parameter server."""
         super().__init__(session)
@@ -49,7 +46,7 @@ class MpiJob(SessionMember):
         roles = find_roles(configuration, self.size)
         workers = roles.workers if roles is not None else tuple(range(self.size))
         place = workers.index(self.rank) if self.rank in workers else None
-        batch = self._draw(spec, place or 0)
+        batch = draw(spec, self.device, place or 0)
         module = build(spec.workload, seed).to(self.device)
         slowdown = make_slowdown(spec, module, batch, place or 0, workers)
         if roles is not None:
@@ -68,16 +65,12 @@ class MpiJob(SessionMember):
             quiet=replica.model.no_sync, slowdown=slowdown, notes=notes,
         )  # fmt: skip
 
-    def _draw(self, spec: LoopSpec, place: int) -> Batch:
-        features, labels = draw_batch(spec.workload, spec.batch_size, spec.seed, place)
-        return features.to(self.device), labels.to(self.device)
-
     def _work_alone(self, spec: LoopSpec) -> Loop:
         """One rank, without the others."""
         configuration = spec.contender.configure(1, spec.batch_size, spec.seed)
         module = build(spec.workload, spec.seed).to(self.device)
         update = make_local_update(configuration, module)
-        return Loop(module, module, update, (0,), 0, self._draw(spec, 0))
+        return Loop(module, module, update, (0,), 0, draw(spec, self.device, 0))
 
     def describe(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
         parameters = [each for each in loop.module.parameters() if each.requires_grad]

@@ -89,11 +89,6 @@ def find_bytes(group: Group, contender: Contender) -> Bytes | None:
 # ---- the tables ---------------------------------------------------------------------------
 
 
-def list_rows(group: Group) -> list[Contender]:
-    """All that was tried, in the order of the table."""
-    return list(dict.fromkeys([*group.series, *group.wrong, *group.refusals]))
-
-
 def format_group(group: Group) -> str:
     """All that is printed of one workload on one number of ranks, but for the targets."""
     plan = group.plan
@@ -113,7 +108,7 @@ def format_group(group: Group) -> str:
             f"a link between two nodes carries {group.link.megabits:.3g} Mbit/s one way, "
             f"after {describe_seconds(group.link.latency)}"
         )
-    lines += format_rows([HEADS, *filter(None, (_format_row(group, c) for c in list_rows(group)))])
+    lines += format_rows([HEADS, *filter(None, (_format_row(group, c) for c in group.series))])
     lines += [f"left out: {c.name}: {why}" for c, why in group.refusals.items()]
     lines += [f"wrong: {c.name}: {why}" for c, why in group.wrong.items()]
     return "\n".join(lines)
@@ -145,14 +140,12 @@ def _format_row(group: Group, contender: Contender) -> list[str] | None:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Three figures or so."""
     value = 1e3 * seconds
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f}"
 
 
 def list_wrong(groups: Sequence[Group]) -> list[str]:
-    """The contenders that train something else, each in a few words."""
     return [
         f"{contender.name} on {group.workload} and {group.ranks} ranks: {why}"
         for group in groups

@@ -19,9 +19,9 @@ from benchmarks.training_step.contenders import (
     WEIGHT_DECAY,
     LoopSpec,
 )
-from benchmarks.training_step.loops import Loop, make_slowdown
+from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
-from benchmarks.training_step.workloads import build, draw_batch
+from benchmarks.training_step.workloads import build
 from mpiddp.errors import ConfigurationError
 
 
@@ -33,7 +33,6 @@ class TorchJob(TorchMember):
         self.counts = os.environ["LOCAL_RANK"] == "0"
 
     def greet(self) -> dict[str, Any]:
-        """Where this job is, and what it computes with."""
         computes = self.device.type == "cuda"
         return {
             "device": self.device.type,
@@ -50,7 +49,7 @@ class TorchJob(TorchMember):
         module = build(spec.workload, spec.seed).to(self.device)
         if name == DATA_PARALLEL:
             return self._drive_all(spec, module)
-        batch = self._draw(spec, self.rank)
+        batch = draw(spec, self.device, self.rank)
         if name == ALONE:
             return Loop(module, module, make_step(module), (0,), 0, batch)
         everyone = tuple(range(self.size))
@@ -62,10 +61,6 @@ class TorchJob(TorchMember):
             quiet=model.no_sync, slowdown=slowdown,
         )  # fmt: skip
 
-    def _draw(self, spec: LoopSpec, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        features, labels = draw_batch(spec.workload, spec.batch_size, spec.seed, place)
-        return features.to(self.device), labels.to(self.device)
-
     def _drive_all(self, spec: LoopSpec, module: nn.Module) -> Loop:
         """``nn.DataParallel``: one process with as many GPUs as there are ranks."""
         found = torch.cuda.device_count() if self.device.type == "cuda" else 0
@@ -75,7 +70,7 @@ class TorchJob(TorchMember):
             )
         if spec.straggler is not None:
             raise ConfigurationError("nn.DataParallel has no worker that can be slowed")
-        shares = [self._draw(spec, place) for place in range(self.size)]
+        shares = [draw(spec, self.device, place) for place in range(self.size)]
         features, labels = (torch.cat(parts) for parts in zip(*shares, strict=True))
         model = nn.DataParallel(module, device_ids=list(range(self.size)))
         return Loop(
@@ -101,7 +96,6 @@ class TorchJob(TorchMember):
 
 
 def make_step(model: nn.Module, *, fused: bool = False) -> ddp_step.Step:
-    """Its optimizer's part of a step."""
     optimizer = ddp_step.make_optimizer(
         model, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, fused=fused or None
     )

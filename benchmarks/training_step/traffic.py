@@ -47,7 +47,6 @@ Message = tuple[int, int, int]
 
 
 def add_up(messages: Iterable[Message], nodes: Sequence[int]) -> Traffic:
-    """The total of messages; ``nodes`` has the node of each rank, by number."""
     ranks, count = len(nodes), max(nodes) + 1
     sent, received, out, into = [0] * ranks, [0] * ranks, [0] * count, [0] * count
     for source, target, size in messages:
