@@ -1,10 +1,7 @@
 """``python -m benchmarks allreduce``: one all-reduce beside the others, by size.
 
-The framework's (Gloo, in processes that torchrun starts and that know no MPI; NCCL where every
-rank has a GPU), MPI's own, a plain ring written by hand, and mpiddp's. Two jobs live side by side
-for the whole measurement, one under mpirun or srun and one under torchrun; while one measures, the
-other one sleeps. Every contender's sum is checked before it is timed. Rounds are in random order,
-and what counts of each iteration is its slowest rank's time.
+Every contender's sum is checked before it is timed, and what counts of each iteration is its
+slowest rank's time.
 """
 
 from __future__ import annotations
@@ -19,10 +16,11 @@ from benchmarks.allreduce.measurement import LENGTH, Plan, measure
 from benchmarks.allreduce.plot import draw
 from benchmarks.allreduce.targets import judge
 from benchmarks.common import results
-from benchmarks.common.checks import check_run, check_several
+from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     CommandLine,
     RunOptions,
+    at_least,
     describe_algorithms,
     make,
     make_run,
@@ -70,7 +68,7 @@ def _make_parser() -> CommandLine:
         choices=TRANSPORTS, default=("auto",), metavar="TRANSPORT")  # fmt: skip
     add("buffers", f"mpiddp's buffers: {', '.join(BUFFERS)}", nargs="+", choices=BUFFERS,
         default=(PRIVATE, SHARED), metavar="BUFFER")  # fmt: skip
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8)")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8)", type=at_least(2))
     add("repetitions", default=10)
     add("warm-up", default=1)
     add("iterations", f"iterations per contender, size and round (default: {LENGTH})")
@@ -100,7 +98,6 @@ def check(options: RunOptions[Plan]) -> Mpirun | Srun:
             raise ConfigurationError(
                 f"--sizes: expected whole elements of {item} bytes ({plan.type}), found {count}"
             )
-    check_several(options.ranks)
     for name, ranks in product(plan.algorithms, options.ranks):
         check_algorithm(name, ranks)
     return check_run(options, link=plan.link)

@@ -26,28 +26,7 @@ from benchmarks.allreduce.contenders import (
 )
 from benchmarks.allreduce.measurement import Group
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.statistics import Interval, median_interval, quantile
-
-
-@dataclass(frozen=True)
-class Times:
-    """All iterations of one contender on one size, in seconds."""
-
-    count: int
-    low: float
-    """Below which 5 % lie."""
-    median: float
-    high: float
-    """Below which 95 % lie."""
-    interval: Interval | None
-    """Of the median, 95 %, over all iterations. Those of one visit are alike, so that it is
-    narrower than the rounds differ: two contenders are compared by the rounds."""
-
-
-def summarize(values: Sequence[float]) -> Times:
-    """Describe a sample. Raises ValueError if it is empty."""
-    five, median, ninety_five = (quantile(values, fraction) for fraction in (0.05, 0.5, 0.95))
-    return Times(len(values), five, median, ninety_five, median_interval(values))
+from benchmarks.common.statistics import Summary, summarize
 
 
 def find(group: Group, maker: str) -> Contender:
@@ -109,18 +88,18 @@ def _describe_range(low: float, high: float) -> str:
 class Limits:
     """What the machine itself can do; None where it was not asked or cannot be."""
 
-    copy: Times | None
+    copy: Summary | None
     """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""
     copy_way: str
-    peer_read: Times | None
+    peer_read: Summary | None
     """Copying PEER_BYTES that another rank has just written."""
-    link: Times | None
+    link: Summary | None
     """Sending LINK_BYTES to another node."""
 
 
 def find_limits(group: Group) -> Limits:
 
-    def look_up(maker: str, size: int) -> Times | None:
+    def look_up(maker: str, size: int) -> Summary | None:
         values = group.seconds(Contender(maker), size)
         return summarize(values) if values else None
 
@@ -153,7 +132,7 @@ def describe_limits(group: Group) -> str:
     return "\n".join(lines)
 
 
-def _describe_rate(size: int, times: Times) -> str:
+def _describe_rate(size: int, times: Summary) -> str:
     slow, usual, fast = (size / seconds * 1e-9 for seconds in (times.high, times.median, times.low))
     return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 

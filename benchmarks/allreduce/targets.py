@@ -19,8 +19,9 @@ from benchmarks.allreduce.contenders import (
     Contender,
 )
 from benchmarks.allreduce.measurement import Group
-from benchmarks.allreduce.report import find, find_limits, summarize
+from benchmarks.allreduce.report import find, find_limits
 from benchmarks.common.options import describe_size
+from benchmarks.common.statistics import summarize
 from benchmarks.common.targets import Target
 
 K, M = 1 << 10, 1 << 20

@@ -1,9 +1,4 @@
-"""What runs in the ranks of ``python -m benchmarks allreduce``.
-
-    python -m benchmarks.allreduce.worker mpi|torch HOST:PORT,…
-
-`benchmarks.launching.worker_loop` sends the ranks their orders.
-"""
+"""What runs in the ranks of ``python -m benchmarks allreduce``."""
 
 from __future__ import annotations
 

@@ -77,9 +77,3 @@ def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> 
     if nodes is not None:
         raise ConfigurationError("--nodes needs a cluster: --launcher srun")
     return find_mpirun(wanted)
-
-
-def check_several(ranks: Sequence[int]) -> None:
-    """Raise ConfigurationError if a measurement between ranks is asked for on one."""
-    if min(ranks) < 2:
-        raise ConfigurationError("--ranks: expected at least 2, found 1")

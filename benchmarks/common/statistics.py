@@ -77,12 +77,17 @@ class Summary:
 
     count: int
     minimum: float
+    low: float
+    """Below which 5 % lie."""
     lower_quartile: float
     median: float
     upper_quartile: float
+    high: float
+    """Below which 95 % lie."""
     maximum: float
     interval: Interval | None
-    """Of the median, 95 %; None where the samples are too few for one."""
+    """Of the median, 95 %; None where the samples are too few for one. Where several values come
+    from one round it is narrower than the rounds differ: contenders are compared by the rounds."""
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -129,9 +134,11 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(
         count=len(values),
         minimum=quantile(values, 0),
+        low=quantile(values, 0.05),
         lower_quartile=quantile(values, 0.25),
         median=quantile(values, 0.5),
         upper_quartile=quantile(values, 0.75),
+        high=quantile(values, 0.95),
         maximum=quantile(values, 1),
         interval=median_interval(values),
     )

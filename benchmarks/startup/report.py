@@ -170,10 +170,6 @@ def _describe_contender(group: Group, contender: Contender) -> dict[str, Any]:
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
-    return {
-        "seconds": run.seconds,
-        "cpu_seconds": run.cpu_seconds,
-        "others_cpu_seconds": run.others_cpu_seconds,
-        "first_all_reduce_seconds": run.stamp_seconds,
-        "phases": dict(run.phases),
-    }
+    found = asdict(run)
+    found["first_all_reduce_seconds"] = found.pop("stamp_seconds")
+    return found

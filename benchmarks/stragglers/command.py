@@ -19,7 +19,6 @@ from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, configure, measure
 from benchmarks.stragglers.plot import draw
-from benchmarks.stragglers.targets import judge
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import UNLIMITED
 from mpiddp.training.straggler import RANDOM, parse_straggler
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     ranks = f"{plan.ranks} ranks, {plan.model} on digits"
     environment, heading = results.begin(launcher, f"{ranks}\n")
     found = measure(plan, launcher)
-    targets = judge(found, plan.accuracy) if options.targets else None
+    targets = report.judge(found, plan.accuracy) if options.targets else None
     tables = report.format_table(found, plan.accuracy)
     print("\n\n".join(filter(None, [tables, format_targets(targets or ())])))
     results.write_measurement(

@@ -33,7 +33,7 @@ def take_checked_steps(spec: LoopSpec, loop: Loop) -> dict[str, Any]:
     if loop.place is not None:
         with without_dropout(loop.module):
             for _ in range(CHECKED_STEPS):
-                take_step(loop, Stopwatch())
+                take_step(loop, Stopwatch(loop.device))
     loop.update.settle()
     loop.slowdown = slowdown
     return {"digest": digest(loop.module), "sample": sample_way(spec, loop.module)}

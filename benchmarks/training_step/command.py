@@ -1,9 +1,6 @@
 """``python -m benchmarks training-step``: what a training step takes, by synchronisation.
 
-The framework's DDP (over Gloo, in processes that torchrun starts and that know no MPI; over NCCL
-where every rank has a GPU), mpiddp's schedules and parameter servers, and ``nn.DataParallel`` where
-there are GPUs. Two jobs live side by side for the whole measurement; while one measures, the other
-one sleeps. What every contender trains is checked before it is timed. Rounds are in random order.
+What every contender trains is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_run, check_several
+from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     CommandLine,
     RunOptions,
@@ -90,7 +87,7 @@ def _make_parser() -> CommandLine:
         default="auto", metavar="DEVICE")  # fmt: skip
     add("straggler", "slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker "
         "drawn in each step", metavar="WHO=FACTOR")  # fmt: skip
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4)")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4)", type=at_least(2))
     add("repetitions", default=5)
     add("warm-up", "rounds before them, after a first visit to each", default=0)
     add("iterations", f"steps per visit (default: {LENGTH})")
@@ -104,7 +101,6 @@ def _make_parser() -> CommandLine:
 
 def check(options: RunOptions[Plan]) -> Mpirun | Srun:
     plan = options.plan
-    check_several(options.ranks)
     for ranks in options.ranks:
         for contender in plan.contenders:
             check_contender(contender, ranks, plan)

@@ -92,9 +92,9 @@ def take_step(loop: Loop, watch: Stopwatch) -> None:
     loss = nn.functional.cross_entropy(loop.model(features), labels)
     loop.update.begin_step()
     torch.autograd.backward(loss)
-    watch.start()
+    watch.mark()
     loop.update.finish_step()
-    watch.stop()
+    watch.mark()
     loop.step += 1
 
 
@@ -112,44 +112,28 @@ def take_pass(loop: Loop) -> None:
 
 
 class Stopwatch:
-    """Adds up seconds of a part of each step."""
+    """Adds up a part of each step; on a GPU by its stream's events, which steps do not wait for."""
 
-    def __init__(self) -> None:
-        self._total, self._begin = 0, 0
+    def __init__(self, device: torch.device) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._times: list[Any] = []
 
-    def start(self) -> None:
-        self._begin = time.perf_counter_ns()
-
-    def stop(self) -> None:
-        self._total += time.perf_counter_ns() - self._begin
-
-    def read(self) -> float:
-        return self._total * 1e-9
-
-
-class GpuStopwatch(Stopwatch):
-    """The same on a GPU's stream, which steps do not wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pairs: list[list[torch.cuda.Event]] = []
-
-    def start(self) -> None:
-        self._pairs.append([self._record()])
-
-    def stop(self) -> None:
-        self._pairs[-1].append(self._record())
-
-    def _record(self) -> torch.cuda.Event:
-        # torch has no types for it.
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    def mark(self) -> None:
+        """The part begins, or ends."""
+        if self._is_gpu:
+            # torch has no types for it.
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._times.append(event)
+        else:
+            self._times.append(time.perf_counter())
 
     def read(self) -> float:
         """The seconds so far; all that was begun must be finished."""
-        times = [float(begin.elapsed_time(end)) for begin, end in self._pairs]
-        return sum(times) * 1e-3
+        pairs = zip(self._times[::2], self._times[1::2], strict=True)
+        if self._is_gpu:
+            return sum(1e-3 * float(begin.elapsed_time(end)) for begin, end in pairs)
+        return float(sum(end - begin for begin, end in pairs))
 
 
 def finish(device: torch.device) -> None:
@@ -161,7 +145,7 @@ def finish(device: torch.device) -> None:
 def warm_up(loop: Loop, steps: int) -> None:
     if loop.place is None:
         return
-    watch = Stopwatch()
+    watch = Stopwatch(loop.device)
     for _ in range(steps):
         take_step(loop, watch)
     finish(loop.device)
@@ -198,7 +182,7 @@ def measure(
 
 
 def _time_steps(loop: Loop, steps: int) -> dict[str, float]:
-    watch = GpuStopwatch() if loop.device.type == "cuda" else Stopwatch()
+    watch = Stopwatch(loop.device)
     begin = time.perf_counter()
     for _ in range(steps):
         take_step(loop, watch)

@@ -1,10 +1,7 @@
 """What runs in the ranks of ``python -m benchmarks training-step``.
 
-    python -m benchmarks.training_step.worker mpi|torch HOST:PORT,…
-
-`benchmarks.launching.worker_loop` tells the ranks what to do. Models wrapped in DDP are kept from
-one visit to the next, until they are to be let go; parameter servers, whose threads look for
-messages all the time, are closed after each visit.
+Models wrapped in DDP are kept from one visit to the next, until they are to be let go; parameter
+servers, whose threads look for messages all the time, are closed after each visit.
 """
 
 from __future__ import annotations
@@ -69,6 +66,8 @@ class Bench:
             return checks.compute_alone(spec, command["workers"], self._job.device)
         try:
             with self._open(spec) as loop:
+                if loop is None:
+                    return {}
                 if what == "check":
                     return self._check(spec, loop)
                 return self._measure(spec, loop, command["steps"])
@@ -90,16 +89,12 @@ class Bench:
         # An error leaves the servers to the end of the job: they are not waited for here.
         loop.update.close()
 
-    def _check(self, spec: LoopSpec, loop: Loop | None) -> dict[str, Any]:
-        if loop is None:
-            return {}
+    def _check(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
         found = checks.take_checked_steps(spec, loop)
         loops.warm_up(loop, loops.WARM_STEPS)
         return {**found, "notes": self._job.describe(spec, loop)}
 
-    def _measure(self, spec: LoopSpec, loop: Loop | None, steps: int) -> dict[str, Any]:
-        if loop is None:
-            return {}
+    def _measure(self, spec: LoopSpec, loop: Loop, steps: int) -> dict[str, Any]:
         if spec.contender.serves:
             loops.warm_up(loop, loops.WARM_STEPS)
         barrier = _stay if len(loop.workers) == 1 else distributed.barrier

@@ -37,7 +37,7 @@ from mpiddp.schedules.registry import names
         (["--algorithms", "rong"], "no algorithm is called 'rong'"),
         (["--transports", "pigeon"], "invalid choice: 'pigeon'"),
         (["--buffers", "public"], "invalid choice: 'public'"),
-        (["--ranks", "1"], "--ranks: expected at least 2, found 1"),
+        (["--ranks", "1"], "--ranks: expected an integer >= 2, found '1'"),
         (["--iterations", "0"], "--iterations: expected an integer >= 1"),
         (["--link"], "--link needs two nodes"),
         (["--nodes", "2"], "--nodes needs a cluster"),

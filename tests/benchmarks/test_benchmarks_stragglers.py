@@ -13,7 +13,7 @@ from benchmarks.launching import launchers
 from benchmarks.stragglers import command as stragglers
 from benchmarks.stragglers import measurement, report
 from benchmarks.stragglers.measurement import Contender, Point, TrainingRun, find_median, read_run
-from benchmarks.stragglers.targets import judge
+from benchmarks.stragglers.report import judge
 from mpiddp.errors import ConfigurationError
 
 

@@ -64,7 +64,7 @@ MLP = Workload("mlp")
         (["--wire-dtype", "float8"], "invalid choice: 'float8'"),
         (["--straggler", "2=4"], "expected a rank below 2"),
         (["--straggler", "0=0.5"], "with a factor of 1 or more"),
-        (["--ranks", "1"], "--ranks: expected at least 2, found 1"),
+        (["--ranks", "1"], "--ranks: expected an integer >= 2, found '1'"),
         (["--batch-size", "0"], "--batch-size: expected an integer >= 1"),
         (["--iterations", "0"], "--iterations: expected an integer >= 1"),
         (["--link"], "--link needs two nodes"),
