@@ -27,9 +27,10 @@ from benchmarks.common.options import (
     size,
 )
 from benchmarks.common.targets import format_targets
+from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
 
@@ -38,10 +39,6 @@ RANKS_ON_CLUSTER = (4, 8)
 SIZES = tuple(map(size, ("8", "512", "4K", "32K", "256K", "1M", "4M", "16M", "64M")))
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 ALL = "all"
-
-
-class WrongSumError(MpiddpError):
-    """A contender's all-reduce is none."""
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
@@ -126,4 +123,4 @@ def main(arguments: Sequence[str]) -> None:
     if options.plot is not None:
         draw(options.plot, groups, heading)
     if wrong := report.list_wrong(groups):
-        raise WrongSumError(f"wrong sums: {'; '.join(wrong)}")
+        raise WrongResultError(f"wrong sums: {'; '.join(wrong)}")

@@ -86,7 +86,9 @@ class MpiCalls(SessionMember):
         return Prepared(call, self._comm.Barrier, tensor, close=free)
 
     def _prepare_own(self, spec: CallSpec) -> Prepared:
-        tensor, members = self._find_tensor(spec), self._find_members(spec.algorithm)
+        tensor, members = self._find_tensor(spec), None
+        if spec.algorithm != "auto":
+            members = parse(spec.algorithm).build(self.size).members
         call: Callable[[], object] = partial(
             mpiddp.all_reduce, tensor, algorithm=spec.algorithm, transport=spec.transport
         )
@@ -122,10 +124,6 @@ class MpiCalls(SessionMember):
         yields = os.environ.get(YIELDS) == "1" or transport == "mpi"
         like_mpi = policy == "spin" or (policy == "yield" and yields)
         return self._comm.Barrier if like_mpi else mpiddp.barrier
-
-    def _find_members(self, algorithm: str) -> tuple[int, ...] | None:
-        """Whose buffers are summed: not a dedicated server's."""
-        return None if algorithm == "auto" else parse(algorithm).build(self.size).members
 
     def describe(self) -> dict[str, Any]:
         return dict(mpiddp.describe_collectives())

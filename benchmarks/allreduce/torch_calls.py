@@ -38,7 +38,8 @@ class TorchCalls(TorchMember):
         call = gloo_all_reduce.prepare(tensor, group)
         if device == "cuda":
             call = finish_with(call)
-        return Prepared(call, gloo_all_reduce.prepare_barrier(), tensor)
+        # The default group is Gloo's.
+        return Prepared(call, distributed.barrier, tensor)
 
     def greet(self) -> dict[str, Any]:
         if self._nccl is None:

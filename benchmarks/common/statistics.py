@@ -45,22 +45,17 @@ def interleave(
     if rounds < 1 or warm_up < 0:
         raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
     generator = random.Random(seed)
-    results: dict[Key, list[T]] = {name: [] for name in names}
-    positions: dict[Key, list[int]] = {name: [] for name in names}
+    found: dict[Key, list[tuple[int, T]]] = {name: [] for name in names}
     for _ in range(warm_up + rounds):
         order = list(names)
         generator.shuffle(order)
         for position, name in enumerate(order):
-            results[name].append(measure(name))
-            positions[name].append(position)
-    return {
-        name: Series(
-            tuple(results[name][:warm_up]),
-            tuple(results[name][warm_up:]),
-            tuple(positions[name][warm_up:]),
-        )
-        for name in names
-    }
+            found[name].append((position, measure(name)))
+    series = {}
+    for name, visits in found.items():
+        positions, samples = zip(*visits, strict=True)
+        series[name] = Series(samples[:warm_up], samples[warm_up:], positions[warm_up:])
+    return series
 
 
 @dataclass(frozen=True)

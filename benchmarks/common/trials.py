@@ -72,6 +72,10 @@ class Length:
         return f"as many as fit into {self.seconds:g} s, from {self.fewest} to {self.most}"
 
 
+class WrongResultError(MpiddpError):
+    """A contender does not compute what it should."""
+
+
 class RefusedError(MpiddpError):
     """The contender cannot run here."""
 

@@ -1,8 +1,6 @@
 """``python -m benchmarks numerics``: how exact each algorithm's order of summation is.
 
-Normal values are rounded to a type, summed over the ranks as the algorithm's schedule says, and
-compared with their sum in float64; summation.py says how, and what the columns depth and growth
-mean. Nothing is sent: the schedules are played in this process, without MPI.
+`summation` says how it is measured, and what the columns depth and growth mean.
 """
 
 from __future__ import annotations

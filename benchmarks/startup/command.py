@@ -1,9 +1,7 @@
 """``python -m benchmarks startup``: launch to first all-reduce, mpiddp beside torchrun.
 
-Whole processes are timed, from before the launcher is started until it has ended, since that is
-what a user waits for; rank 0's first all-reduce is reported beside it. The floor is as many
-processes at once as there are ranks, each of which only imports torch. On a cluster
-(``--launcher srun``) the phases of mpiddp's start-up are reported as well.
+Whole processes are timed, since that is what a user waits for; rank 0's first all-reduce and, on a
+cluster, the phases of mpiddp's start-up are reported beside it.
 """
 
 from __future__ import annotations

@@ -124,13 +124,8 @@ def describe_failures(group: Group) -> str:
 
 
 def format_group(group: Group) -> str:
-    lines = [
-        format_table(group),
-        describe_warm_up(group),
-        describe_others(group),
-        describe_failures(group),
-    ]
-    return "\n".join(filter(None, lines))
+    parts = (format_table, describe_warm_up, describe_others, describe_failures)
+    return "\n".join(filter(None, (describe(group) for describe in parts)))
 
 
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from benchmarks.common.options import (
     make_run,
 )
 from benchmarks.common.targets import format_targets
+from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
 from benchmarks.training_step import report
@@ -34,7 +35,7 @@ from benchmarks.training_step.measurement import LENGTH, Plan, measure
 from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge
 from benchmarks.training_step.workloads import SHAPES, parse_workload
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.straggler import parse_straggler
@@ -42,10 +43,6 @@ from mpiddp.training.straggler import parse_straggler
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4,)
 DEVICES = ("auto", "cpu", "gpu")
-
-
-class WrongTrainingError(MpiddpError):
-    """A contender trains something else."""
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
@@ -149,4 +146,4 @@ def main(arguments: Sequence[str]) -> None:
     if options.plot is not None:
         draw(options.plot, groups, heading)
     if wrong := report.list_wrong(groups):
-        raise WrongTrainingError(f"wrong training: {'; '.join(wrong)}")
+        raise WrongResultError(f"wrong training: {'; '.join(wrong)}")

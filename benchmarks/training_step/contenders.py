@@ -1,8 +1,7 @@
 """What ``python -m benchmarks training-step`` compares, in which of its two jobs.
 
-One job is started by torchrun and never loads MPI: the framework's own DDP, one rank without any
-of it, and ``nn.DataParallel``. The other one is mpiddp's: its synchronisations, each a
-configuration of the trainer's, and one rank without any of them.
+torchrun's job has the framework's own DDP, one rank without any of it, and ``nn.DataParallel``;
+mpiddp's has its synchronisations, and one rank without any of them.
 """
 
 from __future__ import annotations

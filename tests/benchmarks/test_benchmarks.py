@@ -406,31 +406,6 @@ def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
 # The command line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--ranks", "0"], "--ranks: expected an integer >= 1, found '0'"),
-        (["--ranks", "two"], "found 'two'"),
-        (["--repetitions", "0"], "--repetitions: expected an integer >= 1"),
-        (["--warm-up", "-1"], "--warm-up: expected an integer >= 0"),
-        (["--deadline", "nan"], "--deadline: expected seconds > 0"),
-        (["--launcher", "no-such-mpirun"], "'no-such-mpirun' is not a program"),
-        (["--launcher", "false"], "--version failed"),
-        (["--json", "/no/such/directory/file"], "there is no directory /no/such/directory"),
-        (["--json", "/"], "is a directory"),
-        (["--plot", "drawing.gif"], "ends in .svg, .png, .pdf"),
-        (["--unknown"], "unrecognized arguments: --unknown"),
-        (["stray"], "unrecognized arguments: stray"),
-    ],
-)
-@pytest.mark.usefixtures("writable")
-def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
-    with pytest.raises(ConfigurationError) as caught:
-        startup.check(startup.parse(arguments))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_it_is_not_run_under_a_launcher(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")

@@ -130,11 +130,6 @@ def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
         srun.find_srun(program, 4, (4,))
 
 
-def test_nodes_need_a_cluster():
-    with pytest.raises(ConfigurationError, match="--nodes needs a cluster"):
-        startup.check(startup.parse(["--nodes", "2"]))
-
-
 def test_the_usual_ranks_depend_on_the_launcher():
     assert startup.parse([]).ranks == (2, 4)
     assert startup.parse(["--launcher", "srun"]).ranks == (4, 8, 16)

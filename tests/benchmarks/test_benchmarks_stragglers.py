@@ -86,7 +86,6 @@ def test_the_table_has_a_row_for_every_way():
         (["--staleness", "some"], "staleness: expected a number of steps, or unlimited"),
         (["--accuracy", "97"], "--accuracy: expected at most 1, found 97"),
         (["--model", "convent"], "did you mean convnet"),
-        (["--plot", "/nowhere/x.svg"], "there is no directory /nowhere"),
         (["--launcher", "srun"], "srun"),
     ],
 )
