@@ -123,42 +123,37 @@ def count_cpu_seconds(ranks) -> float:
     return sum(sum(rank.cpu_times()[:2]) for rank in ranks)
 
 
-@pytest.mark.mpi
-def test_the_framework_knows_no_mpi_and_each_job_sleeps_while_the_other_measures():
-    mpirun = launchers.find_mpirun(None, {})
-    with start_jobs(WORKER, 2, mpirun, 60) as jobs:
-        marks = {name: job.mark for name, job in jobs.items()}
-        ranks = {name: find_ranks(mark) for name, mark in marks.items()}
-        assert [len(each) for each in ranks.values()] == [2, 2]
-        for rank in ranks[TORCH_JOB]:
-            assert "libmpi.so" not in Path(f"/proc/{rank.pid}/maps").read_text()
-        for name, other, row in ((MPI_JOB, TORCH_JOB, MPI_ROW), (TORCH_JOB, MPI_JOB, GLOO_ROW)):
-            spec = row.specify(16 * M, "float32", 50)
-            before, begin = count_cpu_seconds(ranks[other]), time.monotonic()
-            jobs[name].ask({"do": "measure", "spec": spec}, "measuring")
-            seconds = time.monotonic() - begin
-            assert seconds > 0.1
-            # Two ticks of the clock by which CPU time is counted.
-            assert count_cpu_seconds(ranks[other]) - before < 0.1 * seconds + 0.02, other
-    assert [processes.find_marked(mark) for mark in marks.values()] == [[], []]
+def check_turns(jobs, ranks) -> None:
+    """While one job measures, the other one uses no processor time."""
+    for name, other, row in ((MPI_JOB, TORCH_JOB, MPI_ROW), (TORCH_JOB, MPI_JOB, GLOO_ROW)):
+        spec = row.specify(16 * M, "float32", 50)
+        before, begin = count_cpu_seconds(ranks[other]), time.monotonic()
+        jobs[name].ask({"do": "measure", "spec": spec}, "measuring")
+        seconds = time.monotonic() - begin
+        assert seconds > 0.1
+        # Two ticks of the clock by which CPU time is counted.
+        assert count_cpu_seconds(ranks[other]) - before < 0.1 * seconds + 0.02, other
 
 
 @pytest.mark.mpi
-def test_a_rank_that_dies_ends_both_jobs_and_the_command():
-    mpirun = launchers.find_mpirun(None, {})
-    marks = []
+def test_one_job_knows_no_mpi_each_sleeps_while_the_other_measures_and_a_lost_rank_ends_both():
+    mpirun, marks = launchers.find_mpirun(None, {}), []
 
-    def lose_a_rank():
+    def use_jobs():
         with start_jobs(WORKER, 2, mpirun, 60) as jobs:
             marks.extend(job.mark for job in jobs.values())
-            ranks = processes.find_marked(marks[0])
-            [victim] = [r for r in ranks if r.environ().get("OMPI_COMM_WORLD_RANK") == "1"]
-            victim.kill()
+            ranks = {name: find_ranks(job.mark) for name, job in jobs.items()}
+            assert [len(each) for each in ranks.values()] == [2, 2]
+            for rank in ranks[TORCH_JOB]:
+                assert "libmpi.so" not in Path(f"/proc/{rank.pid}/maps").read_text()
+            check_turns(jobs, ranks)
+            named = {each.environ()["OMPI_COMM_WORLD_RANK"]: each for each in ranks[MPI_JOB]}
+            named["1"].kill()
             spec = Contender(MPI).specify(64, "float32", 10)
             jobs[MPI_JOB].ask({"do": "measure", "spec": spec}, "measuring")
 
     with pytest.raises(RunError, match=r"allreduce\.worker mpi .*\(measuring\)"):
-        lose_a_rank()
+        use_jobs()
     assert [processes.find_marked(mark) for mark in marks] == [[], []]
 
 
