@@ -17,7 +17,6 @@ from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
 
 LENGTH = Length(seconds=0.1, fewest=3, most=300)
-"""Of one visit."""
 
 
 @dataclass(frozen=True, kw_only=True)

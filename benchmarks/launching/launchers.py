@@ -17,7 +17,6 @@ from mpiddp.launch.launcher import command
 from mpiddp.launch.network.mpi_interfaces import share_memory
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout."""
 BASELINES = ROOT / "benchmarks" / "baselines"
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

@@ -87,7 +87,6 @@ class Options:
     ranks: tuple[int, ...]
     dtypes: tuple[str, ...]
     elements: int
-    """Of each rank's buffer."""
     scale: float
     """Standard deviation of the inputs."""
     seed: int

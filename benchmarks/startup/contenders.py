@@ -43,14 +43,9 @@ class Contender:
     def describe(self) -> str:
         program, *words = self.program.command
         shown = [f"{name}={value}" for name, value in self.tuned.items()]
-        shown.append("python" if program == sys.executable else Path(program).name)
-        for word in words:
-            if word == sys.executable:
-                shown.append("python")
-            else:
-                path = Path(word)
-                inside = path.is_absolute() and path.is_relative_to(ROOT)
-                shown.append(str(path.relative_to(ROOT)) if inside else word)
+        names = [Path(program).name, *(word.removeprefix(f"{ROOT}/") for word in words)]
+        for word, name in zip(self.program.command, names, strict=True):
+            shown.append("python" if word == sys.executable else name)
         return shlex.join(shown)
 
 

@@ -20,7 +20,6 @@ class Failure:
 
     contender: str
     message: str
-    """With the run's output."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.allreduce.contenders import TRANSPORTS
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
@@ -24,7 +25,6 @@ from benchmarks.launching.srun import Srun
 from benchmarks.training_step import report
 from benchmarks.training_step.contenders import (
     DATA_PARALLEL,
-    TRANSPORTS,
     USUAL,
     WIRE_DTYPES,
     Contender,

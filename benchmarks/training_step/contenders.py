@@ -27,7 +27,6 @@ USUAL = (
     FRAMEWORK, FUSED, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
     f"{PARAMETER_SERVER}:servers={RANKS}",
 )  # fmt: skip
-TRANSPORTS = ("auto", "mpi", "torch", "shared-memory", "shared-memory+mpi")
 WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 CHECKED_STEPS = 2
 """The second one moves by what the first one left in the optimizer, too."""

@@ -30,7 +30,6 @@ from mpiddp.training.config import UNLIMITED
 
 WORKER = "benchmarks.training_step.worker"
 LENGTH = Length(seconds=1.0, fewest=3, most=50)
-"""Of one visit."""
 TOLERANCE, NARROW_TOLERANCE = 0.02, 0.1
 """How far off the way may be, relative to its length; where gradients travel in 16 bits, which
 rounds them to 8 or 11 of them and loses the smallest."""
@@ -69,7 +68,6 @@ class Visit:
     samples_per_second: float
     """Of all workers together."""
     reading: Bytes
-    """What the interfaces counted meanwhile."""
 
     @property
     def exposed(self) -> float:
@@ -101,7 +99,6 @@ class Group(trials.Group[Contender, Visit]):
     workload: Workload
     plan: Plan
     notes: Mapping[Contender, Mapping[str, Any]] = field(default_factory=dict)
-    """What the ranks reported of each contender."""
     link: TimedLink | None = None
 
 
