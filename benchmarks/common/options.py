@@ -116,11 +116,14 @@ class CommandLine(Parser):
         self.add_argument(f"--{name}", **{**settings, "help": text})
 
     def add_run(self, json: str, plot: str, link: str = "") -> None:
-        """The options of RunOptions, but for ``ranks``; ``link`` as well if it has a help."""
-        texts = {"launcher": "", "nodes": "", "link": link, "targets": "", "json": json}
-        for name, text in {**texts, "plot": f"{plot} (.svg, .png or .pdf)"}.items():
-            if text or name != "link":
-                self.add(name, text)
+        """The options of RunOptions, but for ``ranks``; ``--link`` as well if it has a help."""
+        self.add("launcher")
+        self.add("nodes")
+        if link:
+            self.add("link", link)
+        self.add("targets")
+        self.add("json", json)
+        self.add("plot", f"{plot} (.svg, .png or .pdf)")
 
     def add_algorithms(self) -> None:
         """The algorithms to work on; ``read_values`` returns all if none is given."""
@@ -169,7 +172,7 @@ class RunOptions(Generic[T]):
 def make_run(
     values: Mapping[str, Any], plan: T, usual: tuple[int, ...], on_cluster: tuple[int, ...]
 ) -> RunOptions[T]:
-    """The last two: numbers of ranks where none are given, on this machine and under srun."""
+    """``usual``, ``on_cluster``: numbers of ranks if none are given, here and under srun."""
     ranks = values["ranks"] or (on_cluster if is_srun(values["launcher"]) else usual)
     return make(RunOptions, values, plan=plan, ranks=ranks)
 
