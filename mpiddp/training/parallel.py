@@ -71,12 +71,11 @@ def serve(
     rate: Callable[[int], float],
     fail: Callable[[BaseException], object],
 ) -> Serving:
-    """Move the model to this rank's device, and have parameter servers hold its weights.
+    """Have parameter servers hold the weights of a model, which is on this rank's device.
 
     All ranks have rank 0's weights from now on. ``rate``: the learning rate of a step, counted from
     0; ``fail`` is called with the error that ends a server's thread. Collective.
     """
-    module.to(session.device)
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.detach(), 0)
 

@@ -157,6 +157,7 @@ def _start_engine(
     fail: Callable[[BaseException], object],
 ) -> tuple[Configuration, Engine]:
     if roles is not None:
+        module.to(session.device)
         serving = serve(configuration, session, roles, module, rate, fail)
         return configuration, Engine(module, module, serving)
     replica = replicate(module, session.device, configuration)
