@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.training.data import Split
+
+SHOWN = 8
+"""Sample numbers in a message."""
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Features of shape (samples, …), float32, and labels of shape (samples,), int64."""
@@ -20,13 +24,62 @@ Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class Samples(Dataset[Batch]):
     """A split that is read by whole batches: the index is a list of positions."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: Split, what: str = "training", *, skips: bool = False) -> None:
+        """
+        Args:
+            what: the split's name, for messages.
+            skips: whether a sample that cannot be read is left out of its batch.
+        """
         self.features = torch.from_numpy(split.features)
         self.labels = torch.from_numpy(split.labels)
+        self.what = what
+        self.skips = skips
+        self.left_out: list[UnreadableSampleError] = []
+        """What nobody has reported yet."""
 
-    def __getitem__(self, positions: list[int]) -> Batch:
+    def read(self, positions: list[int]) -> Batch:
         index = torch.tensor(positions)
         return self.features[index], self.labels[index]
+
+    def __getitem__(self, positions: list[int]) -> Batch:
+        try:
+            return self.read(positions)
+        except Exception:
+            return self.read(self._find_readable(positions))
+
+    def _find_readable(self, positions: list[int]) -> list[int]:
+        """Those that can be read. Raises UnreadableSampleError where the others end the run."""
+        bad: dict[int, Exception] = {}
+        for position in positions:
+            try:
+                self.read([position])
+            except Exception as error:
+                bad[position] = error
+        if not bad:
+            return positions
+        found = UnreadableSampleError(self.what, bad)
+        good = [position for position in positions if position not in bad]
+        if not self.skips or not good:
+            raise found from next(iter(bad.values()))
+        self.left_out.append(found)
+        return good
+
+
+class UnreadableSampleError(MpiddpError):
+    """The data set raised an exception for these samples."""
+
+    def __init__(self, what: str, bad: Mapping[int, Exception]) -> None:
+        error = next(iter(bad.values()))
+        super().__init__(
+            f"{what} {describe_numbers(list(bad))} cannot be read: {type(error).__name__}: {error}"
+        )
+
+
+def describe_numbers(numbers: Sequence[int]) -> str:
+    """Name samples by their positions in the split, counted from 0."""
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return f"sample{'s' * (len(numbers) != 1)} {shown}{more}"
 
 
 @dataclass(frozen=True)
@@ -40,6 +93,12 @@ class TrainingBatches:
 
     loader: DataLoader[Batch]
     sampler: DistributedSampler[int]
+    samples: Samples
+    order: BatchSampler
+
+    def find_samples(self, number: int) -> list[int]:
+        """The samples of the present epoch's batch ``number``, counted from 0."""
+        return next(itertools.islice(self.order, number, None))
 
     def start(self, epoch: int) -> Iterable[Batch]:
         """Return the batches of ``epoch``, in an order that only the seed and it decide."""
@@ -57,21 +116,38 @@ class SharedBatches:
     """
 
     def __init__(
-        self, split: Split, batch_size: int, seed: int, workers: int, ticket: Callable[[], int]
+        self,
+        split: Split,
+        batch_size: int,
+        seed: int,
+        workers: int,
+        ticket: Callable[[], int],
+        *,
+        skips: bool = False,
     ) -> None:
-        """``ticket`` tells which batch this worker should take next, counted from 0."""
-        self._samples = Samples(split)
+        """
+        Args:
+            ticket: tells which batch this worker should take next, counted from 0.
+            skips: whether a sample that cannot be read is left out.
+        """
+        self.samples = Samples(split, skips=skips)
         self._sampler = _make_sampler(split, seed)
         self._order = BatchSampler(self._sampler, batch_size, drop_last=False)
         self._workers = workers
         self._ticket = ticket
+        self._present: list[int] = []
+
+    def find_samples(self, number: int) -> list[int]:
+        """The samples of the batch that this worker has; it is not its ``number``-th."""
+        return self._present
 
     def start(self, epoch: int) -> Iterator[Batch]:
         """Return this worker's batches of ``epoch``; the seed and it decide what they hold."""
         self._sampler.set_epoch(epoch)
         order = list(self._order)
         while (number := self._ticket()) < len(order):
-            yield self._samples[order[number]]
+            self._present = order[number]
+            yield self.samples[self._present]
 
     def __len__(self) -> int:
         """For each worker, if all were equally quick."""
@@ -94,17 +170,21 @@ def check_share(samples: int, ranks: int, batch_size: int) -> None:
 
 
 def make_training_batches(
-    split: Split, batch_size: int, seed: int, rank: int, ranks: int
+    split: Split, batch_size: int, seed: int, rank: int, ranks: int, *, skips: bool = False
 ) -> TrainingBatches:
-    """Return the training batches of ``rank``, shuffled anew in each epoch."""
-    samples = Samples(split)
+    """Return the training batches of ``rank``, shuffled anew in each epoch.
+
+    With ``skips`` a sample that cannot be read is left out of its batch.
+    """
+    samples = Samples(split, skips=skips)
     sampler = _make_sampler(split, seed, rank, ranks)
     batches = BatchSampler(sampler, batch_size, drop_last=False)
-    return TrainingBatches(DataLoader(samples, batch_size=None, sampler=batches), sampler)
+    loader = DataLoader(samples, batch_size=None, sampler=batches)
+    return TrainingBatches(loader, sampler, samples, batches)
 
 
 def make_evaluation_batches(
-    split: Split, batch_size: int, rank: int, ranks: int
+    split: Split, batch_size: int, rank: int, ranks: int, *, skips: bool = False
 ) -> DataLoader[Batch]:
     """Return the test batches of ``rank``.
 
@@ -114,7 +194,7 @@ def make_evaluation_batches(
     """
     share = range(rank, len(split), ranks)
     batches = BatchSampler(share, batch_size, drop_last=False)
-    return DataLoader(Samples(split), batch_size=None, sampler=batches)
+    return DataLoader(Samples(split, "test", skips=skips), batch_size=None, sampler=batches)
 
 
 def _make_sampler(

@@ -123,6 +123,12 @@ class Configuration:
     straggler: str | None = None
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
+    on_nan: Literal["stop", "skip"] = "stop"
+    """Where a rank's loss is not finite: end the run, or leave out the step on all ranks."""
+
+    on_bad_sample: Literal["stop", "skip"] = "stop"
+    """Where a sample cannot be read: end the run, or leave out the sample."""
+
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
 

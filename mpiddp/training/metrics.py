@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,15 @@ class Average:
     accuracy: float
     """Share of samples whose class was right, 0 to 1."""
     samples: int
+    left_out: int = 0
+    """Batches that count for nothing, since their loss was not finite."""
 
 
 class Totals:
     """Running sums of one rank, kept on its device so that no step waits for them."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
@@ -41,11 +44,20 @@ class Totals:
         self._sums[1] += correct
         self._sums[2] += len(labels)
 
+    def leave_out(self) -> None:
+        """Count a batch whose loss is not finite."""
+        self._sums[3] += 1
+
     def reduce(self) -> Average:
-        """Sum over all ranks, by all-reduce, and return the averages. Every rank must call."""
+        """Sum over all ranks, by all-reduce, and return the averages. Every rank must call.
+
+        They are NaN where nothing was counted.
+        """
         dist.all_reduce(self._sums)
-        loss, correct, samples = self._sums.tolist()
-        return Average(loss / samples, correct / samples, round(samples))
+        loss, correct, samples, left_out = self._sums.tolist()
+        if samples == 0:
+            return Average(math.nan, math.nan, 0, round(left_out))
+        return Average(loss / samples, correct / samples, round(samples), round(left_out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,8 @@ class Row:
     """Rank 0's time for the epoch's training, without evaluation."""
     load_seconds: float
     """The part of ``seconds`` that rank 0 waited for batches."""
+    left_out: int = 0
+    """Batches of all ranks whose loss was not finite, with on_nan = "skip"."""
     evaluate_seconds: float | None = None
     """Rank 0's time for the evaluation; None without one."""
     staleness: dict[int, int] | None = None
@@ -84,18 +98,49 @@ class Row:
 
 
 class MetricsFile:
-    """``metrics.jsonl``, one JSON object per line; attempts of a run follow one another."""
+    """``metrics.jsonl``, one JSON object per line; attempts of a run follow one another.
+
+    A row that the disk does not take is kept, and written before the next one. The file has whole
+    rows at any time.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._rows: list[str] = []
+        """That are not written yet."""
         if path.exists():
             # What a killed process left of its last row is removed in one system call, so that a
             # kill leaves the whole rows. Nothing is written anew.
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
-    def append(self, row: Row) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+    def append(self, row: Row) -> str:
+        """Write a row, after those that could not be written before.
+
+        Returns what kept the disk from taking it, empty if nothing did.
+        """
+        self._rows.append(json.dumps(asdict(row), allow_nan=False) + "\n")
+        try:
+            _append_whole(self._path, "".join(self._rows).encode())
+        except OSError as error:
+            return f"{self._path} could not be written: {error.strerror}"
+        self._rows.clear()
+        return ""
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """Append all of ``data``, or nothing. Raises OSError, also for what a write has put off."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def describe_start(

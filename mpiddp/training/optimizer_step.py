@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from mpiddp.training.config import Configuration
+from mpiddp.training.divergence import MarkedModel
 
 WARM_UP = 0.05
 """Share of all steps in which the learning rate rises to its peak."""
@@ -20,7 +21,7 @@ class Update(Protocol):
     def begin_step(self) -> None:
         """Before a backward pass."""
 
-    def finish_step(self) -> None:
+    def finish_step(self) -> object:
         """After it: the weights are new."""
 
     def finish_epoch(self) -> None:
@@ -33,23 +34,49 @@ class Update(Protocol):
         """There are no more steps. Collective."""
 
 
+class GuardedUpdate(Update, Protocol):
+    """An update that can leave out a step."""
+
+    def finish_step(self, *, is_bad: bool = False) -> bool:
+        """After a backward pass: whether its gradients were applied.
+
+        ``is_bad``: this rank's loss is not finite.
+        """
+
+
 class LocalUpdate:
     """Every rank makes the same step, with the average of all gradients."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rate: Callable[[int], float]) -> None:
-        """``rate``: the learning rate of a step, counted from 0."""
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rate: Callable[[int], float],
+        marked: MarkedModel | None = None,
+    ) -> None:
+        """
+        Args:
+            rate: the learning rate of a step, counted from 0.
+            marked: says which steps are left out; None for none of them.
+        """
         self._optimizer = optimizer
         self._rate = rate
+        self._marked = marked
         self._step = 0
 
     def begin_step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        if self._marked is not None:
+            self._marked.begin_step()
 
-    def finish_step(self) -> None:
+    def finish_step(self, *, is_bad: bool = False) -> bool:
+        if self._marked is not None and self._marked.is_refused():
+            self._step += 1
+            return False
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(self._step)
         self._optimizer.step()
         self._step += 1
+        return True
 
     def finish_epoch(self) -> None:
         """All have as many steps."""

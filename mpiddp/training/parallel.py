@@ -15,6 +15,7 @@ from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
 from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
+from mpiddp.training.divergence import MarkedModel
 from mpiddp.training.optimizer_step import make_optimizer
 
 
@@ -23,6 +24,8 @@ class Replica:
     model: DistributedDataParallel
     hook: ScheduleHook | None
     """The hook that averages its gradients; None where DDP does."""
+    marked: MarkedModel | None
+    """What tells all ranks of a loss that is not finite; None where such a loss ends the run."""
 
 
 def replicate(model: nn.Module, device: torch.device, configuration: Configuration) -> Replica:
@@ -32,12 +35,14 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     configuration says. Raises ConfigurationError where they cannot be averaged that way.
     """
     model = model.to(device)
+    marked = MarkedModel(model) if configuration.on_nan == "skip" else None
+    inner = model if marked is None else marked
     devices = [device] if device.type == "cuda" else None
     if configuration.sync == FRAMEWORK:
-        return Replica(DistributedDataParallel(model, device_ids=devices), None)
-    wrapped = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        return Replica(DistributedDataParallel(inner, device_ids=devices), None, marked)
+    wrapped = DistributedDataParallel(inner, device_ids=devices, gradient_as_bucket_view=True)
     hook = attach(choose_synchronization(configuration), wrapped)
-    return Replica(wrapped, hook)
+    return Replica(wrapped, hook, marked)
 
 
 def share_buffers(model: nn.Module) -> None:

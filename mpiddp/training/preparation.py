@@ -24,7 +24,14 @@ from mpiddp.training.batches import (
 )
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, load
-from mpiddp.training.optimizer_step import LocalUpdate, Update, learning_rate_factor, make_optimizer
+from mpiddp.training.divergence import LossGuard
+from mpiddp.training.optimizer_step import (
+    GuardedUpdate,
+    LocalUpdate,
+    Update,
+    learning_rate_factor,
+    make_optimizer,
+)
 from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
@@ -58,7 +65,8 @@ class Engine:
     model: nn.Module
     """What takes a batch: DDP's wrapper, or the module itself."""
     module: nn.Module
-    update: Update
+    update: GuardedUpdate
+    guard: LossGuard
     pace: overlap.Pace | None = None
     """Time of a pass with overlap and without, if it was measured."""
 
@@ -89,8 +97,9 @@ def prepare(
     session.agree(data.digest(), f"data set {configuration.data}")
     check_share(len(data.train), len(workers), configuration.batch_size)
     place = workers.index(world.rank) if world.rank in workers else 0
+    skips = configuration.on_bad_sample == "skip"
     static = make_training_batches(
-        data.train, configuration.batch_size, configuration.seed, place, len(workers)
+        data.train, configuration.batch_size, configuration.seed, place, len(workers), skips=skips
     )
     rate = _make_rate(configuration, configuration.epochs * len(static))
     batch = _take_first(data, configuration.batch_size, session.device)
@@ -110,7 +119,9 @@ def prepare(
         workers=workers,
         roles=roles,
         training=_share_batches(configuration, data, engine.update, len(workers)) or static,
-        evaluation=make_evaluation_batches(data.test, EVALUATION_BATCH, world.rank, world.size),
+        evaluation=make_evaluation_batches(
+            data.test, EVALUATION_BATCH, world.rank, world.size, skips=skips
+        ),
         rate=rate,
         slowdown=slowdown,
     )
@@ -159,11 +170,14 @@ def _start_engine(
     if roles is not None:
         module.to(session.device)
         serving = serve(configuration, session, roles, module, rate, fail)
-        return configuration, Engine(module, module, serving)
+        guard = LossGuard(module, skips=configuration.on_nan == "skip", marked=None)
+        return configuration, Engine(module, module, serving, guard)
     replica = replicate(module, session.device, configuration)
     configuration, pace = overlap.settle(configuration, replica, batch)
     optimizer = make_optimizer(configuration, list(module.parameters()))
-    return configuration, Engine(replica.model, module, LocalUpdate(optimizer, rate), pace=pace)
+    update = LocalUpdate(optimizer, rate, replica.marked)
+    guard = LossGuard(module, skips=replica.marked is not None, marked=replica.marked)
+    return configuration, Engine(replica.model, module, update, guard, pace)
 
 
 def _share_batches(
@@ -178,6 +192,7 @@ def _share_batches(
         configuration.seed,
         workers,
         lambda: update.ticket,
+        skips=configuration.on_bad_sample == "skip",
     )
 
 

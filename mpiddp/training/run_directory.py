@@ -164,8 +164,10 @@ def _sign(lock: int) -> int:
         "process": os.getpid(),
         "attempt": attempt,
     }
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{json.dumps(holder)}\n".encode(), 0)
+    text = f"{json.dumps(holder)}\n".encode()
+    # In this order, a full disk leaves what stood there before, and thus the number of attempts.
+    os.pwrite(lock, text, 0)
+    os.ftruncate(lock, len(text))
     return attempt
 
 
@@ -180,7 +182,8 @@ def _refuse_finished(path: Path) -> None:
 def _read_holder(lock: int) -> dict[str, Any]:
     """Return what the last holder wrote; empty where there was none or it was cut short."""
     try:
-        holder = json.loads(os.pread(lock, 4096, 0))
+        # What a longer line has left behind the first one is nothing.
+        holder = json.loads(os.pread(lock, 4096, 0).partition(b"\n")[0])
     except ValueError:
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -21,11 +21,11 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import metrics, overlap, run_directory
-from mpiddp.training.batches import Batch
+from mpiddp.training.batches import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.parallel import find_bound, share_buffers
-from mpiddp.training.preparation import Engine, Task, agree, prepare
+from mpiddp.training.preparation import Task, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 
@@ -168,8 +168,8 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
         if is_last:
             digest = digest_parameters(task.engine.module)
             row = replace(row, parameters=task.session.agree(digest, "trained parameters"))
-        if file is not None:
-            file.append(row)
+        if file is not None and (problem := file.append(row)):
+            _warn(task.session, problem)
         _say(task.session, metrics.describe_epoch(row))
     return row
 
@@ -181,13 +181,15 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
     waited = 0.0
     begin = loaded = time.perf_counter()
     task.engine.module.train()
-    for step, (features, labels) in enumerate(_show_progress(task, epoch), start=first):
+    for step, (features, labels) in enumerate(_read_batches(task, epoch), start=first):
         waited += time.perf_counter() - loaded
+        _tell_unreadable(task, step)
         if task.slowdown is not None:
             task.slowdown.wait(step)
-        _take_step(task.engine, features.to(device), labels.to(device), totals)
+        _take_step(task, (features.to(device), labels.to(device)), step, totals)
         task.failure_handler.step = step + 1
         loaded = time.perf_counter()
+    task.engine.guard.settle()
     task.engine.update.finish_epoch()
     average = totals.reduce()
     seconds = time.perf_counter() - begin
@@ -203,6 +205,7 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
         samples_per_second=average.samples / seconds,
         seconds=seconds,
         load_seconds=waited,
+        left_out=average.left_out,
     )
 
 
@@ -225,15 +228,38 @@ def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
         )
 
 
-def _take_step(
-    engine: Engine, features: torch.Tensor, labels: torch.Tensor, totals: metrics.Totals
-) -> None:
+def _take_step(task: Task, batch: Batch, step: int, totals: metrics.Totals) -> None:
+    engine, (features, labels) = task.engine, batch
+    engine.guard.begin_step()
     outputs = engine.model(features)
     loss = nn.functional.cross_entropy(outputs, labels)
+    is_bad = engine.guard.examine(loss, lambda: _describe_batch(task, step))
     engine.update.begin_step()
     torch.autograd.backward(loss)
-    engine.update.finish_step()
-    totals.add(loss, outputs, labels)
+    if not engine.update.finish_step(is_bad=is_bad):
+        engine.guard.restore()
+    if is_bad:
+        totals.leave_out()
+        _warn(
+            task.session,
+            f"the loss is {loss.item()} {_describe_batch(task, step)}: the step is left out",
+        )
+    else:
+        totals.add(loss, outputs, labels)
+
+
+def _describe_batch(task: Task, step: int) -> str:
+    """Name a step that this rank takes, counted from 0, and its samples."""
+    samples = task.training.find_samples(step % len(task.training))
+    return f"in step {step + 1}, with training {describe_numbers(samples)}"
+
+
+def _tell_unreadable(task: Task, step: int) -> None:
+    """Report the samples that were left out of this rank's step, counted from 0."""
+    left_out = task.training.samples.left_out
+    for error in left_out:
+        _warn(task.session, f"{error}; left out of step {step + 1}")
+    left_out.clear()
 
 
 def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
@@ -246,6 +272,15 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
         test_accuracy=average.accuracy,
         evaluate_seconds=time.perf_counter() - begin,
     )
+
+
+def _read_batches(task: Task, epoch: int) -> Iterator[Batch]:
+    """As `_show_progress`. An error that ends the run names the step."""
+    try:
+        yield from _show_progress(task, epoch)
+    except UnreadableSampleError as error:
+        step = (task.failure_handler.step or 0) + 1
+        raise MpiddpError(f"{error}, in step {step}; --on-bad-sample skip leaves it out") from error
 
 
 def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
@@ -263,6 +298,13 @@ def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
             disable=not is_shown,
         )
     )
+
+
+def _warn(session: Session, text: str) -> None:
+    """Say what only this rank knows."""
+    world = session.world
+    where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
+    print(f"mpiddp: {where}{text}", file=sys.stderr, flush=True)
 
 
 def _say(session: Session, *lines: str) -> None:

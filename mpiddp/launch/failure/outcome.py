@@ -83,7 +83,11 @@ def write_whole(path: Path, text: str) -> None:
     # Processes of several hosts may write one file, and a name may be as long as names can be.
     temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # Some systems say only now that the disk is full, or empty the file after a crash.
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

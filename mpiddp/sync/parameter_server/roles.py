@@ -129,11 +129,16 @@ class Serving:
     def begin_step(self) -> None:
         self._model.let_go_of_gradients()
 
-    def finish_step(self) -> None:
-        """After it: push the gradients, and pull the weights for the next one."""
+    def finish_step(self, *, is_bad: bool = False) -> bool:
+        """After it: push the gradients, and pull the weights for the next one.
+
+        ``is_bad``: the servers drop them, and in step all gradients of the step. Returns whether
+        they were not.
+        """
         assert self._worker is not None
-        self._worker.push_gradients()
+        self._worker.push_gradients(is_bad=is_bad)
         self._worker.pull_weights()
+        return not is_bad
 
     def finish_epoch(self) -> None:
         """This rank has no more steps; wait for the ranks that have. Collective.

@@ -4,7 +4,8 @@ A server holds a part of the weights and the optimiser's state for them (Li et a
 Distributed Machine Learning with the Parameter Server, OSDI 2014). Synchronous servers wait for all
 workers, add their gradients in the order of ranks, and make one update of the average; others make
 an update of each gradient as it arrives, at the learning rate divided by the number of workers, so
-that a pass over the data moves the weights as far. `Clock` says which worker may continue.
+that a pass over the data moves the weights as far. `Clock` says which worker may continue. A
+gradient that its worker has marked is dropped, and in step all gradients of that step are.
 
 Messages between a server and a worker: the worker sends its gradient, which also asks for weights,
 and the server sends the weights back. An empty message of the worker says that its epoch is over;
@@ -14,6 +15,7 @@ also says which batch the worker takes next, so that a slow worker takes fewer b
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +36,9 @@ GRADIENT, WEIGHTS, TICKET, SIGN = range(4)
 """Kinds of messages; a tag is the kind plus four times the number of the server."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 """Signs of life to a worker that waits for the end of an epoch."""
+MARK = 0xFF
+"""Each byte of a gradient that servers drop. No arithmetic makes such numbers: they are NaNs with a
+payload."""
 SIGNS = 4
 """Signs of life in each timeout."""
 PATIENCE = 2.0
@@ -111,6 +116,8 @@ class Server:
         self._here: set[int] = set()
         self._added = 0
         """Of the present step's gradients, in their order."""
+        self._is_dropped = False
+        """Whether one of them is marked."""
         self._shares_batches = number == 0 and rule.bound is None
         self._tickets = np.zeros((len(workers), 1), np.int64)
         """The last batch that was given to each worker."""
@@ -188,7 +195,8 @@ class Server:
             self.aggregate()
         else:
             count = len(self._workers)
-            self.update(self._gradients[place], self.clock.updates // count, 1 / count)
+            if not _is_marked(self._gradients[place]):
+                self.update(self._gradients[place], self.clock.updates // count, 1 / count)
             self.clock.update(place)
         for ready in self.clock.release():
             self._answer(ready)
@@ -197,6 +205,7 @@ class Server:
         """Add the gradients of the present step, in order; after the last one, update."""
         while self._added in self._here:
             gradient = self._gradients[self._added]
+            self._is_dropped |= _is_marked(gradient)
             if self._added == 0:
                 self._sum.copy_(gradient)
             else:
@@ -208,7 +217,9 @@ class Server:
             for place in range(len(self._workers)):
                 # All workers have received the weights that are about to change.
                 self._finish_sends(place)
-            self.update(self._sum.div_(len(self._workers)), self.clock.updates)
+            if not self._is_dropped:
+                self.update(self._sum.div_(len(self._workers)), self.clock.updates)
+            self._is_dropped = False
             self.clock.update_together()
 
     def update(self, gradient: torch.Tensor, step: int, share: float = 1.0) -> None:
@@ -292,9 +303,15 @@ class Worker:
         """All workers have the servers' weights, and take their first batches."""
         self._ticket[0] = self._place
 
-    def push_gradients(self) -> None:
-        """Collect the gradients, send each server its part of them, and ask for weights."""
-        self._model.collect_gradients()
+    def push_gradients(self, *, is_bad: bool = False) -> None:
+        """Collect the gradients, send each server its part of them, and ask for weights.
+
+        With ``is_bad`` the gradients are marked: servers drop them.
+        """
+        if is_bad:
+            self._model.gradients.view(torch.uint8).fill_(MARK)
+        else:
+            self._model.collect_gradients()
         if self._gradients is not self._model.gradients:
             self._gradients.copy_(self._model.gradients)
         if self._shares_batches:
@@ -341,6 +358,11 @@ class Worker:
                 name = self._wire.names[rank]
                 what = f"heard nothing, at an epoch's end, of the parameter server that is {name},"
                 self._wire.wait(message, what)
+
+
+def _is_marked(gradient: torch.Tensor) -> bool:
+    """Whether its worker wants it dropped."""
+    return math.isnan(gradient[0]) and bool((gradient[:1].view(torch.uint8) == MARK).all())
 
 
 def _view_bytes(tensor: torch.Tensor) -> Array:

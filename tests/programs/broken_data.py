@@ -1,0 +1,78 @@
+"""Trainings on data with bad samples: on a pool's ranks, or as a program.
+
+python broken_data.py nan 17,30 --data toy …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from mpiddp.launch.session import Session
+from mpiddp.training.batches import Samples
+from mpiddp.training.config import Configuration, parse
+from mpiddp.training.data import DataSet, load
+
+
+@contextlib.contextmanager
+def broken(kind: str, numbers: Sequence[int]) -> Iterator[None]:
+    """Within it some training samples are ``nan``, or ``unreadable``."""
+
+    def spoil(configuration: Configuration) -> DataSet:
+        data = load(configuration)
+        if kind == "nan":
+            data.train.features[list(numbers)] = np.nan
+        return data
+
+    read = Samples.read
+
+    def refuse(self: Samples, positions: list[int]) -> Any:
+        if kind == "unreadable" and self.what == "training" and set(positions) & set(numbers):
+            raise OSError(5, "Input/output error")
+        return read(self, positions)
+
+    with (
+        mock.patch("mpiddp.training.preparation.load", spoil),
+        mock.patch.object(Samples, "read", refuse),
+    ):
+        yield
+
+
+def run(
+    session: Session, kind: str, numbers: Sequence[int], *words: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last row of the metrics, and the trained weights."""
+    from mpiddp.training import trainer
+
+    torch.set_num_threads(1)
+    weights: dict[str, Any] = {}
+
+    original = trainer.digest_parameters
+    with broken(kind, numbers), mock.patch.object(trainer, "digest_parameters") as patched:
+
+        def keep(model: torch.nn.Module) -> str:
+            weights.update({k: v.numpy().copy() for k, v in model.state_dict().items()})
+            return original(model)
+
+        patched.side_effect = keep
+        row = trainer.train(parse(list(words)), session, session._resources.failure_handler)
+    return {"left_out": row.left_out, "step": row.step}, weights
+
+
+def main() -> None:
+    from mpiddp.train import main as train
+
+    kind, numbers, *words = sys.argv[1:]
+    sys.argv[1:] = words
+    with broken(kind, [int(each) for each in numbers.split(",")]):
+        train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""A loss that is not finite, and samples that cannot be read: all ranks act on the same step."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import broken_data
+import launchers
+from mpiddp.errors import MpiddpError
+from mpiddp.training import models
+from mpiddp.training.batches import Samples, UnreadableSampleError, make_training_batches
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import Split, load
+from mpiddp.training.divergence import LossGuard, MarkedModel
+from mpiddp.training.optimizer_step import learning_rate_factor, make_optimizer
+from pool import Pools
+
+OPENMPI = launchers.table()["openmpi"]
+RANKS, EPOCHS = 2, 2
+BAD = [17, 60]
+"""Training samples."""
+TOY = Configuration(data="toy", samples=200, epochs=EPOCHS).resolve()
+WORDS = ("--data", "toy", "--samples", "200", "--epochs", str(EPOCHS))
+
+
+def find_bad_steps() -> list[tuple[int, int, list[int]]]:
+    """Step, counted from 1, rank, and the samples of each batch that has a bad one."""
+    split = load(TOY).train
+    found = []
+    for rank in range(RANKS):
+        batches = make_training_batches(split, TOY.batch_size, TOY.seed, rank, RANKS)
+        for epoch in range(1, EPOCHS + 1):
+            batches.start(epoch)
+            for number, samples in enumerate(batches.order):
+                if set(samples) & set(BAD):
+                    found.append(((epoch - 1) * len(batches) + number + 1, rank, samples))
+    return sorted(found)
+
+
+def train_alone(kind: str) -> dict[str, torch.Tensor]:
+    """Both ranks' steps in one process, as they are to be."""
+    data = load(TOY)
+    torch.manual_seed(TOY.seed)
+    assert TOY.model is not None and TOY.learning_rate is not None
+    model = models.build(TOY.model, data.shape, data.classes)
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(TOY, parameters)
+    shares = [
+        make_training_batches(data.train, TOY.batch_size, TOY.seed, rank, RANKS)
+        for rank in range(RANKS)
+    ]
+    features, labels = torch.from_numpy(data.train.features), torch.from_numpy(data.train.labels)
+    step, total = 0, EPOCHS * len(shares[0])
+    for epoch in range(1, EPOCHS + 1):
+        for share in shares:
+            share.start(epoch)
+        for batches in zip(*(share.order for share in shares), strict=True):
+            optimizer.zero_grad()
+            if kind == "unreadable":
+                batches = tuple([n for n in batch if n not in BAD] for batch in batches)
+            for batch in batches:
+                loss = nn.functional.cross_entropy(model(features[batch]), labels[batch])
+                (loss / RANKS).backward()
+            optimizer.param_groups[0]["lr"] = TOY.learning_rate * learning_rate_factor(step, total)
+            step += 1
+            if kind == "unreadable" or not any(set(batch) & set(BAD) for batch in batches):
+                optimizer.step()
+    return dict(model.state_dict())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("sync", ["framework", "ring", "parameter-server"])
+def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(
+    sync: str, pool: Pools, tmp_path: Path
+) -> None:
+    words = [*WORDS, "--sync", sync, "--on-nan", "skip", "--name", "skip"]
+    called = pool("openmpi", RANKS).call(broken_data.run, "nan", BAD, *words, cwd=tmp_path)
+    expected = train_alone("nan")
+    for _, weights in called.values:
+        for name, tensor in expected.items():
+            torch.testing.assert_close(torch.from_numpy(weights[name]), tensor)
+    bad = find_bad_steps()
+    for rank in range(RANKS):
+        lines = re.findall(
+            rf"rank {rank} of {RANKS} on \S+: the loss is nan in step (\d+), with training samples "
+            rf"([\d, ]+) and (\d+) more: the step is left out",
+            called.stderr[rank],
+        )
+        assert [(int(step), samples, int(more)) for step, samples, more in lines] == [
+            (step, ", ".join(map(str, samples[:8])), len(samples) - 8)
+            for step, who, samples in bad
+            if who == rank
+        ]
+    rows = [
+        json.loads(line) for line in (tmp_path / "runs/skip/metrics.jsonl").read_text().splitlines()
+    ]
+    assert sum(row["left_out"] for row in rows) == len(bad)
+
+
+@pytest.mark.mpi
+def test_servers_that_do_not_wait_drop_a_bad_gradient(pool: Pools, tmp_path: Path) -> None:
+    words = [*WORDS, "--sync", "parameter-server", "--staleness", "unlimited", "--name", "free"]
+    called = pool("openmpi", RANKS).call(
+        broken_data.run, "nan", BAD, *words, "--on-nan", "skip", cwd=tmp_path
+    )
+    for _, weights in called.values:
+        assert all(torch.isfinite(torch.from_numpy(each)).all() for each in weights.values())
+    assert "the step is left out" in called.output
+
+
+@pytest.mark.mpi
+def test_a_sample_that_cannot_be_read_is_left_out(pool: Pools, tmp_path: Path) -> None:
+    words = [*WORDS, "--on-bad-sample", "skip", "--name", "skip"]
+    called = pool("openmpi", RANKS).call(broken_data.run, "unreadable", BAD, *words, cwd=tmp_path)
+    expected = train_alone("unreadable")
+    for _, weights in called.values:
+        for name, tensor in expected.items():
+            torch.testing.assert_close(torch.from_numpy(weights[name]), tensor)
+    for step, rank, samples in find_bad_steps():
+        numbers = [each for each in samples if each in BAD]
+        text = (
+            f"sample {numbers[0]}" if len(numbers) == 1 else f"samples {numbers[0]}, {numbers[1]}"
+        )
+        line = (
+            f"training {text} cannot be read: OSError: [Errno 5] Input/output error; left out of "
+        )
+        assert f"{line}step {step}\n" in called.stderr[rank]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", ["nan", "unreadable"])
+def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Path) -> None:
+    program = launchers.ROOT / "tests/programs/broken_data.py"
+    step, rank, samples = find_bad_steps()[0]
+    bad = next(each for each in samples if each in BAD)
+    arguments = [program, kind, str(bad), *WORDS, "--name", "stop"]
+    result = launchers.run(OPENMPI, RANKS, arguments, timeout=90, cwd=tmp_path)
+    assert result.returncode == 1, result
+    text = {
+        "nan": rf"expected a finite training loss, found nan in step {step}, with training sam",
+        "unreadable": rf"training sample {bad} cannot be read: OSError: .*in step {step}",
+    }[kind]
+    complaints = re.findall(rf"rank (\d) of {RANKS} on \S+ .*{text}", result.stderr)
+    assert complaints == [str(rank)], result
+    outcome = json.loads((tmp_path / "runs/stop/outcome.json").read_text())
+    assert (outcome["code"], outcome["rank"]) == (1, rank)
+
+
+# One rank's parts
+
+
+class Bad(nn.Module):
+    """Has buffers that a bad batch spoils."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layers(features)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_buffers_are_as_they_were_before_a_step_that_is_left_out(value: float) -> None:
+    module = Bad()
+    module(torch.randn(5, 3))
+    before = [each.clone() for each in module.buffers()]
+    guard = LossGuard(module, skips=True, marked=None)
+    guard.begin_step()
+    module(torch.full((5, 3), value))
+    assert guard.examine(torch.tensor(value), lambda: "")
+    guard.restore()
+    for buffer, expected in zip(module.buffers(), before, strict=True):
+        assert torch.equal(buffer, expected)
+
+
+def test_skipping_ends_where_the_weights_are_not_finite() -> None:
+    module = nn.Linear(2, 2)
+    guard = LossGuard(module, skips=True, marked=None)
+    assert guard.examine(torch.tensor(float("nan")), lambda: "in step 3")
+    with torch.no_grad():
+        module.bias[1] = float("inf")
+    with pytest.raises(MpiddpError, match="found nan in step 3: the weights are not finite"):
+        guard.examine(torch.tensor(float("nan")), lambda: "in step 3")
+
+
+@pytest.mark.parametrize("loss", [0.0, -3.5, 1e38, float("inf"), float("-inf"), float("nan")])
+def test_the_mark_follows_the_loss_and_changes_no_gradient(loss: float) -> None:
+    module, features = nn.Linear(3, 2), torch.randn(4, 3)
+    module(features).sum().backward()
+    expected = [each.grad.clone() for each in module.parameters()]
+    module.zero_grad()
+    marked = MarkedModel(module)
+    marked.loss = torch.tensor(loss)
+    marked(features).sum().backward()
+    assert marked.is_refused() == (loss in (float("inf"), float("-inf")) or loss != loss)
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    marked.begin_step()
+    assert not marked.is_refused()
+
+
+def make_samples(bad: set[int], *, skips: bool) -> Samples:
+    split = load(TOY).train
+    samples = Samples(Split(split.features[:10], split.labels[:10]), skips=skips)
+    read = samples.read
+
+    def refuse(positions: list[int]) -> Any:
+        if bad & set(positions):
+            raise ValueError("broken file")
+        return read(positions)
+
+    samples.read = refuse  # type: ignore[method-assign]
+    return samples
+
+
+def test_all_unreadable_samples_of_a_batch_are_named() -> None:
+    with pytest.raises(UnreadableSampleError, match=r"samples 7, 2 cannot be read: ValueError: br"):
+        make_samples({2, 7, 9}, skips=False)[[1, 7, 2]]
+    samples = make_samples({2, 7, 9}, skips=True)
+    features, labels = samples[[1, 7, 2]]
+    assert torch.equal(features, samples.features[[1]])
+    assert torch.equal(labels, samples.labels[[1]])
+    assert len(samples.left_out) == 1
+
+
+def test_a_batch_of_which_nothing_can_be_read_ends_the_run() -> None:
+    with pytest.raises(UnreadableSampleError, match="samples 2, 7 cannot be read"):
+        make_samples({2, 7, 9}, skips=True)[[2, 7]]
