@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.hostnames import count_noun
@@ -39,15 +39,54 @@ class TrainingBatches:
     """
 
     loader: DataLoader[Batch]
-    sampler: DistributedSampler[int]
+    share: Share
+    batch_size: int
 
-    def start(self, epoch: int) -> Iterable[Batch]:
-        """Return the batches of ``epoch``, in an order that only the seed and it decide."""
-        self.sampler.set_epoch(epoch)
+    def start(self, epoch: int, taken: int = 0) -> Iterable[Batch]:
+        """Return the batches of ``epoch``, in an order that only the seed and it decide.
+
+        ``taken``: how many of its samples all ranks, whatever their number, have trained on.
+        """
+        self.share.begin(epoch, taken)
         return self.loader
 
+    def count(self, taken: int = 0) -> int:
+        """Batches of an epoch that are left, once so many samples were taken."""
+        return -(-self.share.count(taken) // self.batch_size)
+
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.count()
+
+
+class Share(Sampler[int]):
+    """One rank's part of the samples: every ``ranks``-th of an order that is the same for all.
+
+    After as many steps, all ranks together have taken the first samples of that order. So other
+    ranks can go on from there.
+    """
+
+    def __init__(self, samples: int, seed: int, rank: int, ranks: int) -> None:
+        self._samples, self._seed, self._rank, self._ranks = samples, seed, rank, ranks
+        self._epoch = self._taken = 0
+
+    def begin(self, epoch: int, taken: int) -> None:
+        self._epoch, self._taken = epoch, taken
+
+    def count(self, taken: int) -> int:
+        """Samples of this rank, and of each other, that are left."""
+        return -(-max(0, self._samples - taken) // self._ranks)
+
+    def __len__(self) -> int:
+        return self.count(self._taken)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        generator.manual_seed(self._seed + self._epoch)
+        order: list[int] = torch.randperm(self._samples, generator=generator).tolist()
+        left = order[self._taken :]
+        missing = len(self) * self._ranks - len(left)
+        again = [order[each % self._samples] for each in range(missing)]
+        return iter((left + again)[self._rank :: self._ranks])
 
 
 class SharedBatches:
@@ -61,21 +100,27 @@ class SharedBatches:
     ) -> None:
         """``ticket`` tells which batch this worker should take next, counted from 0."""
         self._samples = Samples(split)
-        self._sampler = _make_sampler(split, seed)
-        self._order = BatchSampler(self._sampler, batch_size, drop_last=False)
+        self._share = Share(len(split), seed, 0, 1)
+        self._order = BatchSampler(self._share, batch_size, drop_last=False)
         self._workers = workers
         self._ticket = ticket
 
-    def start(self, epoch: int) -> Iterator[Batch]:
-        """Return this worker's batches of ``epoch``; the seed and it decide what they hold."""
-        self._sampler.set_epoch(epoch)
+    def start(self, epoch: int, taken: int = 0) -> Iterator[Batch]:
+        """Return this worker's batches of ``epoch``; the seed and it decide what they hold.
+
+        An epoch is not interrupted: ``taken`` is 0.
+        """
+        self._share.begin(epoch, taken)
         order = list(self._order)
         while (number := self._ticket()) < len(order):
             yield self._samples[order[number]]
 
-    def __len__(self) -> int:
+    def count(self, taken: int = 0) -> int:
         """For each worker, if all were equally quick."""
         return -(-len(self._order) // self._workers)
+
+    def __len__(self) -> int:
+        return self.count()
 
 
 def check_share(samples: int, ranks: int, batch_size: int) -> None:
@@ -97,10 +142,8 @@ def make_training_batches(
     split: Split, batch_size: int, seed: int, rank: int, ranks: int
 ) -> TrainingBatches:
     """Return the training batches of ``rank``, shuffled anew in each epoch."""
-    samples = Samples(split)
-    sampler = _make_sampler(split, seed, rank, ranks)
-    batches = BatchSampler(sampler, batch_size, drop_last=False)
-    return TrainingBatches(DataLoader(samples, batch_size=None, sampler=batches), sampler)
+    share = Share(len(split), seed, rank, ranks)
+    return TrainingBatches(_load(split, share, batch_size), share, batch_size)
 
 
 def make_evaluation_batches(
@@ -112,14 +155,11 @@ def make_evaluation_batches(
     none at all where there are more ranks than samples. Nothing collective may depend on the
     number of batches.
     """
-    share = range(rank, len(split), ranks)
+    return _load(split, range(rank, len(split), ranks), batch_size)
+
+
+def _load(split: Split, share: Iterable[int], batch_size: int) -> DataLoader[Batch]:
     batches = BatchSampler(share, batch_size, drop_last=False)
-    return DataLoader(Samples(split), batch_size=None, sampler=batches)
-
-
-def _make_sampler(
-    split: Split, seed: int, rank: int = 0, ranks: int = 1
-) -> DistributedSampler[int]:
-    # Of what it shares out it asks the number alone.
-    positions: Any = range(len(split))
-    return DistributedSampler(positions, ranks, rank, shuffle=True, seed=seed)
+    # A loader draws a number whenever it begins; not from the generator that dropout uses, whose
+    # state would depend on how often a run was interrupted.
+    return DataLoader(Samples(split), batch_size=None, sampler=batches, generator=torch.Generator())

@@ -41,6 +41,11 @@ class Totals:
         self._sums[1] += correct
         self._sums[2] += len(labels)
 
+    @property
+    def sums(self) -> torch.Tensor:
+        """This rank's, of losses, right classes and samples; they may be set."""
+        return self._sums
+
     def reduce(self) -> Average:
         """Sum over all ranks, by all-reduce, and return the averages. Every rank must call."""
         dist.all_reduce(self._sums)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,6 +33,22 @@ class Update(Protocol):
         """There are no more steps. Collective."""
 
 
+class SavedUpdate(Update, Protocol):
+    """One whose state can be stored."""
+
+    def read_state(self) -> tuple[str, Any] | None:
+        """What this rank holds beside the weights, between two steps, and its name; or None.
+
+        What has the same name on two ranks is the same. ``mpiddp.training.packing`` can store it.
+        """
+
+    def load_state(self, read: Callable[[str], Any], step: int) -> None:
+        """Go on from a state: ``read`` returns what ``read_state`` gave, by name.
+
+        The module has its weights already. ``step``: which one is next, for the learning rate.
+        """
+
+
 class LocalUpdate:
     """Every rank makes the same step, with the average of all gradients."""
 
@@ -59,6 +75,13 @@ class LocalUpdate:
 
     def close(self) -> None:
         """Nothing to end."""
+
+    def read_state(self) -> tuple[str, Any]:
+        return "optimizer", self._optimizer.state_dict()
+
+    def load_state(self, read: Callable[[str], Any], step: int) -> None:
+        self._optimizer.load_state_dict(read("optimizer"))
+        self._step = step
 
 
 def make_optimizer(

@@ -27,7 +27,9 @@ from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.parallel import find_bound, share_buffers
 from mpiddp.training.preparation import Engine, Task, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.straggler import describe_straggler, parse_straggler
+from mpiddp.training.training_state import EpochTotals, Position, Restored
 
 
 def train(
@@ -51,17 +53,21 @@ def train(
     if session.device.type == "cpu":
         keep_freed_memory()
     agree(configuration, session)
-    task = prepare(configuration, session, failure_handler)
+    plan = look_for_checkpoint(configuration, session)
+    task = prepare(plan.configuration, session, failure_handler)
     configuration = task.configuration
     run = _open_run(configuration, session, failure_handler)
-    _say(session, *_describe_start(task))
-    if failure_handler.attempt > 1:
-        directory = failure_handler.run_directory
-        _say(session, f"Attempt {failure_handler.attempt} in {directory}: starting over")
-    row = _run_epochs(task, failure_handler.attempt)
-    task.engine.update.close()
     path = failure_handler.run_directory
     assert path is not None
+    _say(session, *_describe_start(task))
+    saver = Saver(task, plan, path)
+    begun = saver.restore()
+    failure_handler.step = begun.position.step or None
+    if failure_handler.attempt > 1 and begun.position == Position():
+        _say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
+    row = _run_epochs(task, saver, begun)
+    task.engine.update.close()
+    saver.close()
     assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
@@ -151,19 +157,20 @@ def _describe_synchronization(task: Task) -> str:
     return " ".join(parts)
 
 
-def _run_epochs(task: Task, attempt: int) -> metrics.Row:
+def _run_epochs(task: Task, saver: Saver, begun: Restored) -> metrics.Row:
     directory = task.failure_handler.run_directory
     assert directory is not None
     is_writer = task.session.world.rank == 0
     file = metrics.MetricsFile(directory / run_directory.METRICS) if is_writer else None
     epochs = task.configuration.epochs
-    for epoch in range(1, epochs + 1):
-        row = _train_epoch(task, epoch, attempt)
-        is_last = epoch == epochs
+    position, epoch = begun.position, begun.epoch
+    while position.epoch <= epochs:
+        is_last = position.epoch == epochs
+        row = _train_epoch(task, saver, position, epoch)
         task.engine.update.settle()
         share_buffers(task.engine.module)
         row = replace(row, staleness=_count_staleness(task))
-        if is_last or epoch % task.configuration.evaluate_every == 0:
+        if is_last or row.epoch % task.configuration.evaluate_every == 0:
             row = _add_evaluation(task, row)
         if is_last:
             digest = digest_parameters(task.engine.module)
@@ -171,39 +178,55 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
         if file is not None:
             file.append(row)
         _say(task.session, metrics.describe_epoch(row))
-    return row
+        position = Position(row.epoch + 1, 0, row.step, row)
+        epoch = EpochTotals.make(task.session.device)
+        saver.after_epoch(position, is_last=is_last)
+    assert position.row is not None
+    return position.row
 
 
-def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
-    device = task.session.device
-    totals = metrics.Totals(device)
-    first = (epoch - 1) * len(task.training)
-    waited = 0.0
-    begin = loaded = time.perf_counter()
+def _train_epoch(task: Task, saver: Saver, position: Position, epoch: EpochTotals) -> metrics.Row:
+    begin = time.perf_counter() - epoch.seconds
+    taken = task.configuration.batch_size * len(task.workers)
+    left = task.training.count(position.samples)
     task.engine.module.train()
-    for step, (features, labels) in enumerate(_show_progress(task, epoch), start=first):
-        waited += time.perf_counter() - loaded
-        if task.slowdown is not None:
-            task.slowdown.wait(step)
-        _take_step(task.engine, features.to(device), labels.to(device), totals)
-        task.failure_handler.step = step + 1
+    loaded = time.perf_counter()
+    for number, batch in enumerate(_show_progress(task, position), start=1):
+        now = time.perf_counter()
+        epoch.load_seconds += now - loaded
+        if batch is not None:
+            _take_batch(task, batch, position.step, epoch.totals)
+        position = replace(
+            position, samples=position.samples + taken, step=position.step + 1, row=None
+        )
+        task.failure_handler.step = position.step
+        if number < left:
+            epoch.seconds = time.perf_counter() - begin
+            saver.after_step(position, epoch)
         loaded = time.perf_counter()
     task.engine.update.finish_epoch()
-    average = totals.reduce()
+    average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
-    _refuse_divergence("training", average, epoch)
-    last = epoch * len(task.training)
+    _refuse_divergence("training", average, position.epoch)
+    last = task.find_rate_step(position.epoch + 1, 0)
     return metrics.Row(
-        attempt=attempt,
-        epoch=epoch,
-        step=last,
+        attempt=task.failure_handler.attempt,
+        epoch=position.epoch,
+        step=position.step if task.can_pause else last,
         loss=average.loss,
         accuracy=average.accuracy,
         learning_rate=task.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
-        load_seconds=waited,
+        load_seconds=epoch.load_seconds,
     )
+
+
+def _take_batch(task: Task, batch: Batch, step: int, totals: metrics.Totals) -> None:
+    if task.slowdown is not None:
+        task.slowdown.wait(step)
+    features, labels = (each.to(task.session.device) for each in batch)
+    _take_step(task.engine, features, labels, totals)
 
 
 def _count_staleness(task: Task) -> dict[int, int] | None:
@@ -248,16 +271,21 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
     )
 
 
-def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
-    """Pass the epoch's batches through; with a bar on rank 0's terminal, if it has one."""
+def _show_progress(task: Task, position: Position) -> Iterator[Batch | None]:
+    """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
+
+    A rank that computes nothing gets as many Nones, where the ranks can pause together.
+    """
     rank = task.session.world.rank
+    left = task.training.count(position.samples)
     if rank not in task.workers:
-        return iter(())
+        return iter([None] * left if task.can_pause else [])
     is_shown = rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(
-            task.training.start(epoch),
-            desc=f"Epoch {epoch}",
+            task.training.start(position.epoch, position.samples),
+            desc=f"Epoch {position.epoch}",
+            total=left,
             unit="batch",
             leave=False,
             disable=not is_shown,
