@@ -5,12 +5,13 @@
     ├── LaunchError             3   the launch is wrong: wrong PMI, no MPI, GPUs shared
     │   └── AloneError          3   every rank would be rank 0 of 1
     ├── UnreachableError        4   ranks could not reach each other in time
+    ├── CheckpointError         5   no usable checkpoint where one was demanded
     ├── PeerLostError           6   a rank or peer was lost or stalled
     ├── ScheduleError           1   a collective algorithm does not do what it promises
+    ├── PreemptedError       75   a signal asked the job to make way; a checkpoint was written
     └── StoppedError      128 + n   signal n asked the process to end
 
-Two more codes are reserved: 5, no usable checkpoint where one was demanded; 75, preempted with a
-checkpoint written. ``128 + n`` is also the status of a process that signal n killed.
+``128 + n`` is also the status of a process that signal n killed.
 
 Every message says which rank on which host (the failure handler adds them), what was expected,
 what was found, and what to do.
@@ -87,6 +88,20 @@ class UnreachableError(MpiddpError):
     exit_code = 4
 
 
+class CheckpointError(MpiddpError):
+    """There are checkpoints, but none that can be used.
+
+        try:
+            state = checkpointer.restore()
+        except mpiddp.CheckpointError as error:
+            print("copy one back from your archive:", error)
+
+    The message lists what is wrong with each of them.
+    """
+
+    exit_code = 5
+
+
 class PeerLostError(MpiddpError):
     """A rank that took part is gone, or stopped making progress.
 
@@ -114,9 +129,16 @@ class ScheduleError(MpiddpError):
     """
 
 
+class PreemptedError(MpiddpError):
+    """The job made way: all ranks have stopped after the same step, and written a checkpoint."""
+
+    exit_code = 75
+
+
 class StoppedError(MpiddpError):
     """A signal asked this process to end; whoever sent it knows why."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
         self.exit_code = 128 + number

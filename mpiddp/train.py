@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from mpiddp.errors import PreemptedError, StoppedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import is_first
+from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 from mpiddp.training.config import parse
@@ -16,8 +18,15 @@ from mpiddp.training.run_directory import forget_outcome
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
     with FailureHandler() as failure_handler:
-        heed_signals(failure_handler.fail)
+        signals = PreemptionSignals()
+
+        def stop(error: StoppedError) -> None:
+            if not signals.take(error.number):
+                failure_handler.fail(error)
+
+        heed_signals(stop)
         configuration = parse(sys.argv[1:], show_help=is_first())
+        signals.listen(parse_signals(configuration.preempt_signal))
         if is_first():
             failure_handler.run_directory = forget_outcome(configuration)
         options = Options(
@@ -26,12 +35,19 @@ def main() -> None:
             interface=configuration.interface,
             allow_shared_gpu=configuration.allow_shared_gpu,
         )
+        is_preempted = False
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
             from mpiddp.training.trainer import train
 
-            train(configuration, session, failure_handler)
+            try:
+                train(configuration, session, failure_handler, signals)
+            except PreemptedError:
+                is_preempted = True
+        # All ranks have closed the session.
+        if is_preempted:
+            failure_handler.leave(PreemptedError.exit_code)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.hostnames import count_noun
@@ -92,21 +92,60 @@ class TrainingBatches:
     """
 
     loader: DataLoader[Batch]
-    sampler: DistributedSampler[int]
+    share: Share
+    batch_size: int
     samples: Samples
-    order: BatchSampler
 
     def find_samples(self, number: int) -> list[int]:
-        """The samples of the present epoch's batch ``number``, counted from 0."""
-        return next(itertools.islice(self.order, number, None))
+        """The samples of batch ``number``, counted from 0 since ``start``."""
+        order = BatchSampler(self.share, self.batch_size, drop_last=False)
+        return next(itertools.islice(order, number, None))
 
-    def start(self, epoch: int) -> Iterable[Batch]:
-        """Return the batches of ``epoch``, in an order that only the seed and it decide."""
-        self.sampler.set_epoch(epoch)
+    def start(self, epoch: int, taken: int = 0) -> Iterable[Batch]:
+        """Return the batches of ``epoch``, in an order that only the seed and it decide.
+
+        ``taken``: how many of its samples all ranks, whatever their number, have trained on.
+        """
+        self.share.begin(epoch, taken)
         return self.loader
 
+    def count(self, taken: int = 0) -> int:
+        """Batches of an epoch that are left, once so many samples were taken."""
+        return -(-self.share.count(taken) // self.batch_size)
+
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.count()
+
+
+class Share(Sampler[int]):
+    """One rank's part of the samples: every ``ranks``-th of an order that is the same for all.
+
+    After as many steps, all ranks together have taken the first samples of that order. So other
+    ranks can go on from there.
+    """
+
+    def __init__(self, samples: int, seed: int, rank: int, ranks: int) -> None:
+        self._samples, self._seed, self._rank, self._ranks = samples, seed, rank, ranks
+        self._epoch = self._taken = 0
+
+    def begin(self, epoch: int, taken: int) -> None:
+        self._epoch, self._taken = epoch, taken
+
+    def count(self, taken: int) -> int:
+        """Samples of this rank, and of each other, that are left."""
+        return -(-max(0, self._samples - taken) // self._ranks)
+
+    def __len__(self) -> int:
+        return self.count(self._taken)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        generator.manual_seed(self._seed + self._epoch)
+        order: list[int] = torch.randperm(self._samples, generator=generator).tolist()
+        left = order[self._taken :]
+        missing = len(self) * self._ranks - len(left)
+        again = [order[each % self._samples] for each in range(missing)]
+        return iter((left + again)[self._rank :: self._ranks])
 
 
 class SharedBatches:
@@ -131,8 +170,8 @@ class SharedBatches:
             skips: whether a sample that cannot be read is left out.
         """
         self.samples = Samples(split, skips=skips)
-        self._sampler = _make_sampler(split, seed)
-        self._order = BatchSampler(self._sampler, batch_size, drop_last=False)
+        self._share = Share(len(split), seed, 0, 1)
+        self._order = BatchSampler(self._share, batch_size, drop_last=False)
         self._workers = workers
         self._ticket = ticket
         self._present: list[int] = []
@@ -141,17 +180,23 @@ class SharedBatches:
         """The samples of the batch that this worker has; it is not its ``number``-th."""
         return self._present
 
-    def start(self, epoch: int) -> Iterator[Batch]:
-        """Return this worker's batches of ``epoch``; the seed and it decide what they hold."""
-        self._sampler.set_epoch(epoch)
+    def start(self, epoch: int, taken: int = 0) -> Iterator[Batch]:
+        """Return this worker's batches of ``epoch``; the seed and it decide what they hold.
+
+        An epoch is not interrupted: ``taken`` is 0.
+        """
+        self._share.begin(epoch, taken)
         order = list(self._order)
         while (number := self._ticket()) < len(order):
             self._present = order[number]
             yield self.samples[self._present]
 
-    def __len__(self) -> int:
+    def count(self, taken: int = 0) -> int:
         """For each worker, if all were equally quick."""
         return -(-len(self._order) // self._workers)
+
+    def __len__(self) -> int:
+        return self.count()
 
 
 def check_share(samples: int, ranks: int, batch_size: int) -> None:
@@ -177,10 +222,8 @@ def make_training_batches(
     With ``skips`` a sample that cannot be read is left out of its batch.
     """
     samples = Samples(split, skips=skips)
-    sampler = _make_sampler(split, seed, rank, ranks)
-    batches = BatchSampler(sampler, batch_size, drop_last=False)
-    loader = DataLoader(samples, batch_size=None, sampler=batches)
-    return TrainingBatches(loader, sampler, samples, batches)
+    share = Share(len(split), seed, rank, ranks)
+    return TrainingBatches(_load(samples, share, batch_size), share, batch_size, samples)
 
 
 def make_evaluation_batches(
@@ -192,14 +235,12 @@ def make_evaluation_batches(
     none at all where there are more ranks than samples. Nothing collective may depend on the
     number of batches.
     """
-    share = range(rank, len(split), ranks)
+    samples = Samples(split, "test", skips=skips)
+    return _load(samples, range(rank, len(split), ranks), batch_size)
+
+
+def _load(samples: Samples, share: Iterable[int], batch_size: int) -> DataLoader[Batch]:
     batches = BatchSampler(share, batch_size, drop_last=False)
-    return DataLoader(Samples(split, "test", skips=skips), batch_size=None, sampler=batches)
-
-
-def _make_sampler(
-    split: Split, seed: int, rank: int = 0, ranks: int = 1
-) -> DistributedSampler[int]:
-    # Of what it shares out it asks the number alone.
-    positions: Any = range(len(split))
-    return DistributedSampler(positions, ranks, rank, shuffle=True, seed=seed)
+    # A loader draws a number whenever it begins; not from the generator that dropout uses, whose
+    # state would depend on how often a run was interrupted.
+    return DataLoader(samples, batch_size=None, sampler=batches, generator=torch.Generator())

@@ -26,7 +26,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.preemption_signals import parse_signals
 from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.save_interval import parse_interval
 from mpiddp.training.straggler import parse_straggler
 
 FRAMEWORK = "framework"
@@ -123,11 +125,29 @@ class Configuration:
     straggler: str | None = None
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
+    preempt_signal: str = "USR2,USR1,TERM"
+    """Signals after which all ranks make a checkpoint and leave with exit code 75: USR2, USR1 and
+    TERM, or some of them."""
+
     on_nan: Literal["stop", "skip"] = "stop"
     """Where a rank's loss is not finite: end the run, or leave out the step on all ranks."""
 
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """Where a sample cannot be read: end the run, or leave out the sample."""
+
+    save_every: str = "15min"
+    """How often a checkpoint is made: 500steps, 10epochs, 15min, or never; if not never, also at
+    the end."""
+
+    checkpoint_dir: Path | None = None
+    """Directory of the run's checkpoints (default: checkpoints in the run's directory)."""
+
+    keep: int = 2
+    """How many checkpoints are kept: the newest, and beside them the one with the best test
+    accuracy."""
+
+    resume: str = "auto"
+    """Where a run begins: auto (at its newest valid checkpoint), PATH of one, or never."""
 
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
@@ -160,11 +180,15 @@ class Configuration:
         _check("servers", self.servers >= 1, "1 or more", self.servers)
         good = self.staleness == UNLIMITED or self.staleness.isdecimal()
         _check("staleness", good, "a number of steps, or unlimited", self.staleness)
+        parse_signals(self.preempt_signal)
         if self.straggler is not None:
             parse_straggler(self.straggler)
+        parse_interval(self.save_every)
+        _check("keep", self.keep >= 1, "1 or more", self.keep)
+        _check("resume", self.resume != "", "auto, never or a path", self.resume)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
-        for name in ("name", "interface", "runs_dir"):
+        for name in ("name", "interface", "runs_dir", "checkpoint_dir", "resume"):
             text = str(getattr(self, name) or "")
             _check(name, _is_text(text), "text without broken characters", text)
 

@@ -48,6 +48,11 @@ class Totals:
         """Count a batch whose loss is not finite."""
         self._sums[3] += 1
 
+    @property
+    def sums(self) -> torch.Tensor:
+        """This rank's, of losses, right classes, samples and batches left out; they may be set."""
+        return self._sums
+
     def reduce(self) -> Average:
         """Sum over all ranks, by all-reduce, and return the averages. Every rank must call.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,12 +35,24 @@ class Update(Protocol):
 
 
 class GuardedUpdate(Update, Protocol):
-    """An update that can leave out a step."""
+    """An update that can leave out a step, and whose state can be stored."""
 
     def finish_step(self, *, is_bad: bool = False) -> bool:
         """After a backward pass: whether its gradients were applied.
 
         ``is_bad``: this rank's loss is not finite.
+        """
+
+    def read_state(self) -> tuple[str, Any] | None:
+        """What this rank holds beside the weights, between two steps, and its name; or None.
+
+        What has the same name on two ranks is the same. ``mpiddp.training.packing`` can store it.
+        """
+
+    def load_state(self, read: Callable[[str], Any], step: int) -> None:
+        """Go on from a state: ``read`` returns what ``read_state`` gave, by name.
+
+        The module has its weights already. ``step``: which one is next, for the learning rate.
         """
 
 
@@ -86,6 +98,13 @@ class LocalUpdate:
 
     def close(self) -> None:
         """Nothing to end."""
+
+    def read_state(self) -> tuple[str, Any]:
+        return "optimizer", self._optimizer.state_dict()
+
+    def load_state(self, read: Callable[[str], Any], step: int) -> None:
+        self._optimizer.load_state_dict(read("optimizer"))
+        self._step = step
 
 
 def make_optimizer(

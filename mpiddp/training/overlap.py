@@ -55,21 +55,22 @@ def settle(
     """Choose by measurement whether gradients travel during the backward pass, if that is open.
 
     The passes are taken in any case, so that DDP's buckets are the same ones from the first step
-    on, whether the choice was made now or read from a configuration. Nothing else is left of them.
-    Collective; ``batch`` lies on this rank's device, and is as large as those to come.
+    on: whether the choice was made now or read from a configuration, and whether the run begins or
+    goes on from a checkpoint. Nothing else is left of them. Collective; ``batch`` lies on this
+    rank's device, and is as large as those to come.
 
     Returns the configuration with the choice, and what was measured.
     """
     hook, pace = replica.hook, None
-    if hook is None:
-        return configuration, None
-    if configuration.overlap == "on" and not hook.can_overlap:
+    if configuration.overlap == "on" and hook is not None and not hook.can_overlap:
         raise ConfigurationError(
             "--overlap on: expected an MPI library with MPI_THREAD_MULTIPLE, found less; "
             "use --overlap auto"
         )
     with rehearse(replica.model, replica.model.module, batch) as take_pass:
         warm_up(take_pass)
+        if hook is None:
+            return configuration, None
         if configuration.overlap == "auto" and hook.can_overlap:
             pace = measure(hook, take_pass, batch[0].device)
             hook.overlap = pace.pays

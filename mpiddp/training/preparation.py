@@ -28,7 +28,6 @@ from mpiddp.training.divergence import LossGuard
 from mpiddp.training.optimizer_step import (
     GuardedUpdate,
     LocalUpdate,
-    Update,
     learning_rate_factor,
     make_optimizer,
 )
@@ -58,6 +57,22 @@ class Task:
     rate: Callable[[int], float]
     """The learning rate of a step, counted from 0."""
     slowdown: Slowdown | None
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether all ranks can stop between the same two steps of an epoch.
+
+        Workers whose gradients may be stale are in different steps.
+        """
+        return self.roles is None or find_bound(self.configuration) == 0
+
+    def find_rate_step(self, epoch: int, samples: int) -> int:
+        """The step, counted from 0, whose learning rate the next one has.
+
+        With ``samples`` of the epoch taken, by whatever number of ranks.
+        """
+        left = self.training.count(samples)
+        return epoch * len(self.training) - left
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ def prepare(
         configuration, session, roles, module, rate, batch, failure_handler.fail
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
-    torch.manual_seed(_mix(configuration.seed, world.rank))
+    torch.manual_seed(mix_seed(configuration.seed, world.rank))
     return Task(
         configuration=configuration,
         session=session,
@@ -181,7 +196,7 @@ def _start_engine(
 
 
 def _share_batches(
-    configuration: Configuration, data: DataSet, update: Update, workers: int
+    configuration: Configuration, data: DataSet, update: GuardedUpdate, workers: int
 ) -> SharedBatches | None:
     """What workers without a bound take in turns; None for the others, who have their own."""
     if not isinstance(update, Serving) or find_bound(configuration) is not None:
@@ -196,6 +211,7 @@ def _share_batches(
     )
 
 
-def _mix(seed: int, rank: int) -> int:
-    digest = hashlib.sha256(f"{seed} {rank}".encode()).digest()
+def mix_seed(*numbers: int) -> int:
+    """A seed that follows from these numbers, and from no others in practice."""
+    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
     return int.from_bytes(digest[:7], "little")

@@ -4,6 +4,7 @@ config.toml      the resolved configuration
 metrics.jsonl    one row per epoch and attempt
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler
+checkpoints/     what the run can go on from (`mpiddp.training.checkpoint`)
 lock             who holds the run now
 """
 

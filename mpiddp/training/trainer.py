@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import metrics, overlap, run_directory
@@ -25,13 +26,29 @@ from mpiddp.training.batches import Batch, UnreadableSampleError, describe_numbe
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.parallel import find_bound, share_buffers
+from mpiddp.training.pauses import Pauses, make_pauses
 from mpiddp.training.preparation import Task, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.straggler import describe_straggler, parse_straggler
+from mpiddp.training.training_state import EpochTotals, Position, Restored
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in its training."""
+
+    step: int
+    """Of the run, counted from 1."""
+    batch: int
+    """Of the rank's batches since the epoch, or its rest, began; counted from 0."""
 
 
 def train(
-    configuration: Configuration, session: Session, failure_handler: FailureHandler
+    configuration: Configuration,
+    session: Session,
+    failure_handler: FailureHandler,
+    signals: PreemptionSignals | None = None,
 ) -> metrics.Row:
     """Train as the configuration says, and return the last row of the metrics; collective.
 
@@ -46,22 +63,39 @@ def train(
         ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not
             fit the data, or the run directory is refused.
         MpiddpError: the loss is not a number any more.
+        PreemptedError: one of ``signals`` has come to a rank, and a checkpoint was written.
     """
     begin = time.perf_counter()
     if session.device.type == "cpu":
         keep_freed_memory()
     agree(configuration, session)
-    task = prepare(configuration, session, failure_handler)
+    plan = look_for_checkpoint(configuration, session)
+    task = prepare(plan.configuration, session, failure_handler)
     configuration = task.configuration
     run = _open_run(configuration, session, failure_handler)
-    _say(session, *_describe_start(task))
-    if failure_handler.attempt > 1:
-        directory = failure_handler.run_directory
-        _say(session, f"Attempt {failure_handler.attempt} in {directory}: starting over")
-    row = _run_epochs(task, failure_handler.attempt)
-    task.engine.update.close()
     path = failure_handler.run_directory
     assert path is not None
+    _say(session, *_describe_start(task))
+    saver = Saver(task, plan, path)
+    begun = saver.restore()
+    failure_handler.step = begun.position.step or None
+    if failure_handler.attempt > 1 and begun.position == Position():
+        _say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
+    pauses = make_pauses(task, saver, signals)
+    preempted: PreemptedError | None = None
+    try:
+        row = _run_epochs(task, pauses, begun)
+    except PreemptedError as error:
+        preempted = error
+    pauses.close()
+    task.engine.update.close()
+    saver.close()
+    if preempted is not None:
+        _say(session, str(preempted))
+        if run is not None:
+            failure_handler.finish(preempted.exit_code, str(preempted))
+            run.close()
+        raise preempted
     assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
@@ -151,19 +185,20 @@ def _describe_synchronization(task: Task) -> str:
     return " ".join(parts)
 
 
-def _run_epochs(task: Task, attempt: int) -> metrics.Row:
+def _run_epochs(task: Task, pauses: Pauses, begun: Restored) -> metrics.Row:
     directory = task.failure_handler.run_directory
     assert directory is not None
     is_writer = task.session.world.rank == 0
     file = metrics.MetricsFile(directory / run_directory.METRICS) if is_writer else None
     epochs = task.configuration.epochs
-    for epoch in range(1, epochs + 1):
-        row = _train_epoch(task, epoch, attempt)
-        is_last = epoch == epochs
+    position, epoch = begun.position, begun.epoch
+    while position.epoch <= epochs:
+        is_last = position.epoch == epochs
+        row = _train_epoch(task, pauses, position, epoch)
         task.engine.update.settle()
         share_buffers(task.engine.module)
         row = replace(row, staleness=_count_staleness(task))
-        if is_last or epoch % task.configuration.evaluate_every == 0:
+        if is_last or row.epoch % task.configuration.evaluate_every == 0:
             row = _add_evaluation(task, row)
         if is_last:
             digest = digest_parameters(task.engine.module)
@@ -171,42 +206,57 @@ def _run_epochs(task: Task, attempt: int) -> metrics.Row:
         if file is not None and (problem := file.append(row)):
             _warn(task.session, problem)
         _say(task.session, metrics.describe_epoch(row))
-    return row
+        position = Position(row.epoch + 1, 0, row.step, row)
+        epoch = EpochTotals.make(task.session.device)
+        pauses.after_epoch(position, is_last=is_last)
+    assert position.row is not None
+    return position.row
 
 
-def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
-    device = task.session.device
-    totals = metrics.Totals(device)
-    first = (epoch - 1) * len(task.training)
-    waited = 0.0
-    begin = loaded = time.perf_counter()
+def _train_epoch(task: Task, pauses: Pauses, position: Position, epoch: EpochTotals) -> metrics.Row:
+    begin = time.perf_counter() - epoch.seconds
+    taken = task.configuration.batch_size * len(task.workers)
+    left = task.training.count(position.samples)
     task.engine.module.train()
-    for step, (features, labels) in enumerate(_read_batches(task, epoch), start=first):
-        waited += time.perf_counter() - loaded
-        _tell_unreadable(task, step)
-        if task.slowdown is not None:
-            task.slowdown.wait(step)
-        _take_step(task, (features.to(device), labels.to(device)), step, totals)
-        task.failure_handler.step = step + 1
+    loaded = time.perf_counter()
+    for number, batch in enumerate(_read_batches(task, position), start=1):
+        now = time.perf_counter()
+        epoch.load_seconds += now - loaded
+        if batch is not None:
+            _take_batch(task, batch, Place(position.step + 1, number - 1), epoch.totals)
+        position = replace(
+            position, samples=position.samples + taken, step=position.step + 1, row=None
+        )
+        task.failure_handler.step = position.step
+        if number < left:
+            epoch.seconds = time.perf_counter() - begin
+            pauses.after_step(position, epoch)
         loaded = time.perf_counter()
     task.engine.guard.settle()
     task.engine.update.finish_epoch()
-    average = totals.reduce()
+    average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
-    _refuse_divergence("training", average, epoch)
-    last = epoch * len(task.training)
+    _refuse_divergence("training", average, position.epoch)
+    last = task.find_rate_step(position.epoch + 1, 0)
     return metrics.Row(
-        attempt=attempt,
-        epoch=epoch,
-        step=last,
+        attempt=task.failure_handler.attempt,
+        epoch=position.epoch,
+        step=position.step if task.can_pause else last,
         loss=average.loss,
         accuracy=average.accuracy,
         learning_rate=task.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
-        load_seconds=waited,
+        load_seconds=epoch.load_seconds,
         left_out=average.left_out,
     )
+
+
+def _take_batch(task: Task, batch: Batch, place: Place, totals: metrics.Totals) -> None:
+    _tell_unreadable(task, place.step)
+    if task.slowdown is not None:
+        task.slowdown.wait(place.step - 1)
+    _take_step(task, batch, place, totals)
 
 
 def _count_staleness(task: Task) -> dict[int, int] | None:
@@ -228,12 +278,13 @@ def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
         )
 
 
-def _take_step(task: Task, batch: Batch, step: int, totals: metrics.Totals) -> None:
-    engine, (features, labels) = task.engine, batch
+def _take_step(task: Task, batch: Batch, place: Place, totals: metrics.Totals) -> None:
+    engine = task.engine
+    features, labels = (each.to(task.session.device) for each in batch)
     engine.guard.begin_step()
     outputs = engine.model(features)
     loss = nn.functional.cross_entropy(outputs, labels)
-    is_bad = engine.guard.examine(loss, lambda: _describe_batch(task, step))
+    is_bad = engine.guard.examine(loss, lambda: _describe_batch(task, place))
     engine.update.begin_step()
     torch.autograd.backward(loss)
     if not engine.update.finish_step(is_bad=is_bad):
@@ -242,23 +293,22 @@ def _take_step(task: Task, batch: Batch, step: int, totals: metrics.Totals) -> N
         totals.leave_out()
         _warn(
             task.session,
-            f"the loss is {loss.item()} {_describe_batch(task, step)}: the step is left out",
+            f"the loss is {loss.item()} {_describe_batch(task, place)}: the step is left out",
         )
     else:
         totals.add(loss, outputs, labels)
 
 
-def _describe_batch(task: Task, step: int) -> str:
-    """Name a step that this rank takes, counted from 0, and its samples."""
-    samples = task.training.find_samples(step % len(task.training))
-    return f"in step {step + 1}, with training {describe_numbers(samples)}"
+def _describe_batch(task: Task, place: Place) -> str:
+    samples = task.training.find_samples(place.batch)
+    return f"in step {place.step}, with training {describe_numbers(samples)}"
 
 
 def _tell_unreadable(task: Task, step: int) -> None:
-    """Report the samples that were left out of this rank's step, counted from 0."""
+    """Report the samples that were left out of this rank's step, counted from 1."""
     left_out = task.training.samples.left_out
     for error in left_out:
-        _warn(task.session, f"{error}; left out of step {step + 1}")
+        _warn(task.session, f"{error}; left out of step {step}")
     left_out.clear()
 
 
@@ -274,25 +324,30 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
     )
 
 
-def _read_batches(task: Task, epoch: int) -> Iterator[Batch]:
+def _read_batches(task: Task, position: Position) -> Iterator[Batch | None]:
     """As `_show_progress`. An error that ends the run names the step."""
     try:
-        yield from _show_progress(task, epoch)
+        yield from _show_progress(task, position)
     except UnreadableSampleError as error:
         step = (task.failure_handler.step or 0) + 1
         raise MpiddpError(f"{error}, in step {step}; --on-bad-sample skip leaves it out") from error
 
 
-def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
-    """Pass the epoch's batches through; with a bar on rank 0's terminal, if it has one."""
+def _show_progress(task: Task, position: Position) -> Iterator[Batch | None]:
+    """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
+
+    A rank that computes nothing gets as many Nones, where the ranks can pause together.
+    """
     rank = task.session.world.rank
+    left = task.training.count(position.samples)
     if rank not in task.workers:
-        return iter(())
+        return iter([None] * left if task.can_pause else [])
     is_shown = rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(
-            task.training.start(epoch),
-            desc=f"Epoch {epoch}",
+            task.training.start(position.epoch, position.samples),
+            desc=f"Epoch {position.epoch}",
+            total=left,
             unit="batch",
             leave=False,
             disable=not is_shown,

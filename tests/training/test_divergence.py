@@ -38,7 +38,8 @@ def find_bad_steps() -> list[tuple[int, int, list[int]]]:
         batches = make_training_batches(split, TOY.batch_size, TOY.seed, rank, RANKS)
         for epoch in range(1, EPOCHS + 1):
             batches.start(epoch)
-            for number, samples in enumerate(batches.order):
+            for number in range(len(batches)):
+                samples = batches.find_samples(number)
                 if set(samples) & set(BAD):
                     found.append(((epoch - 1) * len(batches) + number + 1, rank, samples))
     return sorted(found)
@@ -61,10 +62,11 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
     for epoch in range(1, EPOCHS + 1):
         for share in shares:
             share.start(epoch)
-        for batches in zip(*(share.order for share in shares), strict=True):
+        for number in range(len(shares[0])):
+            batches = [share.find_samples(number) for share in shares]
             optimizer.zero_grad()
             if kind == "unreadable":
-                batches = tuple([n for n in batch if n not in BAD] for batch in batches)
+                batches = [[n for n in batch if n not in BAD] for batch in batches]
             for batch in batches:
                 loss = nn.functional.cross_entropy(model(features[batch]), labels[batch])
                 (loss / RANKS).backward()

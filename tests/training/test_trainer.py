@@ -136,7 +136,7 @@ def test_a_second_attempt_continues_the_metrics(
     directory = configuration.runs_dir / "first"
     run(configuration, session)
     (directory / "outcome.json").unlink(missing_ok=True)
-    run(configuration, session)
+    run(replace(configuration, resume="never"), session)
     assert [row["attempt"] for row in read_rows(directory)] == [1, 1, 2, 2]
 
 
@@ -246,8 +246,10 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
     assert re.fullmatch(rf"Starting distributed training on {ranks} (GPUs?|{kind})", lines[0])
     assert re.fullmatch(rf"1 node x {ranks} ranks? per node = {ranks} ranks?", lines[1])
     assert re.fullmatch(r"Master node: \S+", lines[2])
-    for epoch, line in enumerate(lines[4:-1], start=1):
+    for epoch, line in enumerate(lines[4:-2], start=1):
         assert re.match(rf"Epoch {epoch} - Avg Loss: \d+\.\d{{6}}, Accuracy: \d+\.\d\d%", line)
+    written = r"Checkpoint written: runs/digits/checkpoints/step-\d+ \(\d+\.\d\d s\)"
+    assert re.fullmatch(written, lines[-2])
     end = rf"Training done: test accuracy {last['test_accuracy']:.2%} after {epoch} epochs in .* s"
     assert re.fullmatch(end + r" \(run directory runs/digits\)", lines[-1])
 

@@ -181,13 +181,13 @@ class FailureHandler:
         """End this process with ``code``: everything was said, and MPI is closed."""
         raise ReportedExit(code)
 
-    def finish(self) -> None:
-        """Write the outcome of a run that is done (exit code 0). Called by rank 0.
+    def finish(self, code: int = SUCCESS, reason: str = "done") -> None:
+        """Write the outcome of a run that is done (exit code 0), or to go on. Called by rank 0.
 
-        It stays, whatever happens to a rank while the session is closed.
+        That of a run that is done stays, whatever happens to a rank while the session is closed.
         """
         if self.run_directory is not None:
-            write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
+            write_outcome(self.run_directory, self._make_outcome(code, reason, self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""

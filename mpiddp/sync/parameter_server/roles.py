@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -172,6 +173,19 @@ class Serving:
             dist.broadcast(part, rank)
         if self._worker is not None:
             self._worker.begin_epoch()
+
+    def read_state(self) -> tuple[str, Any] | None:
+        """What this rank's server holds beside the weights, while all workers wait; its name."""
+        if self._server is None:
+            return None
+        return f"server-{self._server.number}", self._server.read_state()
+
+    def load_state(self, read: Callable[[str], Any], step: int) -> None:
+        """Go on from a state, before the first gradient; the module has its weights already."""
+        server = self._server
+        if server is not None:
+            weights = self._model.parameters[self._shards[server.number]]
+            server.load_state(weights, read(f"server-{server.number}"), step)
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -242,6 +243,20 @@ class Server:
         self.clock.renew()
         self._deadlines.rest()
         self._next_ticket = len(self._workers)
+
+    def read_state(self) -> dict[str, Any]:
+        """The optimizer's state and the clock's, while all workers wait."""
+        return {"optimizer": self._optimizer.state_dict(), "clock": self.clock.read_state()}
+
+    def load_state(self, weights: torch.Tensor, state: dict[str, Any], step: int) -> None:
+        """Go on from a state, before the first gradient.
+
+        ``weights``: this server's part; copied. ``step``: how many every worker has made.
+        """
+        with torch.no_grad():
+            self._weights.copy_(weights)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.clock.load_state(state["clock"], step)
 
     def _answer(self, place: int) -> None:
         self._finish_sends(place)

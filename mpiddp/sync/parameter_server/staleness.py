@@ -9,6 +9,7 @@ worker waits.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 
 class Clock:
@@ -46,6 +47,25 @@ class Clock:
     def renew(self) -> None:
         """All workers have received weights between two steps."""
         self._pulled = [self.updates] * len(self._pulled)
+
+    def read_state(self) -> dict[str, Any]:
+        """The counts, while all workers wait for weights or have them."""
+        return {
+            "steps": list(self._steps),
+            "updates": self.updates,
+            "staleness": dict(self.staleness),
+        }
+
+    def load_state(self, state: dict[str, Any], step: int) -> None:
+        """Go on from a state. Other workers than those that counted have made ``step`` steps."""
+        if len(state["steps"]) == len(self._steps):
+            self._steps = list(state["steps"])
+            self.updates = state["updates"]
+        else:
+            self._steps = [step] * len(self._steps)
+            self.updates = step if self.bound == 0 else step * len(self._steps)
+        self.staleness = Counter(state["staleness"])
+        self.renew()
 
     def release(self) -> list[int]:
         """The waiting workers that may continue, in order; they now receive weights."""

@@ -1,0 +1,87 @@
+"""Signals by which a cluster asks a job to make way: they are noted, and nothing is interrupted.
+
+USR1 and USR2 are blocked in the thread that asks for them, and thus in all threads and processes
+that it starts from then on: a data worker that knows nothing of them is not killed by them. A
+thread of its own takes them as they come. A thread that was there before may be given one; then a
+handler takes it. TERM is not blocked, since children are ended by it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable
+
+from mpiddp.errors import ConfigurationError
+
+SIGNALS = {number.name[3:]: number for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM)}
+"""By name, those that may be used."""
+BLOCKED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+
+
+def parse_signals(text: str) -> tuple[signal.Signals, ...]:
+    """Read ``USR2,USR1,TERM``. Raises ConfigurationError."""
+    names = text.split(",")
+    if not set(names) <= set(SIGNALS):
+        raise ConfigurationError(
+            f"preempt_signal: expected names out of {','.join(SIGNALS)}, found {text!r}"
+        )
+    return tuple(SIGNALS[name] for name in dict.fromkeys(names))
+
+
+class PreemptionSignals:
+    """Whether such a signal has reached this process."""
+
+    def __init__(self) -> None:
+        """Block USR1 and USR2 in this thread, until it is known which of them are meant."""
+        self.received: signal.Signals | None = None
+        """The first that came."""
+        self.is_heeded = False
+        """Whether somebody acts on it. Until then, TERM ends the process as ever."""
+        self._numbers: tuple[signal.Signals, ...] = ()
+        self._process = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+
+    def listen(self, numbers: Iterable[signal.Signals]) -> None:
+        """Note these signals from now on, and those that came meanwhile; call it once.
+
+        Others have their usual effect. Call it from the main thread.
+        """
+        self._numbers = tuple(numbers)
+        waited = BLOCKED & set(self._numbers)
+        for number in waited:
+            signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED - waited)
+        if waited:
+            threading.Thread(
+                target=self._wait, args=(waited,), name="mpiddp-preemption", daemon=True
+            ).start()
+
+    def listen_to_termination(self) -> None:
+        """Have TERM noted by a handler, where it still has its default one."""
+        is_usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if signal.SIGTERM in self._numbers and is_usual:
+            signal.signal(signal.SIGTERM, self._handle)
+            os.register_at_fork(after_in_child=self._forget_termination)
+
+    def take(self, number: int) -> bool:
+        """Note a signal that another handler was given; False if it has its usual effect."""
+        if number not in self._numbers or not self.is_heeded:
+            return False
+        self._note(number)
+        return True
+
+    def _note(self, number: int) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+
+    def _wait(self, numbers: frozenset[signal.Signals]) -> None:
+        while True:
+            self._note(signal.sigwait(numbers))
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._note(number)
+
+    def _forget_termination(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

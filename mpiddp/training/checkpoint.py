@@ -1,0 +1,272 @@
+"""Checkpoints of a run: written whole or not at all, verified before they are used.
+
+``step-<n>/`` holds the shards of torch.distributed.checkpoint and, written last, a manifest. It is
+made under another name, each of its files flushed to the disk, and then renamed. All files' digests
+are compared before anything is read from them.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mpiddp.errors import CheckpointError, MpiddpError
+from mpiddp.training import manifest as manifests
+from mpiddp.training.manifest import DamageError, File, Manifest
+from mpiddp.training.shards import read_metadata, write_shards
+
+
+class Ranks:
+    """All ranks of a job, in calls over a group of their own, which a thread may make.
+
+    Made without torch.distributed's default group, the process is alone.
+    """
+
+    def __init__(self) -> None:
+        """Collective."""
+        self.group: dist.ProcessGroup | None = None
+        self.rank, self.size = 0, 1
+        if dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            if self.size > 1:
+                self.group = dist.new_group(backend="gloo")
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank. Collective."""
+        if self.group is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value. Collective."""
+        if self.group is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, 0, group=self.group)
+        return box[0]
+
+    def close(self) -> None:
+        """Collective."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+            self.group = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was verified."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found in a directory; nothing was changed there."""
+
+    newest: Found | None
+    """The newest one without damage."""
+    damaged: Mapping[Path, list[str]] = field(default_factory=dict)
+    """Newer ones, with their problems."""
+
+
+def verify(path: Path, ranks: Ranks) -> Found:
+    """Compare all files with the manifest, each rank a part of them. Collective.
+
+    Raises DamageError, with all problems, on all ranks alike.
+    """
+    manifest, problems = None, []
+    try:
+        manifest = manifests.read_manifest(path)
+        problems = manifests.find_problems(path, manifest, ranks.rank, ranks.size)
+    except DamageError as error:
+        problems = error.problems
+    except OSError as error:
+        problems = [f"cannot be read: {error.strerror}"]
+    answers = ranks.gather((manifest and manifest.configuration_digest, problems))
+    listed = list(dict.fromkeys(each for _, problems in answers for each in problems))
+    if not listed and len({digest for digest, _ in answers}) > 1:
+        listed = [f"{manifests.MANIFEST} is not the same on all nodes"]
+    if listed:
+        raise DamageError(listed)
+    assert manifest is not None
+    _check_contents(path, manifest, ranks)
+    return Found(path, manifest)
+
+
+def _check_contents(path: Path, manifest: Manifest, ranks: Ranks) -> None:
+    """Only now that the bytes are known to be those that were written."""
+    problems = []
+    try:
+        for info in read_metadata(path).storage_data.values():
+            if info.relative_path not in manifest.files:
+                problems.append(f"{info.relative_path!r} is none of its files")
+                break
+    except (DamageError, AttributeError) as error:
+        problems = getattr(error, "problems", [f"its list of tensors cannot be read: {error}"])
+    listed = [each for problems in ranks.gather(problems) for each in problems]
+    if listed:
+        raise DamageError(dict.fromkeys(listed))
+
+
+def find_newest(directory: Path, ranks: Ranks) -> Survey:
+    """The newest valid checkpoint in ``directory``. Collective; nothing is changed.
+
+    Raises CheckpointError where there are some, but none is valid.
+    """
+    candidates = ranks.broadcast(manifests.list_checkpoints(directory) if ranks.rank == 0 else None)
+    damaged: dict[Path, list[str]] = {}
+    for path in candidates:
+        try:
+            return Survey(verify(path, ranks), damaged)
+        except DamageError as error:
+            damaged[path] = error.problems
+    if damaged or ranks.broadcast(manifests.list_damaged(directory) if ranks.rank == 0 else None):
+        listed = "; ".join(
+            f"{path.name}: {', '.join(problems)}" for path, problems in damaged.items()
+        )
+        raise CheckpointError(
+            f"expected a valid checkpoint in {directory}, found damaged ones alone"
+            f"{f' ({listed})' if listed else ''}: restore one, or start over with --resume never"
+        )
+    return Survey(None)
+
+
+def find_demanded(path: Path, ranks: Ranks) -> Survey:
+    """This checkpoint and no other. Collective. Raises CheckpointError where it is not valid."""
+    try:
+        return Survey(verify(path, ranks))
+    except DamageError as error:
+        listed = "; ".join(error.problems)
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who writes checkpoints."""
+
+    attempt: str
+    """No other attempt at the run has this one, which becomes part of a name."""
+    configuration: Mapping[str, Any]
+    """What decides the state, in values that JSON can hold."""
+
+
+class CheckpointDirectory:
+    """Where a job's checkpoints are written; one process group's ranks use it together."""
+
+    def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
+        """Takes over the directory: nobody else may write there. ``keep``: how many to keep."""
+        self.path = path
+        self._ranks = ranks
+        self._source = source
+        self._keep = keep
+        self._sequence = 0
+
+    def open(self, survey: Survey) -> None:
+        """Set aside what is damaged, and remove what interrupted saves left. Collective."""
+        problem = None
+        if self._ranks.rank == 0:
+            try:
+                for path, problems in survey.damaged.items():
+                    manifests.set_aside(path, problems)
+                manifests.clean(self.path)
+                found = [_read_manifest(path) for path in manifests.list_checkpoints(self.path)]
+                self._sequence = max((each.sequence for each in found if each), default=0)
+            except OSError as error:
+                problem = str(error)
+        problem = self._ranks.broadcast(problem)
+        if problem:
+            raise MpiddpError(f"the checkpoints in {self.path} cannot be put in order: {problem}")
+
+    def write(
+        self, step: int, tensors: Mapping[str, torch.Tensor], accuracy: float | None = None
+    ) -> Path:
+        """Write a checkpoint, and remove those that need not be kept. Collective.
+
+        Raises OSError, on all ranks alike; the older checkpoints are whole then, and nothing is
+        left of this one.
+        """
+        target = self.path / manifests.make_name(step)
+        partial = self.path / manifests.make_partial_name(step, self._source.attempt)
+        problem = None
+        try:
+            mine = write_shards(partial, tensors, self._ranks.group)
+        except OSError as error:
+            # On all ranks.
+            self._discard(partial)
+            raise error
+        parts = self._ranks.gather(mine)
+        if self._ranks.rank == 0:
+            try:
+                manifest = self._describe(step, parts, accuracy)
+                manifests.write_manifest(partial, manifest)
+                manifests.publish(partial, target)
+                self._sequence = manifest.sequence
+                self._prune()
+            except OSError as error:
+                problem = (error.errno, error.strerror)
+        problem = self._ranks.broadcast(problem)
+        if problem:
+            self._discard(partial)
+            raise OSError(*problem)
+        return target
+
+    def _discard(self, partial: Path) -> None:
+        if self._ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _describe(
+        self, step: int, parts: list[dict[str, File]], accuracy: float | None
+    ) -> Manifest:
+        configuration = dict(self._source.configuration)
+        return Manifest(
+            sequence=self._sequence + 1,
+            step=step,
+            attempt=self._source.attempt,
+            world=self._ranks.size,
+            configuration=configuration,
+            configuration_digest=manifests.digest_configuration(configuration),
+            versions={
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+            },
+            accuracy=accuracy,
+            files={name: file for part in parts for name, file in sorted(part.items())},
+        )
+
+    def _prune(self) -> None:
+        """Keep the newest, and the one with the best accuracy."""
+        found = [
+            (path, manifest)
+            for path in manifests.list_checkpoints(self.path)
+            if (manifest := _read_manifest(path)) is not None
+        ]
+        kept = {path for path, _ in found[: self._keep]}
+        measured = [(each.accuracy, path) for path, each in found if each.accuracy is not None]
+        if measured:
+            # The newest of those that are equally good.
+            kept.add(max(measured, key=lambda each: each[0])[1])
+        for path, _ in found:
+            if path not in kept:
+                # Renamed first: half a checkpoint must not look like one.
+                gone = path.with_name(f"{path.name}.{manifests.PARTIAL}")
+                path.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+
+def _read_manifest(path: Path) -> Manifest | None:
+    try:
+        return manifests.read_manifest(path)
+    except DamageError:
+        return None

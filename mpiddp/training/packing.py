@@ -1,0 +1,74 @@
+"""Nested state as tensors alone: what is no tensor becomes JSON, and its bytes a tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mpiddp.errors import ConfigurationError
+
+_SKELETON = ":structure"
+_TENSOR, _DICT, _TUPLE, _LIST = "tensor", "dict", "tuple", "list"
+
+
+def pack(state: Any) -> dict[str, torch.Tensor]:
+    """The tensors of ``state`` by name, and one with the structure around them.
+
+    ``state``: tensors, numbers, strings, bools and None in dicts, lists and tuples. Raises
+    ConfigurationError for anything else.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _take_apart(state, "", tensors)
+    text = json.dumps(skeleton).encode()
+    return {**tensors, _SKELETON: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+
+def unpack(tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What was packed. Raises KeyError or ValueError where a part is missing."""
+    skeleton = json.loads(bytes(tensors[_SKELETON].numpy()))
+    return _put_together(skeleton, tensors)
+
+
+def _take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        name = path or _TENSOR
+        while name in tensors:
+            # Two paths may read alike: {"a.b": …} and {"a": {"b": …}}.
+            name += "'"
+        tensors[name] = value.detach()
+        return {_TENSOR: name}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    prefix = f"{path}." if path else ""
+    if isinstance(value, Mapping):
+        pairs = [[key, _take_apart(each, f"{prefix}{key}", tensors)] for key, each in value.items()]
+        for key, _ in pairs:
+            if not isinstance(key, str | int):
+                raise _refuse(path, key)
+        return {_DICT: pairs}
+    if isinstance(value, list | tuple):
+        parts = [_take_apart(each, f"{prefix}{i}", tensors) for i, each in enumerate(value)]
+        return {_TUPLE if isinstance(value, tuple) else _LIST: parts}
+    raise _refuse(path, value)
+
+
+def _refuse(path: str, value: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"state {path or 'itself'}: expected tensors, numbers, strings, bools and None in dicts, "
+        f"lists and tuples, found {type(value).__name__}"
+    )
+
+
+def _put_together(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if not isinstance(skeleton, dict):
+        return skeleton
+    ((kind, inside),) = skeleton.items()
+    if kind == _TENSOR:
+        return tensors[inside]
+    if kind == _DICT:
+        return {key: _put_together(each, tensors) for key, each in inside}
+    parts = [_put_together(each, tensors) for each in inside]
+    return tuple(parts) if kind == _TUPLE else parts

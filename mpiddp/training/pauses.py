@@ -1,0 +1,59 @@
+"""What ranks do between two steps: make checkpoints, and leave when they are asked to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from mpiddp.errors import PreemptedError
+from mpiddp.launch.preemption_signals import PreemptionSignals
+from mpiddp.training.preemption import Peers, Preemption
+from mpiddp.training.preparation import Task
+from mpiddp.training.saving import Saver
+from mpiddp.training.training_state import EpochTotals, Position
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """What happens between two steps."""
+
+    saver: Saver
+    preemption: Preemption | None
+    can_pause: bool
+    """Within an epoch."""
+    device: torch.device
+
+    def after_step(self, position: Position, epoch: EpochTotals) -> None:
+        """Not after an epoch's last step. Raises PreemptedError."""
+        if self.can_pause and self.preemption is not None and self.preemption.is_due():
+            self._leave(self.preemption.reason, position, epoch)
+        self.saver.after_step(position, epoch)
+
+    def after_epoch(self, position: Position, *, is_last: bool) -> None:
+        """Raises PreemptedError."""
+        self.saver.after_epoch(position, is_last=is_last)
+        if not is_last and self.preemption is not None and self.preemption.is_due():
+            self._leave(self.preemption.reason, position, EpochTotals.make(self.device))
+
+    def _leave(self, reason: str, position: Position, epoch: EpochTotals) -> NoReturn:
+        self.saver.save(position, epoch)
+        raise PreemptedError(
+            f"preempted after step {position.step}: {reason}; the checkpoint is written"
+        )
+
+    def close(self) -> None:
+        if self.preemption is not None:
+            self.preemption.close()
+
+
+def make_pauses(task: Task, saver: Saver, signals: PreemptionSignals | None) -> Pauses:
+    """``signals`` that ask the job to make way; None where nobody listens to them. Collective."""
+    device = task.session.device
+    if signals is None:
+        return Pauses(saver, None, task.can_pause, device)
+    world = task.session.world
+    store = task.failure_handler.peers.store
+    peers = Peers(world.rank, world.size, store, task.session.timeout)
+    return Pauses(saver, Preemption(signals, peers), task.can_pause, device)

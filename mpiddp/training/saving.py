@@ -1,0 +1,236 @@
+"""When a training makes checkpoints, and from which one it goes on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mpiddp.errors import CheckpointError
+from mpiddp.launch.session import Session
+from mpiddp.training.checkpoint import (
+    CheckpointDirectory,
+    Found,
+    Ranks,
+    Source,
+    Survey,
+    find_demanded,
+    find_newest,
+)
+from mpiddp.training.config import Configuration
+from mpiddp.training.preparation import Task
+from mpiddp.training.run_directory import find_path
+from mpiddp.training.save_interval import NEVER, Interval, parse_interval
+from mpiddp.training.training_state import (
+    EpochTotals,
+    Position,
+    Restored,
+    capture,
+    check_fit,
+    name_values,
+    restore,
+)
+
+CHECKPOINTS = "checkpoints"
+AUTO = "auto"
+MEETING_SECONDS = 1.0
+"""Between two agreements of all ranks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found before training begins."""
+
+    ranks: Ranks
+    survey: Survey
+    configuration: Configuration
+    """With what was chosen by measurement when the checkpoint's run began."""
+
+
+def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
+    """Find the checkpoint to go on from; collective, and nothing is changed.
+
+    Raises CheckpointError where there are checkpoints, but none can be used.
+    """
+    ranks = Ranks()
+    survey = _find(configuration, session, ranks)
+    found = survey.newest
+    if found is not None:
+        check_fit(found, name_values(configuration))
+        overlap = found.manifest.configuration.get("overlap", "auto")
+        if configuration.overlap == "auto" and overlap in ("on", "off"):
+            configuration = replace(configuration, overlap=overlap)
+    return Plan(ranks, survey, configuration)
+
+
+def _find(configuration: Configuration, session: Session, ranks: Ranks) -> Survey:
+    if configuration.resume == NEVER:
+        return Survey(None)
+    if configuration.resume != AUTO:
+        return find_demanded(Path(configuration.resume), ranks)
+    directory = session.broadcast(_find_directory(configuration, find_path(configuration)))
+    return Survey(None) if directory is None else find_newest(directory, ranks)
+
+
+def _find_directory(configuration: Configuration, run: Path | None) -> Path | None:
+    if configuration.checkpoint_dir is not None:
+        return configuration.checkpoint_dir
+    return None if run is None else run / CHECKPOINTS
+
+
+class StepAgreement:
+    """Lets all ranks act after the same step on what one of them alone knows.
+
+    They meet about once in MEETING_SECONDS, not in each step: rank 0 says after how many steps.
+    """
+
+    def __init__(self, device: torch.device, step: int) -> None:
+        """``step``: the one that the training begins after."""
+        self._device = device
+        self._last, self._next = step, step + 1
+        self._time = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether the ranks meet after this step: the same answer on all."""
+        return step >= self._next
+
+    def meet(self, step: int, wishes: list[bool]) -> list[bool]:
+        """Which of the wishes any rank has. Collective, where it is due."""
+        now = time.monotonic()
+        per_step = (now - self._time) / max(1, step - self._last)
+        pause = max(1, min(2 * (step - self._last), round(MEETING_SECONDS / max(per_step, 1e-6))))
+        mine = pause if dist.get_rank() == 0 else 0
+        values = torch.tensor([*wishes, mine], dtype=torch.int64, device=self._device)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        *found, pause = values.tolist()
+        self._last, self._next, self._time = step, step + pause, now
+        return [bool(each) for each in found]
+
+
+class Saver:
+    """Makes a training's checkpoints. All ranks call the same methods."""
+
+    def __init__(self, task: Task, plan: Plan, run: Path) -> None:
+        """``run``: the run's directory, which is this job's now. Collective."""
+        self._task = task
+        self._ranks = plan.ranks
+        self._survey = plan.survey
+        configuration = task.configuration
+        path = _find_directory(configuration, run)
+        assert path is not None
+        source = Source(f"attempt-{task.failure_handler.attempt}", name_values(configuration))
+        self.directory = CheckpointDirectory(path, plan.ranks, source, configuration.keep)
+        self._interval = parse_interval(configuration.save_every)
+        self._last_time = time.monotonic()
+        self._saved: int | None = None
+        """The step of the last checkpoint."""
+        self._agreement: StepAgreement | None = None
+        self.directory.open(plan.survey)
+
+    def restore(self) -> Restored:
+        """The state to begin with; the task has it. Collective. Raises CheckpointError."""
+        found = self._survey.newest
+        if found is None:
+            restored = Restored(Position(), EpochTotals.make(self._task.session.device))
+        else:
+            restored = self._load(found)
+            self._say(describe_resumption(found, restored, self._task.failure_handler.attempt))
+        step = restored.position.step
+        if self._interval is not None and self._interval.seconds and self._task.can_pause:
+            self._agreement = StepAgreement(self._task.session.device, step)
+        return restored
+
+    def _load(self, found: Found) -> Restored:
+        restored, problem = None, None
+        try:
+            restored = restore(self._task, found)
+        except CheckpointError as error:
+            problem = str(error)
+        problems = [each for each in self._ranks.gather(problem) if each]
+        if problems:
+            raise CheckpointError(problems[0])
+        assert restored is not None
+        return restored
+
+    def after_step(self, position: Position, epoch: EpochTotals) -> None:
+        """Make a checkpoint if one is due; not after an epoch's last step."""
+        if not self._task.can_pause or self._interval is None:
+            return
+        steps = self._interval.steps
+        is_due = steps is not None and position.step % steps == 0
+        if self._agreement is not None and self._agreement.is_due(position.step):
+            (is_due,) = self._agreement.meet(position.step, [self._is_time()])
+        if is_due:
+            self._task.engine.guard.settle()
+            # Of parameter servers: all gradients have arrived, and all ranks have the weights.
+            self._task.engine.update.finish_epoch()
+            self._task.engine.update.settle()
+            self._write(position, epoch)
+
+    def save(self, position: Position, epoch: EpochTotals) -> None:
+        """Make a checkpoint now, between two steps, unless there is one of this step already."""
+        self._task.engine.guard.settle()
+        if self._saved == position.step:
+            return
+        if position.samples:
+            self._task.engine.update.finish_epoch()
+            self._task.engine.update.settle()
+        self._write(position, epoch)
+
+    def after_epoch(self, position: Position, *, is_last: bool) -> None:
+        """Make a checkpoint if one is due: ``position`` is where the next epoch begins."""
+        interval = self._interval
+        if interval is None:
+            return
+        assert position.row is not None
+        done = position.epoch - 1
+        is_due = is_last or self._is_epoch_due(interval, done)
+        if interval.seconds is not None and not is_last:
+            is_due = self._ranks.broadcast(self._is_time())
+        if is_due:
+            self._write(position, EpochTotals.make(self._task.session.device))
+
+    def _is_epoch_due(self, interval: Interval, done: int) -> bool:
+        if interval.epochs is not None:
+            return done % interval.epochs == 0
+        if interval.steps is None:
+            return False
+        # Also a step within the epoch, where workers cannot pause.
+        length = len(self._task.training)
+        first = 0 if not self._task.can_pause else length - 1
+        last = done * length
+        return last // interval.steps > (last - length + first) // interval.steps
+
+    def _is_time(self) -> bool:
+        assert self._interval is not None
+        seconds = self._interval.seconds
+        return seconds is not None and time.monotonic() - self._last_time >= seconds
+
+    def _write(self, position: Position, epoch: EpochTotals) -> None:
+        begin = time.monotonic()
+        accuracy = position.row.test_accuracy if position.row is not None else None
+        tensors = capture(self._task, position, epoch)
+        path = self.directory.write(position.step, tensors, accuracy)
+        self._last_time = time.monotonic()
+        self._saved = position.step
+        self._say(f"Checkpoint written: {path} ({self._last_time - begin:.2f} s)")
+
+    def close(self) -> None:
+        """Collective."""
+        self._ranks.close()
+
+    def _say(self, line: str) -> None:
+        if self._task.session.world.rank == 0:
+            print(line, flush=True)
+
+
+def describe_resumption(found: Found, restored: Restored, attempt: int) -> str:
+    position = restored.position
+    world = found.manifest.world
+    return (
+        f"Resumed from {found.path}: step {position.step}, epoch {position.epoch}, "
+        f"attempt {attempt}, written by {world} rank{'s' if world > 1 else ''}"
+    )

@@ -1,0 +1,202 @@
+"""All that a run's future depends on, as tensors for a checkpoint, and back.
+
+``model.``            parameters, and rank 0's buffers
+``optimizer.``        where every rank has the same; else ``server-<n>.``, each server's own
+``progress.``         how far the run is
+``rank-<r>.``         what each rank has of its own: random generators, buffers, sums of the epoch
+
+There is no loss scaler: training is in the parameters' own precision. The learning rate is a
+function of the step, and the order of samples one of seed, epoch and position.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mpiddp.errors import CheckpointError
+from mpiddp.training.checkpoint import Found
+from mpiddp.training.metrics import Row, Totals
+from mpiddp.training.packing import pack, unpack
+from mpiddp.training.preparation import Task, mix_seed
+from mpiddp.training.shards import read_shards
+
+
+@dataclass(frozen=True)
+class Position:
+    """Between two steps."""
+
+    epoch: int = 1
+    """The one that the next step belongs to, counted from 1."""
+    samples: int = 0
+    """Of the epoch, that all ranks together have trained on."""
+    step: int = 0
+    """Steps taken so far."""
+    row: Row | None = None
+    """Of the last epoch, where the next one has not begun."""
+
+
+@dataclass
+class EpochTotals:
+    """Sums of the epoch so far, of one rank."""
+
+    totals: Totals
+    seconds: float = 0.0
+    """Since the epoch began, without the time between two attempts."""
+    load_seconds: float = 0.0
+
+    @classmethod
+    def make(cls, device: torch.device) -> EpochTotals:
+        return cls(Totals(device))
+
+
+def name_values(configuration: Any) -> dict[str, Any]:
+    """The options, as JSON can hold them."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(configuration), default=str))
+    return values
+
+
+def capture(task: Task, position: Position, epoch: EpochTotals) -> dict[str, torch.Tensor]:
+    """The state between two steps. The tensors are the run's own, not copies."""
+    session = task.session
+    is_first = session.world.rank == 0
+    module = task.engine.module
+    weights = pack(dict(module.state_dict()))
+    shared = {name for name, _ in module.named_parameters()}
+    parts = {"model": weights if is_first else _select(weights, shared)}
+    state = task.engine.update.read_state()
+    if state is not None:
+        name, held = state
+        packed = pack(held)
+        parts[name] = packed
+    if is_first:
+        parts["progress"] = pack(asdict(position))
+    own = {
+        "buffers": {} if is_first else dict(module.named_buffers()),
+        "random": _read_generators(session.device),
+        "sums": epoch.totals.sums,
+        "seconds": epoch.seconds,
+        "load_seconds": epoch.load_seconds,
+    }
+    parts[f"rank-{session.world.rank}"] = pack(own)
+    return {f"{part}.{name}": each for part, found in parts.items() for name, each in found.items()}
+
+
+def _select(tensors: Mapping[str, torch.Tensor], names: set[str]) -> dict[str, torch.Tensor]:
+    return {name: each for name, each in tensors.items() if name in names}
+
+
+@dataclass(frozen=True)
+class Restored:
+    position: Position
+    epoch: EpochTotals
+
+
+def read_position(found: Found) -> Position:
+    """How far the run was."""
+    values = unpack(read_shards(found.path, "progress."))
+    row = values.pop("row")
+    return Position(**values, row=None if row is None else Row(**row))
+
+
+def restore(task: Task, found: Found) -> Restored:
+    """Bring the task to a checkpoint's state. Not collective."""
+    try:
+        return _restore(task, found)
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the checkpoint {found.path} does not fit this training: {error}"
+        ) from error
+
+
+def _restore(task: Task, found: Found) -> Restored:
+    session = task.session
+    rank, device = session.world.rank, session.device
+    is_same_world = found.manifest.world == session.world.size
+
+    def read(part: str) -> Any:
+        return unpack(read_shards(found.path, f"{part}."))
+
+    position = read_position(found)
+    module = task.engine.module
+    module.load_state_dict(read("model"))
+    task.engine.update.load_state(read, task.find_rate_step(position.epoch, position.samples))
+    epoch = EpochTotals.make(device)
+    if is_same_world:
+        own = read(f"rank-{rank}")
+        _copy_buffers(module, own["buffers"])
+        _set_generators(own["random"], device)
+        epoch.totals.sums.copy_(own["sums"])
+        epoch.seconds, epoch.load_seconds = own["seconds"], own["load_seconds"]
+    else:
+        # No rank has gone on from another's random state, and none repeats what it has drawn.
+        torch.manual_seed(mix_seed(task.configuration.seed, rank, position.step))
+        if rank == 0:
+            every = [read(f"rank-{each}") for each in range(found.manifest.world)]
+            epoch.totals.sums.copy_(sum(own["sums"] for own in every))
+            epoch.seconds = every[0]["seconds"]
+            epoch.load_seconds = every[0]["load_seconds"]
+    return Restored(position, epoch)
+
+
+def _copy_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    for name, buffer in module.named_buffers():
+        if name in buffers:
+            buffer.copy_(buffers[name])
+
+
+def _read_generators(device: torch.device) -> dict[str, Any]:
+    numbers = np.random.get_state(legacy=False)
+    assert isinstance(numbers, dict)
+    key = torch.from_numpy(numbers["state"]["key"].astype(np.int64))
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": {**numbers, "state": {"key": key, "pos": int(numbers["state"]["pos"])}},
+        "random": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+    }
+
+
+def _set_generators(state: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+    numbers = dict(state["numpy"])
+    key = numbers["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**numbers, "state": {"key": key, "pos": numbers["state"]["pos"]}})
+    version, internal, gauss = state["random"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+
+
+def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
+    """Options that differ from the checkpoint's, where it can be used none the less.
+
+    Raises CheckpointError where it cannot.
+    """
+    before = found.manifest.configuration
+    changed = [name for name in values if name not in _FREE and values[name] != before.get(name)]
+    fixed = [name for name in changed if name in _FIXED]
+    if fixed:
+        listed = ", ".join(f"{name} {before.get(name)!r}, now {values[name]!r}" for name in fixed)
+        raise CheckpointError(
+            f"the checkpoint {found.path} is of another training ({listed}): choose another "
+            "--name, or start over with --resume never"
+        )
+    return changed
+
+
+_FIXED = ("data", "samples", "model", "optimizer", "seed")
+_FREE = (
+    "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
+    "resume", "preempt_signal", "on_nan", "on_bad_sample", "backend", "interface", "timeout",
+    "allow_shared_gpu", "overlap",
+)  # fmt: skip
+"""Options that leave the numbers as they are."""
