@@ -1,0 +1,260 @@
+"""Signals that ask a job to make way: all ranks stop after one step, and lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from test_resuming import SMALL, WAYS, read_rows
+
+import interrupted
+import launchers
+import preempted
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.launch.preemption_signals import parse_signals
+from mpiddp.training import preemption
+from mpiddp.training.preemption import Peers, Preemption
+from pool import Pools
+
+OPENMPI = launchers.table()["openmpi"]
+
+
+# The agreement, with ranks as threads
+
+
+def pass_places(
+    place: Preemption, barrier: threading.Barrier | None, places: int, dice: random.Random
+) -> int | None:
+    """Pass places, in step with the others if there is a barrier; the place in which to stop."""
+    for number in range(1, places + 1):
+        if barrier is not None:
+            barrier.wait()
+        time.sleep(dice.choice([0, 0, 0, 0.0005]))
+        if place.is_due():
+            return number
+    return None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(preemption, "PERIOD", 0.002)
+    size, places = dice.randint(2, 5), 400
+    # Ranks that wait for each other, as in a training; and ranks that do not.
+    barrier = threading.Barrier(size) if seed % 2 else None
+    store = dist.HashStore()
+    signals = [SimpleNamespace(received=None, is_heeded=False) for _ in range(size)]
+    ranks = [Preemption(each, Peers(rank, size, store)) for rank, each in enumerate(signals)]
+    found: list[int | None] = [None] * size
+
+    def run(rank: int) -> None:
+        found[rank] = pass_places(ranks[rank], barrier, places, random.Random(f"{seed} {rank}"))
+        ranks[rank].close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for rank in dice.sample(range(size), dice.randint(1, size)):
+        time.sleep(dice.choice([0, 0.01]))
+        signals[rank].received = signal.SIGUSR2
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    # All in the same place; or nobody, where some had passed their last one.
+    assert len(set(found)) == 1
+    if barrier is not None:
+        assert found[0] is not None
+
+
+def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() -> None:
+    store = dist.HashStore()
+    signals = [SimpleNamespace(received=None, is_heeded=False) for _ in range(2)]
+    ranks = [Preemption(each, Peers(rank, 2, store)) for rank, each in enumerate(signals)]
+    assert [rank.is_due() for rank in ranks] == [False, False]
+    ranks[0].close()
+    signals[1].received = signal.SIGUSR2
+    time.sleep(2 * preemption.PERIOD)
+    assert not ranks[1].is_due()
+    ranks[1].close()
+
+
+def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "PERIOD", 0.01)
+    signals = SimpleNamespace(received=signal.SIGTERM, is_heeded=False)
+    rank = Preemption(signals, Peers(0, 2, dist.HashStore(), timeout=0.2))
+    time.sleep(0.3)
+    with pytest.raises(PeerLostError, match=r"SIGTERM reached rank 0, and within 0.2 s not all"):
+        rank.is_due()
+    rank.close()
+
+
+def test_one_rank_stops_in_its_next_place() -> None:
+    signals = SimpleNamespace(received=None, is_heeded=False)
+    rank = Preemption(signals, Peers())
+    assert not rank.is_due()
+    signals.received = signal.SIGUSR1
+    assert rank.is_due()
+    assert rank.reason == "SIGUSR1 reached it"
+
+
+# Signals of one process
+
+PROGRAM = """
+import os, signal, subprocess, sys, threading, time
+from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
+numbers, when = sys.argv[1:]
+if when == "late":
+    # A thread that was there before does not block them.
+    threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+signals = PreemptionSignals()
+if when == "early":
+    os.kill(os.getpid(), signal.SIGUSR2)
+signals.listen(parse_signals(numbers))
+os.kill(os.getpid(), signal.SIGUSR2)
+def wait():
+    for _ in range(500):
+        if signals.received is not None:
+            return signals.received.name
+        time.sleep(0.01)
+print(wait(), flush=True)
+os.kill(os.getpid(), signal.SIGUSR2)
+child = os.fork()
+if child == 0:
+    time.sleep(100)
+program = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
+time.sleep(0.3)
+for process in (child, program.pid):
+    os.kill(process, signal.SIGUSR2)
+    time.sleep(0.3)
+    os.kill(process, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(0.3)
+print(signals.received.name, flush=True)
+"""
+
+
+def run_program(numbers: str, when: str = "early") -> tuple[list[str], int]:
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, numbers, when],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return answer.stdout.splitlines(), answer.returncode
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_signals_are_noted_and_children_are_spared(when: str) -> None:
+    # Signals that come early, twice, and to children.
+    assert run_program("USR2,USR1", when) == (["SIGUSR2", "-15", "-15", "SIGUSR2"], 0)
+
+
+def test_other_signals_have_their_usual_effect() -> None:
+    assert run_program("USR2") == (["SIGUSR2", "-15", "-15"], -signal.SIGUSR1)
+    assert run_program("TERM") == ([], -signal.SIGUSR2)
+
+
+@pytest.mark.parametrize("text", ["", "HUP", "USR2,", "SIGUSR2", "USR2, TERM"])
+def test_only_these_signals_can_be_chosen(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="preempt_signal: expected names out of USR2,"):
+        parse_signals(text)
+
+
+# Trainings
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "way",
+    ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))],
+)
+def test_a_preempted_run_ends_as_the_uninterrupted_one(
+    way: str, pool: Pools, tmp_path: Path
+) -> None:
+    words, ranks = [*SMALL, *WAYS[way], "--save-every", "never"], pool("openmpi", 3)
+    ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
+    # The rank and its step. Others may be a step ahead, so all stop one or two steps later.
+    steps = [(0, 1), (2, 5), (1, 12)]
+    called = ranks.call(preempted.run, [*words, "--name", "cut"], steps, cwd=tmp_path)
+    assert len({tuple(left) for left in called.values}) == 1
+    for left, (_, step) in zip(called.values[0], steps, strict=True):
+        assert step < left <= step + 2
+    assert called.printed.count("Checkpoint written") == len(steps)
+    names = sorted(path.name for path in (tmp_path / "runs/cut/checkpoints").iterdir())
+    assert names == sorted(f"step-{left}" for left in called.values[0][-2:])
+    assert read_rows(tmp_path / "runs/cut") == read_rows(tmp_path / "runs/whole")
+
+
+TRAINING = ("--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "60")
+
+
+def send(job: Any, when: str, number: signal.Signals) -> None:
+    if when == "early":
+        job.until(lambda: len(job.ranks()) == 2, "the ranks to be started")
+    else:
+        job.until(lambda: "Epoch 3" in job.stdout(), "the third epoch")
+    ranks = job.ranks()
+    if when in ("one", "early"):
+        os.kill(ranks[1], number)
+        return
+    for rank in sorted(ranks, reverse=True):
+        os.kill(ranks[rank], number)
+        if when == "twice":
+            os.kill(ranks[rank], number)
+        time.sleep(0.3 if when == "spread" else 0)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("when", "name"),
+    [
+        ("one", "USR2"),
+        *(
+            pytest.param(when, name, marks=pytest.mark.long)
+            for when, name in (
+                ("all", "TERM"), ("spread", "USR1"), ("twice", "USR2"), ("early", "USR2"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> None:
+    words = ["-m", "mpiddp.train", *TRAINING, "--name", "run"]
+    arguments: dict[str, Any] = {"timeout": 90, "cwd": tmp_path, "env": {"OMP_NUM_THREADS": "1"}}
+    python = sys.executable
+    if when == "early":
+        # As the front starts them for a job that is requeued.
+        words, python = ["--block-signal=USR1,USR2", sys.executable, *words], "env"
+    with launchers.start(OPENMPI, 2, words, python=python, **arguments) as job:
+        send(job, when, signal.Signals[f"SIG{name}"])
+        result = job.wait()
+    assert result.returncode == 75, result
+    assert result.output.count("Checkpoint written") == 1
+    outcome = read_outcome(tmp_path / "runs/run")
+    assert outcome is not None
+    assert (outcome["code"], outcome["rank"]) == (75, 0)
+    (line,) = re.findall(r"preempted after step (\d+): SIG(\w+) reached rank \d", result.output)
+    assert line == (str(outcome["step"]), name)
+    names = [path.name for path in (tmp_path / "runs/run/checkpoints").iterdir()]
+    assert names == [f"step-{outcome['step']}"]
+    if when == "one":
+        again = launchers.run(OPENMPI, 2, words, **arguments)
+        assert again.returncode == 0, again
+        assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
+        rows = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
+        assert [json.loads(row)["epoch"] for row in rows] == list(range(1, 61))
