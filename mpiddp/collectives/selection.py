@@ -23,8 +23,8 @@ from functools import cached_property
 
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.proof import is_order_fixed
 from mpiddp.schedules.registry import Choice, names, parse
-from mpiddp.schedules.replay import is_order_fixed
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
 
 AUTO = "auto"

@@ -22,7 +22,7 @@ from mpiddp.collectives.planner import Request
 from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.replay import find_sums
+from mpiddp.schedules.proof import find_sums
 from mpiddp.schedules.schedule import Collective
 
 SHARED_MEMORY_FILES = "/dev/shm"

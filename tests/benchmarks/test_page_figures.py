@@ -16,8 +16,8 @@ from benchmarks.models import explain
 from benchmarks.models.drawing.figures import Loads, describe_bound
 from browser import Page
 from mpiddp.schedules.cost import Link, Machine, bound, flat, simulate
+from mpiddp.schedules.proof import replay
 from mpiddp.schedules.registry import Choice, find, names, parse
-from mpiddp.schedules.replay import replay
 from mpiddp.schedules.schedule import Schedule, segment
 
 FLAT = flat(5e-6, 8e-11, 2e-11)

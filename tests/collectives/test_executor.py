@@ -15,7 +15,7 @@ from mpiddp.collectives.executor import MOST_BINDINGS, Binding, Bindings, Descri
 from mpiddp.collectives.operators import NARROW, TYPES, Operator
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
-from mpiddp.schedules.replay import find_sums
+from mpiddp.schedules.proof import find_sums
 from thread_ranks import Team
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)

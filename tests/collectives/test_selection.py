@@ -26,8 +26,7 @@ from mpiddp.collectives.selection import (
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
-from mpiddp.schedules.proof import prove
-from mpiddp.schedules.replay import is_order_fixed
+from mpiddp.schedules.proof import is_order_fixed, prove
 from mpiddp.schedules.schedule import Collective
 from wrong_algorithms import registered
 

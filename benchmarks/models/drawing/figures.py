@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiddp.schedules.cost import Link, Machine, bound
-from mpiddp.schedules.replay import replay
+from mpiddp.schedules.proof import replay
 from mpiddp.schedules.schedule import Schedule
 
 Integers = NDArray[np.int64]

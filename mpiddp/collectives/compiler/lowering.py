@@ -39,7 +39,7 @@ from mpiddp.collectives.compiler.instructions import (
     Wait,
 )
 from mpiddp.collectives.compiler.tiling import Cut, Grid, Incoming, Outgoing, Pieces, Scratch
-from mpiddp.schedules.replay import Sums, find_sums
+from mpiddp.schedules.proof import Sums, find_sums
 from mpiddp.schedules.schedule import Round, Rounds, Schedule, Transfer, project
 
 
