@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiddp.schedules.closed_form import (
+from mpiddp.schedules.cost import (
     NOTHING,
     Load,
     Phase,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.closed_form import ClosedForm, Phase
-from mpiddp.schedules.cost import Machine, Simulation, check_nodes, simulate
+from mpiddp.schedules.cost import ClosedForm, Machine, Phase, Simulation, check_nodes, simulate
 from mpiddp.schedules.proof import prove, prove_half
 from mpiddp.schedules.schedule import Collective, Schedule, relabel, segment
 
@@ -32,9 +31,9 @@ class Algorithm:
     name: str
     make: Maker
     """``make(ranks, **parameters)``; where it has a parameter ``nodes``, the ranks of each."""
-    phases: Phases
-    """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
-    where none is known."""
+    phases: Phases | None
+    """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; it returns
+    None, or is None, where none is known."""
     proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
     """The ranks, nodes and parameters for which its schedule was proved in this process."""
 
@@ -56,11 +55,7 @@ class Algorithm:
         return re.split(r"(?<=[.])\s", text)[0]
 
 
-def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
-    """The closed form of an algorithm that has none."""
-
-
-def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
+def register(name: str, phases: Phases | None = None) -> Callable[[Maker], Maker]:
     """Register an algorithm, which is then proved, priced, drawn, run and tested like all others.
 
     The function returns the same schedule whenever it is given the same arguments, since only the
@@ -114,12 +109,7 @@ def find_inner(name: str) -> Algorithm:
 
     Raises ConfigurationError if it has none, or does not exist.
     """
-    algorithm = find(name)
-    if not _has_halves(algorithm):
-        raise ConfigurationError(
-            f"{name} has no halves, so it cannot be the inner level; {_expect(_has_halves)}"
-        )
-    return algorithm
+    return _find_level(name, "inner", _has_halves, "has no halves")
 
 
 def find_outer(name: str) -> Algorithm:
@@ -127,13 +117,8 @@ def find_outer(name: str) -> Algorithm:
 
     Raises ConfigurationError if it does, or does not exist.
     """
-    algorithm = find(name)
-    if not _joins_all(algorithm):
-        why = "knows of nodes itself" if algorithm.knows_nodes else "would leave a node out"
-        raise ConfigurationError(
-            f"{name} {why}, so it cannot be the outer level; {_expect(_joins_all)}"
-        )
-    return algorithm
+    why = "knows of nodes itself" if find(name).knows_nodes else "would leave a node out"
+    return _find_level(name, "outer", _joins_all, why)
 
 
 def _has_halves(algorithm: Algorithm) -> bool:
@@ -144,8 +129,14 @@ def _joins_all(algorithm: Algorithm) -> bool:
     return not algorithm.knows_nodes and len(algorithm.make(2).members) == 2
 
 
-def _expect(fits: Callable[[Algorithm], bool]) -> str:
-    return f"expected one of {', '.join(one.name for one in _algorithms.values() if fits(one))}"
+def _find_level(name: str, level: str, fits: Callable[[Algorithm], bool], why: str) -> Algorithm:
+    algorithm = find(name)
+    if not fits(algorithm):
+        fitting = ", ".join(one.name for one in _algorithms.values() if fits(one))
+        raise ConfigurationError(
+            f"{name} {why}, so it cannot be the {level} level; expected one of {fitting}"
+        )
+    return algorithm
 
 
 def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
@@ -253,14 +244,11 @@ class Choice:
 
     def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
         """The price as a formula, where one is known: not in segments, not on uneven nodes."""
-        if self.segments > 1 or len(set(nodes)) > 1:
+        find = self.algorithm.phases
+        if find is None or self.segments > 1 or len(set(nodes)) > 1:
             return None
-        phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)
+        phases = find(len(nodes), nodes[0], **self.parameters)
         return None if phases is None else ClosedForm(tuple(phases))
-
-    def price(self, size: int, machine: Machine, nodes: Sequence[int], *, item: int = 4) -> Price:
-        """The price for ``size`` bytes; see ``prices``."""
-        return self.prices([size], machine, nodes, item=item)[0]
 
     def prices(
         self, sizes: Sequence[int], machine: Machine, nodes: Sequence[int], *, item: int = 4
