@@ -20,8 +20,7 @@ import torch
 from mpiddp.collectives.bootstrap import describe, find_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import TRANSPORTS, Call
+from mpiddp.collectives.planner import TRANSPORTS, Call, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
@@ -103,7 +102,7 @@ def all_reduce(
         fixed_order: the order of additions does not depend on an element's position in the buffer,
             so the result does not depend on how a buffer was cut.
 
-    ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
+    ``auto`` follows the rule that `mpiddp.collectives.planner` states. On tensors of
     ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers contribute
     nothing (``central``) is refused.
 

@@ -19,8 +19,7 @@ from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
 from benchmarks.launching.members import SessionMember
 from mpiddp.collectives.bootstrap import find_communicator
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.planner import Call, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective

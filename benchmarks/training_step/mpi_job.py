@@ -15,7 +15,7 @@ from benchmarks.training_step.loops import Loop, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build, draw_batch
 from mpiddp.collectives.bootstrap import find_communicator
-from mpiddp.collectives.selection import Call, select
+from mpiddp.collectives.planner import Call, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training import overlap
 from mpiddp.training.batches import Batch

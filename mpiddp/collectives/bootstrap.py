@@ -14,8 +14,7 @@ import torch
 
 from mpiddp import environment
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import NCCL, Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Layout
+from mpiddp.collectives.planner import BOTH, MPI, NCCL, SHARED, TORCH, Layout, Planner
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.mpi import (
     LONGEST_MESSAGE,

@@ -31,9 +31,9 @@ class Algorithm:
     name: str
     make: Maker
     """``make(ranks, **parameters)``; where it has a parameter ``nodes``, the ranks of each."""
-    phases: Phases | None
-    """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; it returns
-    None, or is None, where none is known."""
+    phases: Phases
+    """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
+    where none is known."""
     proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
     """The ranks, nodes and parameters for which its schedule was proved in this process."""
 
@@ -55,7 +55,9 @@ class Algorithm:
         return re.split(r"(?<=[.])\s", text)[0]
 
 
-def register(name: str, phases: Phases | None = None) -> Callable[[Maker], Maker]:
+def register(
+    name: str, phases: Phases = lambda nodes, each, **parameters: None
+) -> Callable[[Maker], Maker]:
     """Register an algorithm, which is then proved, priced, drawn, run and tested like all others.
 
     The function returns the same schedule whenever it is given the same arguments, since only the
@@ -244,10 +246,9 @@ class Choice:
 
     def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
         """The price as a formula, where one is known: not in segments, not on uneven nodes."""
-        find = self.algorithm.phases
-        if find is None or self.segments > 1 or len(set(nodes)) > 1:
+        if self.segments > 1 or len(set(nodes)) > 1:
             return None
-        phases = find(len(nodes), nodes[0], **self.parameters)
+        phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)
         return None if phases is None else ClosedForm(tuple(phases))
 
     def prices(

@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.operators import Operator, choose_accumulation
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
+from mpiddp.collectives.planner import AUTO, BOTH, SHARED, Call, Request, Selection, select
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.proof import find_sums

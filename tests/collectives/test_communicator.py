@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from crews import Crew
 from mpiddp.collectives import communicator
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.planner import Call, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from crews import Crew
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.planner import Call, Request
 from mpiddp.collectives.transport import single_copy
 from mpiddp.collectives.transport.single_copy import COMES_BACK, LEAST, PAGE, LargePages, collapse
 from mpiddp.schedules.schedule import Collective

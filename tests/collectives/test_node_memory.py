@@ -11,8 +11,7 @@ import torch
 
 from crews import Crew
 from mpiddp.collectives.executor import Description
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.planner import Call, Request
 from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
     NEXT_CALL,

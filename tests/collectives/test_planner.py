@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import promises
 from crews import Crew
 from mpiddp.collectives.communicator import MOST_PLANS
-from mpiddp.collectives.executor import MOST_BINDINGS
+from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
 from mpiddp.collectives.operators import TYPES, Operator
-from mpiddp.collectives.planner import MOST_MAILBOX_CALLS, Request
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, Call
+from mpiddp.collectives.planner import BOTH, MPI, SHARED, Call, Request
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry

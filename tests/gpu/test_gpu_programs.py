@@ -10,8 +10,7 @@ import torch
 import launchers
 from crews import Crew
 from mpiddp.collectives.operators import make_span
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
+from mpiddp.collectives.planner import Call, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective

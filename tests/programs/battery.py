@@ -16,7 +16,7 @@ import torch
 
 import mpiddp
 from mpiddp import calls
-from mpiddp.collectives.selection import Call, select
+from mpiddp.collectives.planner import Call, select
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective

@@ -13,8 +13,7 @@ import torch
 
 from in_process import InProcessMessenger, Office
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, Layout
+from mpiddp.collectives.planner import BOTH, MPI, SHARED, Layout, Planner
 from mpiddp.collectives.transport.node_memory import (
     Location,
     NodeMemory,

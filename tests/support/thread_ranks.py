@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from in_process import InProcessMessenger, Office
-from mpiddp.collectives.compiler.tiling import Cut
-from mpiddp.collectives.executor import Binding, Description, Execution, bind
+from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
 from mpiddp.collectives.operators import Arithmetic, Operator, Span, make_span, map_memory
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
@@ -87,6 +87,7 @@ class Team:
         self.spans = [make_span(buffer) for buffer in buffers]
         resolver = ThreadResolver()
         self.bindings: list[Binding] = []
+        self.workspaces = [Workspace() for _ in range(ranks)]
         for rank, program in enumerate(self.programs):
             peers = {
                 peer: resolver.find_memory(
@@ -99,7 +100,7 @@ class Team:
                 bind(
                     Execution(
                         program, arithmetic, 7, self.description, messenger,
-                        self.node_memories[rank],
+                        self.node_memories[rank], self.workspaces[rank],
                     ),
                     self.spans[rank],
                     peers,

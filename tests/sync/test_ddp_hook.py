@@ -14,8 +14,7 @@ import hooked
 from crews import Crew
 from mpiddp.collectives import bootstrap
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import NCCL
-from mpiddp.collectives.selection import MPI
+from mpiddp.collectives.planner import MPI, NCCL
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Options

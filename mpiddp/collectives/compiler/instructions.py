@@ -102,7 +102,7 @@ Instruction = Wait | Publish | Fetch | Push | Reduce | Start | Finish
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """One rank's part of a collective on ``count`` elements."""
 
     rank: int

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.collectives.operators import Action, View
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter

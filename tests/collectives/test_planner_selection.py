@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import oracle
 import promises
-from mpiddp.collectives.selection import (
+from mpiddp.collectives.planner import (
     BOTH,
     LATENCY_BYTES,
     MOST_PARTS,
