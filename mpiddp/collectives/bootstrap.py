@@ -25,7 +25,6 @@ from mpiddp.collectives.transport.mpi import (
 )
 from mpiddp.collectives.transport.node_memory import (
     NodeMemory,
-    NodeResolver,
     block_size,
     is_ordered,
 )
@@ -108,15 +107,18 @@ def _make_communicator(session: Session) -> Communicator:
     ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
     block, found = _reach(facts, ranks, world.rank, block)
     reaches = session.gather(found)
-    nodes = [(len(group), _count_cores(group)) for group in _by_node(facts)]
+    nodes = [
+        (len(group), count_cores([each.cores for each in group], [each.quota for each in group]))
+        for group in _by_node(facts)
+    ]
     policy = choose_policy([each.wish for each in facts], nodes)
     waiter = Waiter(policy, session.timeout)
     layout, notes = _lay_out(world.rank, facts, reaches)
     node_memory = None
     if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
-        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, shared_memory)
+        processes = {rank: facts[rank].process for rank in ranks}
         copies = not any(reaches[rank].copies for rank in ranks)
-        node_memory = NodeMemory(world.rank, ranks, block, waiter, resolver, shared_memory, copies)
+        node_memory = NodeMemory(world.rank, processes, block, waiter, shared_memory, copies)
     if len({each.is_checked for each in facts}) > 1:
         raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
     messengers = _list_messengers(session, waiter, facts)
@@ -153,10 +155,6 @@ def _find_facts(
         token[:],
         address_of(token),
     )
-
-
-def _count_cores(group: list[_Facts]) -> float:
-    return count_cores([each.cores for each in group], [each.quota for each in group])
 
 
 def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:

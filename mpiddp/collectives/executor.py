@@ -34,7 +34,16 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.operators import Action, Arithmetic, Span, View, convert, copy, make_span
+from mpiddp.collectives.operators import (
+    Action,
+    Arithmetic,
+    Span,
+    View,
+    allocate,
+    convert,
+    copy,
+    make_span,
+)
 from mpiddp.collectives.transport import Messages, Messenger
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
@@ -118,16 +127,6 @@ class Recent(Generic[Value]):
         elif len(self._values) > 1:
             self._values.move_to_end(key)
         return value
-
-
-def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
-    """New memory on the device of ``like``; the caller keeps it alive."""
-    device = like.memory.device if isinstance(like.memory, torch.Tensor) else "cpu"
-    tensor = torch.empty(count, dtype=dtype, device=device)
-    if tensor.device.type == "cpu":
-        raw = tensor.view(torch.int16) if dtype in (torch.float16, torch.bfloat16) else tensor
-        return Span(raw.numpy().view(make_span(tensor).memory.dtype), dtype)
-    return Span(tensor, dtype)
 
 
 class Workspace:
@@ -455,7 +454,7 @@ class MemoryPlan(Plan):
         own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
         count, dtype = execution.count, execution.arithmetic.dtype
         peers = {
-            rank: node_memory.resolver.find_memory(rank, location, count, dtype)
+            rank: node_memory.find_memory(rank, location, count, dtype)
             for rank, location in zip(execution.program.partners, locations, strict=True)
         }
         return bind(execution, own, peers)

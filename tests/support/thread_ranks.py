@@ -29,8 +29,8 @@ from promises import compile_program
 SECONDS = 20.0
 
 
-class ThreadResolver:
-    """Peers are threads of this process."""
+class ThreadMemory(NodeMemory):
+    """Its peers are threads of this process."""
 
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
@@ -82,15 +82,14 @@ class Team:
                 blocks[group] = SharedMemory().allocate(block_size(len(group)))
             block = blocks[group]
             self.node_memories.append(
-                NodeMemory(rank, group, block, waiter, ThreadResolver(), SharedMemory(), True)
+                ThreadMemory(rank, dict.fromkeys(group, 0), block, waiter, SharedMemory(), True)
             )
         self.spans = [make_span(buffer) for buffer in buffers]
-        resolver = ThreadResolver()
         self.bindings: list[Binding] = []
         self.workspaces = [Workspace() for _ in range(ranks)]
         for rank, program in enumerate(self.programs):
             peers = {
-                peer: resolver.find_memory(
+                peer: self.node_memories[rank].find_memory(
                     peer, Location(PRIVATE, buffers[peer].data_ptr()), len(buffers[peer]), dtype
                 )
                 for peer in program.partners

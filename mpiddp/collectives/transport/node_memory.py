@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,19 +54,6 @@ class Location(NamedTuple):
     """Offset in it, in bytes."""
 
 
-class PeerMemory(Protocol):
-    """A peer's buffer."""
-
-    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
-        """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
-
-    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
-        """Puts ``source`` at element ``start``."""
-
-    def operand(self, start: int, count: int) -> View | None:
-        """A view of the elements; None where they must be read first."""
-
-
 @dataclass(frozen=True)
 class MappedMemory:
     """A peer's buffer in memory that this process has mapped."""
@@ -76,68 +63,40 @@ class MappedMemory:
     """Kept alive with it."""
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
         return copy(target, self.span.move(start, start + len(target)))
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
+        """Puts ``source`` at element ``start``."""
         return copy(self.span.move(start, start + len(source)), source)
 
     def operand(self, start: int, count: int) -> View | None:
+        """A view of the elements; None where they must be read first."""
         return self.span.compute(start, start + count)
 
 
 @dataclass(frozen=True)
 class PrivateMemory:
-    """A peer's buffer in its private memory."""
+    """A peer's buffer in its private memory; the methods are those of ``MappedMemory``."""
 
     process: int
     address: int
     dtype: torch.dtype
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
-        address = self.address + start * self.dtype.itemsize
-        return bind_read(self.process, target, address, describe)
+        return bind_read(self.process, target, self._find(start), describe)
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
-        address = self.address + start * self.dtype.itemsize
-        return bind_write(self.process, source, address, describe)
+        return bind_write(self.process, source, self._find(start), describe)
 
     def operand(self, start: int, count: int) -> View | None:
         return None
 
-
-class Resolver(Protocol):
-    """Finds a peer's buffer."""
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        """The memory at a location of ``rank``."""
+    def _find(self, start: int) -> int:
+        return self.address + start * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class NodeResolver:
-    """For peers that are other processes of this node."""
-
-    processes: Mapping[int, int]
-    """Process id of each rank."""
-    shared_memory: SharedMemory
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        process = self.processes[rank]
-        if location.kind == PRIVATE:
-            return PrivateMemory(process, location.first, dtype)
-        place = Place(location.first, location.second, location.third)
-        try:
-            memory = self.shared_memory.map_foreign(process, place)
-        except (FileNotFoundError, ProcessLookupError):
-            raise PeerLostError(
-                f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
-        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
+PeerMemory = MappedMemory | PrivateMemory
 
 
 def is_ordered() -> bool:
@@ -179,33 +138,32 @@ class NodeMemory:
     def __init__(
         self,
         rank: int,
-        ranks: Sequence[int],
+        processes: Mapping[int, int],
         block: mmap.mmap,
         waiter: Waiter,
-        resolver: Resolver,
         shared_memory: SharedMemory,
         can_copy: bool,
     ) -> None:
         """
         Args:
-            ranks: of this node, in the same order on all of them.
+            processes: of this node's ranks, by number, in the same order on all of them.
             block: ``block_size`` bytes, zeros at first, mapped by all.
             can_copy: whether these ranks can read and write each other's private memory.
         """
         self.rank = rank
-        self.ranks = tuple(ranks)
+        self.ranks = tuple(processes)
+        self._processes = processes
         self.waiter = waiter
         self._pauses = waiter.first_pauses
-        self.resolver = resolver
         self.shared_memory = shared_memory
         self.can_copy = can_copy
         self.base = 0
         """This rank's progress at stage 0 of its present call."""
         self._block = memoryview(block)
-        self.words = self._block[: 8 * WORDS * len(ranks)].cast("q")
-        self.places = {each: WORDS * index for index, each in enumerate(ranks)}
+        self.words = self._block[: 8 * WORDS * len(processes)].cast("q")
+        self.places = {each: WORDS * index for index, each in enumerate(processes)}
         """Index of each rank's first word."""
-        self._mailboxes = address_of(block) + 8 * WORDS * len(ranks)
+        self._mailboxes = address_of(block) + 8 * WORDS * len(processes)
         self._own = self.places[rank]
         self._told: Location | None = None
         self.parity = 0
@@ -243,6 +201,27 @@ class NodeMemory:
         """Where the buffer of a rank lies, once the rank has entered."""
         first = self.places[rank] + _KIND
         return Location(*self.words[first : first + len(Location._fields)])
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        """The buffer of ``rank``, which is at that location.
+
+        Raises PeerLostError where it is gone, ConfigurationError where it cannot be mapped.
+        """
+        process = self._processes[rank]
+        if location.kind == PRIVATE:
+            return PrivateMemory(process, location.first, dtype)
+        place = Place(location.first, location.second, location.third)
+        try:
+            memory = self.shared_memory.map_foreign(process, place)
+        except (FileNotFoundError, ProcessLookupError):
+            raise PeerLostError(
+                f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
+        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
         """A mailbox of a rank; only that rank writes it."""
