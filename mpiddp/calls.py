@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives.bootstrap import describe, find_communicator
+from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import TRANSPORTS, Call, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
-_OPERATORS = tuple(operator.value for operator in Operator)
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: plans are kept for the object, so a call is one object."""
 
@@ -58,7 +57,7 @@ def _check_options(
     for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
         if not isinstance(text, str):
             raise ConfigurationError(f"{name}: expected a name, found {text!r}")
-    if algorithm in _OPERATORS:
+    if algorithm in [operator.value for operator in Operator]:
         raise ConfigurationError(
             f"{algorithm!r} is no algorithm, but an operator: op={algorithm!r}"
         )
@@ -307,4 +306,13 @@ def describe_collectives() -> dict[str, Any]:
     ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``notes``
     (what is missing, and why) and ``torch`` (its version).
     """
-    return describe(find_communicator())
+    communicator = find_communicator()
+    node_memory = communicator.node_memory
+    return {
+        "wait": communicator.waiter.policy.value,
+        "transports": list(communicator.layout.transports),
+        "single_copy": node_memory is not None and node_memory.can_copy,
+        "nodes": list(communicator.layout.sizes),
+        "notes": list(communicator.notes),
+        "torch": torch.__version__,
+    }

@@ -298,16 +298,3 @@ def _make_alone(session: Session) -> Communicator:
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
     planner = Planner(layout, SharedMemory(), None, {})
     return Communicator(planner, Waiter(policy, 0.0), device=session.device)
-
-
-def describe(communicator: Communicator) -> dict[str, Any]:
-    """See ``mpiddp.describe_collectives``."""
-    node_memory = communicator.node_memory
-    return {
-        "wait": communicator.waiter.policy.value,
-        "transports": list(communicator.layout.transports),
-        "single_copy": node_memory is not None and node_memory.can_copy,
-        "nodes": list(communicator.layout.sizes),
-        "notes": list(communicator.notes),
-        "torch": torch.__version__,
-    }

@@ -460,6 +460,7 @@ class MemoryPlan(Plan):
         return bind(execution, own, peers)
 
 
+@dataclass(frozen=True)
 class MailboxPlan(Plan):
     """One-shot for small buffers on one node: each rank fills its mailbox and adds up all of them.
 
@@ -467,21 +468,13 @@ class MailboxPlan(Plan):
     begin the call in between, so none still reads it. So no rank waits at the end of a call.
     """
 
-    def __init__(
-        self,
-        arithmetic: Arithmetic,
-        count: int,
-        signature: int,
-        description: Description,
-        node_memory: NodeMemory,
-    ) -> None:
-        self._arithmetic = arithmetic
-        self._count = count
-        self._signature = signature
-        self._description = description
-        self._node_memory = node_memory
-        self._calls: Recent[Callable[..., None]] = Recent(MOST_MAILBOX_CALLS)
-        """The call on each buffer, by address."""
+    arithmetic: Arithmetic
+    count: int
+    signature: int
+    description: Description
+    node_memory: NodeMemory
+    _calls: Recent[Callable[..., None]] = field(default_factory=lambda: Recent(MOST_MAILBOX_CALLS))
+    """The call on each buffer, by address."""
 
     def run(self, tensor: torch.Tensor) -> None:
         self.prepare(tensor)()
@@ -494,19 +487,19 @@ class MailboxPlan(Plan):
 
     def _bind(self, own: Span) -> Callable[..., None]:
         (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
-        return self._node_memory.exchange(
-            self._signature, (put, put_too), (add, add_too), self._description.entry
+        return self.node_memory.exchange(
+            self.signature, (put, put_too), (add, add_too), self.description.entry
         )
 
     def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
-        node_memory, count, dtype = self._node_memory, self._count, self._arithmetic.dtype
+        node_memory, count, dtype = self.node_memory, self.count, self.arithmetic.dtype
         boxes = {
             rank: node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks
         }
         put = copy(boxes[node_memory.rank].move(0, count), own.move(0, count))
         workspace = None
-        if self._arithmetic.widens:
-            workspace = allocate(count, self._arithmetic.accumulation, own).compute(0, count)
+        if self.arithmetic.widens:
+            workspace = allocate(count, self.arithmetic.accumulation, own).compute(0, count)
         views = [box.compute(0, count) for box in boxes.values()]
         out = own.compute(0, count)
-        return put, self._arithmetic.reduce(out, views, None, True, workspace)
+        return put, self.arithmetic.reduce(out, views, None, True, workspace)

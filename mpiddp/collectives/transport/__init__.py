@@ -1,7 +1,7 @@
 """Ways from one rank's memory to another's.
 
 A transport carries messages (`Messenger`), lets ranks of a node work in each other's memory
-(`memory.NodeMemory`), or does both: one inside nodes, the other between them.
+(`node_memory.NodeMemory`), or does both: one inside nodes, the other between them.
 """
 
 from __future__ import annotations

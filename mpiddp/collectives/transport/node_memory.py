@@ -19,7 +19,7 @@ import torch
 
 from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
 from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
-from mpiddp.collectives.transport.single_copy import bind_read, bind_write
+from mpiddp.collectives.transport.single_copy import bind_copy
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 
@@ -84,10 +84,10 @@ class PrivateMemory:
     dtype: torch.dtype
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
-        return bind_read(self.process, target, self._find(start), describe)
+        return bind_copy(self.process, target, self._find(start), describe)
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
-        return bind_write(self.process, source, self._find(start), describe)
+        return bind_copy(self.process, source, self._find(start), describe, writes=True)
 
     def operand(self, start: int, count: int) -> View | None:
         return None
@@ -111,13 +111,6 @@ def block_size(ranks: int) -> int:
 
 class DifferentCallError(ConfigurationError):
     """Not all ranks make the same call."""
-
-
-def _differ(rank: int, own: int) -> DifferentCallError:
-    return DifferentCallError(
-        f"rank {rank} makes another collective call than rank {own}, or with another count, type "
-        "or algorithm: MPIDDP_DEBUG=1 shows both"
-    )
 
 
 def _join(actions: Sequence[Action]) -> Action:
@@ -184,13 +177,6 @@ class NodeMemory:
             for word, value in enumerate(location, own + _KIND):
                 words[word] = value
         words[own] = self.base
-
-    def check(self, rank: int, signature: int) -> None:
-        """Raise ConfigurationError if ``rank``, which has entered, makes a different call."""
-        header = self.words[self.places[rank] + _HEADER]
-        # A rank that has left the call may have begun the next one.
-        if header != self.base | signature and header - self.base < NEXT_CALL:
-            raise _differ(rank, self.rank)
 
     def versions(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Numbers that change when the buffers of these ranks, which have entered, change."""
@@ -266,15 +252,29 @@ class NodeMemory:
 
         return wait
 
-    def meet(self, ranks: Iterable[int], signature: int, describe: Callable[[int], str]) -> None:
-        """Wait until these ranks have entered the present call, and check that it is the same."""
+    def meet(
+        self,
+        ranks: Iterable[int],
+        signature: int,
+        describe: Callable[[int], str],
+        word: int = _HEADER,
+    ) -> None:
+        """Wait until these ranks have entered the present call, and check that it is the same.
+
+        ``word``: the one that has the signature. Raises ConfigurationError for another call.
+        """
         words, base = self.words, self.base
         for rank in ranks:
             place = self.places[rank]
             if words[place] < base:
                 self._await(rank, base, describe)
-            if words[place + _HEADER] != base | signature:
-                self.check(rank, signature)
+            found = words[place + word]
+            # A rank that has left the call may have begun the next one.
+            if found != base | signature and found - base < NEXT_CALL:
+                raise DifferentCallError(
+                    f"rank {rank} makes another collective call than rank {self.rank}, or with "
+                    "another count, type or algorithm: MPIDDP_DEBUG=1 shows both"
+                )
 
     def _await(self, rank: int, target: int, describe: Callable[[int], str]) -> None:
         place, words = self.places[rank], self.words
@@ -334,22 +334,11 @@ class NodeMemory:
                     if words[place] >= base:
                         break
                 if words[place] != here:
-                    self.meet_mailboxes(signature, describe)
+                    self.meet(self.ranks, signature, describe, word=0)
                     break
             sums[parity]()
 
         return exchange
-
-    def meet_mailboxes(self, signature: int, describe: Callable[[int], str]) -> None:
-        """Wait until all ranks have entered the present exchange, and check that it is the same."""
-        words, base = self.words, self.base
-        for rank in self.ranks:
-            place = self.places[rank]
-            if words[place] < base:
-                self._await(rank, base, describe)
-            found = words[place]
-            if found != base | signature and found - base < NEXT_CALL:
-                raise _differ(rank, self.rank)
 
     def close(self) -> None:
         self.words.release()
