@@ -7,11 +7,10 @@ no symbols: if a rank never uses what it has sent away, counting the contributio
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from operator import itemgetter
 from typing import TypeVar
 
@@ -130,7 +129,6 @@ def prove(schedule: Schedule) -> None:
     _check_roles(schedule)
     if schedule.ranks > FEW_RANKS and passes_on(schedule):
         return
-    _check_form(schedule)
     coarse = _merge_chunks(schedule)
     try:
         _check_content(coarse)
@@ -167,20 +165,6 @@ def _check_content(schedule: Schedule) -> None:
         _check_holders(schedule, trees, state, chunk)
 
 
-def _check_form(schedule: Schedule) -> None:
-    ranks, chunks = schedule.ranks, schedule.chunks
-    for number, step in enumerate(schedule.steps):
-        for transfer in step:
-            src, dst, lo, hi, _ = transfer
-            if not (
-                0 <= src < ranks and 0 <= dst < ranks and src != dst and 0 <= lo < hi <= chunks
-            ):
-                raise ScheduleError(
-                    f"step {number}: {transfer} is not a message between two of {ranks} ranks "
-                    f"with some of {chunks} chunks"
-                )
-
-
 def _check_roles(schedule: Schedule) -> None:
     """Members and owners are ranks, and each chunk has an owner where there are owners."""
     everyone, members, owners = range(schedule.ranks), schedule.members, schedule.owners
@@ -201,26 +185,13 @@ def _check_roles(schedule: Schedule) -> None:
 
 def _merge_chunks(schedule: Schedule) -> Schedule:
     """Neighbouring chunks that no transfer and no owner tells apart, as one."""
-    owners = schedule.owners
-    cuts = {0, schedule.chunks}
-    cuts.update(chunk for chunk in range(1, len(owners)) if owners[chunk] != owners[chunk - 1])
-    for step in schedule.steps:
-        for _, _, lo, hi, _ in step:
-            cuts.add(lo)
-            cuts.add(hi)
-    if len(cuts) == schedule.chunks + 1:
+    firsts, table = _tabulate(schedule)
+    if len(firsts) == schedule.chunks:
         return schedule
-    ends = sorted(cuts)
-    steps = tuple(
-        tuple(
-            Transfer(t.src, t.dst, bisect.bisect(ends, t.lo) - 1, bisect.bisect(ends, t.hi) - 1,
-                     t.reduce)
-            for t in step
-        )
-        for step in schedule.steps
-    )  # fmt: skip
-    kept = tuple(owners[lo] for lo in ends[:-1]) if owners else ()
-    return replace(schedule, chunks=len(ends) - 1, steps=steps, owners=kept)
+    rows = map(Transfer._make, table.tolist())
+    steps = tuple(tuple(islice(rows, len(step))) for step in schedule.steps)
+    owners = tuple(schedule.owners[first] for first in firsts) if schedule.owners else ()
+    return replace(schedule, chunks=len(firsts), steps=steps, owners=owners)
 
 
 def _check_landing(number: int, step: Step) -> None:
@@ -301,11 +272,10 @@ def passes_on(schedule: Schedule) -> bool:
     added is sent nowhere else in that step, and afterwards neither sent nor added to. So no
     contribution is part of two values that are not whole, whole ones are copies of one sum, and
     since nothing is added to them, a value of as many contributions as there are has each once.
+
+    Raises ScheduleError where a transfer is not between two ranks of chunks that exist.
     """
-    found = _tabulate(schedule)
-    if found is None:
-        return False
-    chunks, table = found
+    chunks, table = _tabulate(schedule)
     whole = len(schedule.contributors(0))
     held = np.zeros(schedule.ranks * len(chunks), np.int64)
     for place, chunk in enumerate(chunks):
@@ -341,22 +311,26 @@ def passes_on(schedule: Schedule) -> bool:
     )
 
 
-def _tabulate(schedule: Schedule) -> tuple[list[int], Table] | None:
+def _tabulate(schedule: Schedule) -> tuple[list[int], Table]:
     """The first one of all chunks that are alike; and a row for each transfer, of these chunks.
 
-    None where a transfer is not between two ranks of chunks that exist.
+    Raises ScheduleError where a transfer is not between two ranks of chunks that exist.
     """
+    ranks, chunks, owners = schedule.ranks, schedule.chunks, np.array(schedule.owners)
     numbers = chain.from_iterable(chain.from_iterable(schedule.steps))
     table = np.fromiter(numbers, np.int64).reshape(-1, len(Transfer._fields))
     src, dst, lo, hi, _ = table.T
-    ranks, owners = schedule.ranks, np.array(schedule.owners)
-    if not (
-        np.all((src >= 0) & (src < ranks) & (dst >= 0) & (dst < ranks) & (src != dst))
-        and np.all((lo >= 0) & (lo < hi) & (hi <= schedule.chunks))
-    ):
-        return None
+    is_right = (src >= 0) & (src < ranks) & (dst >= 0) & (dst < ranks) & (src != dst)
+    is_right &= (lo >= 0) & (lo < hi) & (hi <= chunks)
+    if not is_right.all():
+        transfers = ((number, each) for number, step in enumerate(schedule.steps) for each in step)
+        number, transfer = next(islice(transfers, int(is_right.argmin()), None))
+        raise ScheduleError(
+            f"step {number}: {transfer} is not a message between two of {ranks} ranks with some "
+            f"of {chunks} chunks"
+        )
     changes = np.flatnonzero(owners[1:] != owners[:-1]) + 1
-    ends = np.unique(np.concatenate([[0, schedule.chunks], changes, lo, hi]))
+    ends = np.unique(np.concatenate([[0, chunks], changes, lo, hi]))
     table[:, 2:4] = np.searchsorted(ends, table[:, 2:4])
     return ends[:-1].tolist(), table
 
