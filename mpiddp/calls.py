@@ -20,7 +20,7 @@ import torch
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
-from mpiddp.collectives.planner import TRANSPORTS, Call, Request
+from mpiddp.collectives.planner import TRANSPORTS, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
@@ -46,8 +46,8 @@ def _find_request(
         raise
     if request is None:
         _check_options(algorithm, transport, op, reduction_dtype, root)
-        call = Call(kind, algorithm, transport, root, fixed_order)
-        request = _requests[key] = Request(call, op, reduction_dtype)
+        request = Request(kind, algorithm, transport, root, fixed_order, op, reduction_dtype)
+        _requests[key] = request
     return request
 
 

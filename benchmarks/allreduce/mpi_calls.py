@@ -19,7 +19,7 @@ from benchmarks.allreduce.calls import Order, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
 from benchmarks.launching.members import SessionMember
 from mpiddp.collectives.bootstrap import find_communicator
-from mpiddp.collectives.planner import Call, Request
+from mpiddp.collectives.planner import Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
@@ -91,10 +91,10 @@ class MpiCalls(SessionMember):
         )
         if members is not None and len(members) < self.size:
             # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
-            wish = Call(
+            wish = Request(
                 Collective.ALL_REDUCE, order.algorithm, order.transport, allows_servers=True
             )
-            call = partial(find_communicator().run, Request(wish), tensor)
+            call = partial(find_communicator().run, wish, tensor)
         if tensor.is_cuda:
             from benchmarks.allreduce.torch_calls import finish_with
 

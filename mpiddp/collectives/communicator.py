@@ -13,7 +13,7 @@ import torch
 
 from mpiddp.collectives.executor import Plan, Shortcut
 from mpiddp.collectives.operators import name_type
-from mpiddp.collectives.planner import Call, Planner, Request, Selection
+from mpiddp.collectives.planner import Planner, Request, Selection
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
@@ -297,25 +297,25 @@ class Communicator:
 
 _kept: list[object] = []
 """Kept alive until the process ends."""
-_BARRIER = Request(Call(Collective.ALL_REDUCE))
+_BARRIER = Request(Collective.ALL_REDUCE)
 
 
 def _describe(request: Request, tensor: torch.Tensor) -> str:
     if request is _BARRIER:
         return "barrier"
-    call = request.call
+    kind, dtype = request.kind, name_type(tensor.dtype)
     parts = [
-        f"{call.kind.value} of {tensor.numel()} {name_type(tensor.dtype)} on {tensor.device.type}",
-        f"algorithm {call.algorithm}",
-        f"transport {call.transport}",
+        f"{kind.value} of {tensor.numel()} {dtype} on {tensor.device.type}",
+        f"algorithm {request.algorithm}",
+        f"transport {request.transport}",
     ]
-    if call.kind in (Collective.BROADCAST, Collective.REDUCE):
-        parts.append(f"root {call.root}")
-    if call.kind not in (Collective.BROADCAST, Collective.ALL_GATHER):
+    if kind in (Collective.BROADCAST, Collective.REDUCE):
+        parts.append(f"root {request.root}")
+    if kind not in (Collective.BROADCAST, Collective.ALL_GATHER):
         parts.append(f"op {request.operator}")
         if request.reduction_dtype is not None:
             parts.append(f"in {name_type(request.reduction_dtype)}")
-    return ", ".join(parts) + (", fixed order" if call.fixed_order else "")
+    return ", ".join(parts) + (", fixed order" if request.fixed_order else "")
 
 
 def _hold_memory(tensor: torch.Tensor) -> object:

@@ -107,26 +107,19 @@ class Layout:
         return tuple(map(self.nodes.count, sorted(set(self.nodes))))
 
 
-@dataclass(frozen=True)
-class Call:
-    """What the user asked for."""
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What the user asked for. Plans are kept by identity: equal calls are one object."""
 
     kind: Collective
     algorithm: str = AUTO
     transport: str = AUTO
     root: int = 0
     fixed_order: bool = False
-    allows_servers: bool = False
-    """Whether an all-reduce may leave out the buffers of dedicated servers: to measure that."""
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """A call as the user makes it. Plans are kept by identity: equal calls are one object."""
-
-    call: Call
     operator: str = "sum"
     reduction_dtype: torch.dtype | None = None
+    allows_servers: bool = False
+    """Whether an all-reduce may leave out the buffers of dedicated servers: to measure that."""
 
 
 @dataclass(frozen=True)
@@ -139,25 +132,25 @@ class Selection:
     transport: str
 
 
-def select(call: Call, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
+def select(request: Request, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
     Raises ConfigurationError for what does not exist, is not possible here or would leave out
     ranks, ScheduleError for an algorithm that does not do what it promises.
     """
-    transport = _select_transport(call.transport, layout, on_gpu)
-    if not 0 <= call.root < layout.size:
-        raise ConfigurationError(f"root must be 0 to {layout.size - 1}, found {call.root}")
-    if call.algorithm == AUTO:
-        name = _choose_name(call, size, layout, transport, on_gpu=on_gpu)
+    transport = _select_transport(request.transport, layout, on_gpu)
+    if not 0 <= request.root < layout.size:
+        raise ConfigurationError(f"root must be 0 to {layout.size - 1}, found {request.root}")
+    if request.algorithm == AUTO:
+        name = _choose_name(request, size, layout, transport, on_gpu=on_gpu)
     else:
-        name = call.algorithm
+        name = request.algorithm
     choice = parse(name)
-    schedule = _build(call, choice, layout)
-    if call.fixed_order and not is_order_fixed(schedule):
+    schedule = _make_schedule(request, choice, layout)
+    if request.fixed_order and not is_order_fixed(schedule):
         raise ConfigurationError(
             f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
-            f"use {_list_fixed(call, layout)}"
+            f"use {_list_fixed(request, layout)}"
         )
     return Selection(schedule, str(choice), transport)
 
@@ -182,19 +175,21 @@ def _select_transport(wish: str, layout: Layout, on_gpu: bool) -> str:
     return wish
 
 
-def _choose_name(call: Call, size: int, layout: Layout, transport: str, *, on_gpu: bool) -> str:
+def _choose_name(
+    request: Request, size: int, layout: Layout, transport: str, *, on_gpu: bool
+) -> str:
     """The rule of the module's docstring."""
     is_short = size <= LATENCY_BYTES
     in_memory = transport == SHARED or (on_gpu and len(layout.sizes) == 1)
-    if call.kind in (Collective.BROADCAST, Collective.REDUCE):
+    if request.kind in (Collective.BROADCAST, Collective.REDUCE):
         if is_short:
             return "binomial-tree"
         if in_memory:
             return "gather-broadcast"
         return f"naive-ring:segments={min(MOST_PARTS, -(-size // PART_BYTES))}"
-    if call.kind is not Collective.ALL_REDUCE:
-        return "direct" if in_memory or call.fixed_order else "ring"
-    if call.fixed_order:
+    if request.kind is not Collective.ALL_REDUCE:
+        return "direct" if in_memory or request.fixed_order else "ring"
+    if request.fixed_order:
         return "one-shot" if is_short else "direct"
     if transport == SHARED and size <= MAILBOX:
         return "one-shot"
@@ -207,46 +202,45 @@ def _choose_name(call: Call, size: int, layout: Layout, transport: str, *, on_gp
     return between
 
 
+def _make_schedule(request: Request, choice: Choice, layout: Layout) -> Schedule:
+    schedule = _build(request.kind, request.root, choice, layout)
+    left_out = schedule.ranks - len(schedule.members)
+    if left_out and not request.allows_servers and request.kind is Collective.ALL_REDUCE:
+        raise ConfigurationError(
+            f"{choice} leaves out the buffers of {left_out} of {schedule.ranks} ranks, which "
+            "only serve: use gather-broadcast or direct, which include them"
+        )
+    return schedule
+
+
 @functools.lru_cache(maxsize=64)
-def _build(call: Call, choice: Choice, layout: Layout) -> Schedule:
+def _build(kind: Collective, root: int, choice: Choice, layout: Layout) -> Schedule:
     nodes = order = None
     if choice.algorithm.knows_nodes and len(layout.sizes) > 1:
         nodes, order = layout.sizes, layout.order
-    if call.kind is Collective.ALL_REDUCE:
-        schedule = choice.build(layout.size, nodes, order)
-        left_out = schedule.ranks - len(schedule.members)
-        if left_out and not call.allows_servers:
+    if kind is Collective.ALL_REDUCE:
+        return choice.build(layout.size, nodes, order)
+    half = choice.build_half(kind, layout.size, nodes, order)
+    if kind in (Collective.REDUCE, Collective.BROADCAST):
+        if len(set(half.owners)) > 1 or len(half.members) < half.ranks:
             raise ConfigurationError(
-                f"{choice} leaves out the buffers of {left_out} of {schedule.ranks} ranks, which "
-                "only serve: use gather-broadcast or direct, which include them"
+                f"{choice} has no single root, so it makes no {kind.value}: binomial-tree, "
+                "gather-broadcast and naive-ring do"
             )
-        return schedule
-    half = choice.build_half(call.kind, layout.size, nodes, order)
-    if call.kind in (Collective.REDUCE, Collective.BROADCAST):
-        return _root(call, choice, half)
+        return segment(rotate(half, (root - half.owners[0]) % half.ranks), choice.segments)
     if half.owners != tuple(range(layout.size)) or choice.segments > 1:
         raise ConfigurationError(
             f"{choice} on {layout.size} ranks does not give each rank one part of the buffer, in "
-            f"order, so it makes no {call.kind.value}: ring and direct do"
+            f"order, so it makes no {kind.value}: ring and direct do"
         )
     return half
 
 
-def _root(call: Call, choice: Choice, half: Schedule) -> Schedule:
-    owner = half.owners[0]
-    if len(set(half.owners)) > 1 or len(half.members) < half.ranks:
-        raise ConfigurationError(
-            f"{choice} has no single root, so it makes no {call.kind.value}: binomial-tree, "
-            "gather-broadcast and naive-ring do"
-        )
-    return segment(rotate(half, (call.root - owner) % half.ranks), choice.segments)
-
-
-def _list_fixed(call: Call, layout: Layout) -> str:
+def _list_fixed(request: Request, layout: Layout) -> str:
     fitting = []
     for name in names():
         try:
-            schedule = _build(call, parse(name), layout)
+            schedule = _make_schedule(request, parse(name), layout)
         except (ConfigurationError, ScheduleError):
             continue
         if is_order_fixed(schedule):
@@ -288,8 +282,8 @@ class Planner:
 
     def make(self, request: Request, tensor: torch.Tensor) -> Plan:
         """The plan of a call on tensors like this one. Raises ConfigurationError."""
-        call, dtype = request.call, tensor.dtype
-        if call.kind in _SUMS:
+        dtype = tensor.dtype
+        if request.kind in _SUMS:
             operator = find_operator(request.operator)
             accumulation = choose_accumulation(operator, dtype, request.reduction_dtype)
         else:
@@ -297,12 +291,12 @@ class Planner:
             accumulation = dtype
         on_gpu = tensor.device.type != "cpu"
         size = tensor.numel() * tensor.element_size()
-        selection = select(call, size, self.layout, on_gpu=on_gpu)
+        selection = select(request, size, self.layout, on_gpu=on_gpu)
         if self.layout.size == 1:
             return Plan()
         signature = _sign(request, selection, tensor)
         description = Description(
-            f"{call.kind.value} ({selection.name} over {selection.transport})",
+            f"{request.kind.value} ({selection.name} over {selection.transport})",
             len(selection.schedule.steps),
             dict(enumerate(self.layout.hosts)),
         )
