@@ -21,21 +21,13 @@ from mpiddp.collectives.transport.mpi import (
     NETWORK_MESSAGE,
     MpiMessenger,
     check_thread,
-    find_thread_limit,
 )
-from mpiddp.collectives.transport.node_memory import (
-    NodeMemory,
-    block_size,
-    is_ordered,
-)
-from mpiddp.collectives.transport.shared_memory import (
-    SharedMemory,
-    address_of,
-    map_descriptor,
-)
+from mpiddp.collectives.transport.node_memory import NodeMemory, block_size, is_ordered
+from mpiddp.collectives.transport.shared_memory import SharedMemory, address_of, map_descriptor
 from mpiddp.collectives.transport.single_copy import can_copy
 from mpiddp.collectives.waiting import Waiter, choose_policy, count_cores, find_quota
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.session import Session, current_session
 from mpiddp.launch.world import World

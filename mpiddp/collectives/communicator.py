@@ -13,7 +13,7 @@ import torch
 
 from mpiddp.collectives.executor import Plan, Shortcut
 from mpiddp.collectives.operators import name_type
-from mpiddp.collectives.planner import Planner, Request, Selection
+from mpiddp.collectives.planner import Planner, Request
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
@@ -53,7 +53,7 @@ class Communicator:
             agree: with MPIDDP_DEBUG, compares a value between all ranks before each call.
             is_concurrent: whether a second thread may make calls.
         """
-        self._planner = planner
+        self.planner = planner
         self.layout = planner.layout
         self.node_memory = planner.node_memory
         """None where the node's ranks cannot work in each other's memory."""
@@ -80,13 +80,6 @@ class Communicator:
         """Why calls are refused from now on; empty while they are not."""
         self._make_barrier: Callable[[], object] | None = None
         _communicators.add(self)
-
-    def make_ready(self, selection: Selection, *, on_gpu: bool) -> None:
-        """Make the messenger of such calls, if there is none yet. Collective.
-
-        Raises ConfigurationError where it is not possible.
-        """
-        self._planner.find_messenger(selection, on_gpu=on_gpu)
 
     # ---- calls ----------------------------------------------------------------------------
 
@@ -266,12 +259,12 @@ class Communicator:
             self._worker.shutdown(wait=True)
         self.shortcuts = {}
         if self._refusal:
-            # Messages may still arrive in what a failed call has prepared: it is kept.
+            # After a failed call messages may still arrive: requests and buffers are kept.
             _kept.append(self._plans)
             return
         self._refusal = "the session of this call is closed"
         self._plans.clear()
-        self._planner.close()
+        self.planner.close()
 
     # ---- preparation ----------------------------------------------------------------------
 
@@ -288,7 +281,7 @@ class Communicator:
             raise ConfigurationError(problem)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._planner.make(request, tensor)
+            plan = self.planner.make(request, tensor)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = plan

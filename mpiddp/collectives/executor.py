@@ -138,7 +138,8 @@ class Workspace:
     def find(self, purpose: Hashable, count: int, dtype: torch.dtype, like: Span) -> Span:
         """Room for ``count`` elements for one purpose, on the device of ``like``.
 
-        When it grows, programs that are bound already keep the old memory.
+        When it grows, programs that are bound already keep the old memory. On a GPU each stream has
+        its own, since calls on two streams work at the same time.
         """
         stream = None
         if isinstance(like.memory, torch.Tensor):
@@ -158,26 +159,18 @@ class Stage:
         self._shared_memory = shared_memory or SharedMemory()
         self._memory: mmap.mmap | None = None
         self._size = 0
-        self._on_gpus: dict[tuple[int, int], torch.Tensor] = {}
-        """By device and stream: calls on two streams work at the same time."""
+        self._on_gpus = Workspace()
 
     def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
         """Room for ``count`` elements, with undefined values."""
         size = count * dtype.itemsize
         if isinstance(like.memory, torch.Tensor):
-            return self._find_on_gpu(size, dtype, like.memory)
+            room = self._on_gpus.find("stage", size, torch.uint8, like)
+            return Span(room.memory.view(dtype), dtype)
         if self._memory is None or size > self._size:
             self._memory = self._shared_memory.allocate(size)
             self._size = size
         return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
-
-    def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
-        key = (like.get_device(), torch.cuda.current_stream(like.device).cuda_stream)
-        memory = self._on_gpus.get(key)
-        if memory is None or size > memory.numel():
-            memory = torch.empty(size, dtype=torch.uint8, device=like.device)
-            self._on_gpus[key] = memory
-        return Span(memory[:size].view(dtype), dtype)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,7 @@ from collections.abc import Sequence
 
 from mpiddp.schedules import formulas
 from mpiddp.schedules.cost import check_nodes, split_in_two
-from mpiddp.schedules.registry import (
-    Choice,
-    check_servers,
-    find_inner,
-    find_outer,
-    register,
-)
+from mpiddp.schedules.registry import Choice, check_servers, find_inner, find_outer, register
 from mpiddp.schedules.schedule import (
     Collective,
     Schedule,

@@ -66,7 +66,7 @@ class ScheduleHook:
             operator="average",
         )
         selection = self._select(0, on_gpu)
-        communicator.make_ready(selection, on_gpu=on_gpu)
+        communicator.planner.find_messenger(selection, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = selection.transport in (SHARED, BOTH)
