@@ -99,9 +99,11 @@ def _make_communicator(session: Session) -> Communicator:
     ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
     block, found = _reach(facts, ranks, world.rank, block)
     reaches = session.gather(found)
+    numbers = {each.node for each in facts}
+    groups = [[each for each in facts if each.node == node] for node in numbers]
     nodes = [
         (len(group), count_cores([each.cores for each in group], [each.quota for each in group]))
-        for group in _by_node(facts)
+        for group in groups
     ]
     policy = choose_policy([each.wish for each in facts], nodes)
     waiter = Waiter(policy, session.timeout)
@@ -147,13 +149,6 @@ def _find_facts(
         token[:],
         address_of(token),
     )
-
-
-def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:
-    groups: dict[int, list[_Facts]] = {}
-    for each in facts:
-        groups.setdefault(each.node, []).append(each)
-    return list(groups.values())
 
 
 def _reach(
@@ -220,7 +215,9 @@ def _list_messengers(
     session: Session, waiter: Waiter, facts: list[_Facts]
 ) -> Mapping[str, Callable[[], Messenger]]:
     """What makes each messenger; collective."""
-    longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
+    longest = find_longest_message(
+        [each.message_bytes for each in facts], len({each.node for each in facts}) > 1
+    )
 
     def make_mpi() -> Messenger:
         check_thread()

@@ -81,8 +81,6 @@ class Communicator:
         self._make_barrier: Callable[[], object] | None = None
         _communicators.add(self)
 
-    # ---- calls ----------------------------------------------------------------------------
-
     def run(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
         key = _key(request, tensor)
@@ -265,8 +263,6 @@ class Communicator:
         self._refusal = "the session of this call is closed"
         self._plans.clear()
         self.planner.close()
-
-    # ---- preparation ----------------------------------------------------------------------
 
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
         self._check_open()

@@ -217,8 +217,6 @@ class Execution:
 
 
 class _Binder:
-    """Turns instructions into callables on given memory."""
-
     def __init__(self, execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> None:
         self.execution = execution
         self.program = program = execution.program

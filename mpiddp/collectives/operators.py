@@ -24,8 +24,6 @@ View = Any
 
 
 class Operator(enum.Enum):
-    """How contributions are combined."""
-
     SUM = "sum"
     AVERAGE = "average"
     """The complete sum, divided by the number of contributions."""
@@ -124,7 +122,6 @@ class Span:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
         memory = self.memory
         return memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
 

@@ -124,8 +124,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is run."""
-
     schedule: Schedule
     name: str
     """Of the algorithm, with its parameters."""

@@ -121,7 +121,6 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """All steps, one after the other."""
         return math.fsum(step.seconds for step in self.steps)
 
 
@@ -167,8 +166,6 @@ def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
 
 
 class _Counter:
-    """Counts steps on one machine."""
-
     def __init__(self, machine: Machine, node_of: Integers, nodes: int) -> None:
         self._machine, self._node_of, self._nodes = machine, node_of, nodes
         self._ranks = len(node_of)

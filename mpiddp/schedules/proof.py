@@ -417,7 +417,6 @@ class Sums:
 
 
 def find_sums(schedule: Schedule) -> Sums:
-    """Follow the contributions through the schedule."""
     whole = sum(1 << rank for rank in schedule.members)
     held = {
         (rank, chunk): 1 << rank

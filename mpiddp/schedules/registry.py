@@ -155,8 +155,6 @@ def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """The price of an all-reduce."""
-
     seconds: float
     source: str
     """``simulated``, or ``closed form``."""

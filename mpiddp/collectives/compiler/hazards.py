@@ -126,7 +126,6 @@ class _Analysis:
         return self._writers.get(place) or {place[0]: ENTERED}
 
     def find_leaving(self, rank: int) -> Stages:
-        """What the rank waits for in the end."""
         waits: Stages = {}
         for places in (self._writers, self._readers):
             for (owner, _), stages in places.items():

@@ -93,8 +93,6 @@ class Start(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Wait for a message."""
-
     message: int
 
 
@@ -107,7 +105,6 @@ class RankProgram:
 
     rank: int
     count: int
-    steps: int
     instructions: tuple[Instruction, ...]
     messages: tuple[Message, ...]
     scratch: int

@@ -478,7 +478,6 @@ class _Compiler:
         return RankProgram(
             self.part.rank,
             self.count,
-            len(self.part.schedule.steps),
             tuple(self.instructions),
             tuple(self.pieces.messages),
             self.scratch.size,

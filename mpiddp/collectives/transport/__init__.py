@@ -31,8 +31,6 @@ class Messages(Protocol):
 
 
 class Messenger(Protocol):
-    """Carries messages between any two ranks."""
-
     def cut(self, itemsize: int) -> Cut:
         """How long messages may be, for elements of ``itemsize`` bytes."""
 
