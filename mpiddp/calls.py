@@ -57,14 +57,11 @@ def _check_options(
     for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
         if not isinstance(text, str):
             raise ConfigurationError(f"{name}: expected a name, found {text!r}")
-    if algorithm in [operator.value for operator in Operator]:
-        raise ConfigurationError(
-            f"{algorithm!r} is no algorithm, but an operator: op={algorithm!r}"
-        )
-    if algorithm in TRANSPORTS:
-        raise ConfigurationError(
-            f"{algorithm!r} is no algorithm, but a transport: transport={algorithm!r}"
-        )
+    operators = [operator.value for operator in Operator]
+    others = {"an operator: op": operators, "a transport: transport": TRANSPORTS}
+    for other, names in others.items():
+        if algorithm in names:
+            raise ConfigurationError(f"{algorithm!r} is no algorithm, but {other}={algorithm!r}")
     if not isinstance(reduction_dtype, torch.dtype | None):
         raise ConfigurationError(
             f"reduction_dtype: expected a torch type, found {reduction_dtype!r}"

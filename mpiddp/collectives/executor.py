@@ -105,10 +105,6 @@ class Binding:
         for action in self.actions:
             action()
 
-    def between(self, before: Action, after: Action) -> Binding:
-        """The same actions with one more before and after them."""
-        return replace(self, actions=(before, *self.actions, after))
-
 
 class Recent(Generic[Value]):
     """The values that were used last, by key: at most ``most``."""
@@ -158,7 +154,6 @@ class Stage:
         """With ``shared_memory`` peers can map it."""
         self._shared_memory = shared_memory or SharedMemory()
         self._memory: mmap.mmap | None = None
-        self._size = 0
         self._on_gpus = Workspace()
 
     def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
@@ -167,9 +162,8 @@ class Stage:
         if isinstance(like.memory, torch.Tensor):
             room = self._on_gpus.find("stage", size, torch.uint8, like)
             return Span(room.memory.view(dtype), dtype)
-        if self._memory is None or size > self._size:
+        if self._memory is None or size > len(self._memory):
             self._memory = self._shared_memory.allocate(size)
-            self._size = size
         return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
 
 
@@ -194,10 +188,6 @@ class Execution:
     """Type of the buffers' elements; None for the type that is added and sent."""
 
     @property
-    def count(self) -> int:
-        return self.program.count
-
-    @property
     def is_wide(self) -> bool:
         """Whether it works in a wider type than that of the buffers."""
         return self.buffer_type not in (None, self.arithmetic.dtype)
@@ -212,8 +202,9 @@ class Execution:
         """Room in the stage, and the actions that copy the tensor into it and back."""
         assert self.stage is not None
         buffer = make_span(tensor, self.buffer_type)
-        room = self.stage.find(self.count, self.arithmetic.dtype, buffer)
-        return room, convert(room, buffer, self.count), convert(buffer, room, self.count)
+        count = self.program.count
+        room = self.stage.find(count, self.arithmetic.dtype, buffer)
+        return room, convert(room, buffer, count), convert(buffer, room, count)
 
 
 class _Binder:
@@ -358,7 +349,8 @@ class MessagePlan(Plan):
         if not execution.is_wide:
             return bind(execution, make_span(tensor, execution.buffer_type), {})
         stage, put, get = execution.enter_stage(tensor)
-        return bind(execution, stage, {}).between(put, get)
+        binding = bind(execution, stage, {})
+        return replace(binding, actions=(put, *binding.actions, get))
 
 
 @dataclass(frozen=True)
@@ -420,7 +412,7 @@ class MemoryPlan(Plan):
 
     def _make_staging(self, tensor: torch.Tensor) -> _Staging:
         stage, put, get = self._execution.enter_stage(tensor)
-        size = self._execution.count * stage.dtype.itemsize
+        size = self._execution.program.count * stage.dtype.itemsize
         place = self._node_memory.shared_memory.find(stage.address, size)
         assert place is not None, "the stage of shared memory lies in a segment"
         return _Staging(stage, Location(SEGMENT, *place), put, get)
@@ -443,7 +435,7 @@ class MemoryPlan(Plan):
     def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
         execution, node_memory = self._execution, self._node_memory
         own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
-        count, dtype = execution.count, execution.arithmetic.dtype
+        count, dtype = execution.program.count, execution.arithmetic.dtype
         peers = {
             rank: node_memory.find_memory(rank, location, count, dtype)
             for rank, location in zip(execution.program.partners, locations, strict=True)

@@ -32,23 +32,19 @@ class Operator(enum.Enum):
     MAX = "max"
 
 
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+_KINDS: dict[torch.dtype, np.dtype[Any]] = {
     torch.float64: np.dtype("f8"),
     torch.float32: np.dtype("f4"),
     torch.int64: np.dtype("i8"),
     torch.int32: np.dtype("i4"),
-}
-_RAW: dict[torch.dtype, np.dtype[Any]] = {
     torch.float16: np.dtype("u2"),
     torch.bfloat16: np.dtype("u2"),
+    torch.uint8: np.dtype("u1"),
 }
-"""Types that NumPy copies and torch adds."""
-_KINDS: dict[torch.dtype, np.dtype[Any]] = {**_NUMPY, **_RAW, torch.uint8: np.dtype("u1")}
 """The types as NumPy copies them; bytes are never added."""
-
-TYPES = (*_NUMPY, *_RAW)
-NARROW = tuple(_RAW)
-"""Types in which sums are made only on request."""
+NARROW = (torch.float16, torch.bfloat16)
+"""Types that torch adds, and in which sums are made only on request."""
+TYPES = tuple(dtype for dtype in _KINDS if dtype is not torch.uint8)
 
 _FUNCTIONS: dict[Operator, tuple[np.ufunc, Callable[..., torch.Tensor]]] = {
     Operator.SUM: (np.add, torch.add),
@@ -132,7 +128,7 @@ class Span:
     def compute(self, lo: int, hi: int) -> View:
         """Elements ``lo`` to ``hi``, to be added."""
         part = self.memory[lo:hi]
-        if self.dtype in _RAW and isinstance(part, np.ndarray):
+        if self.dtype in NARROW and isinstance(part, np.ndarray):
             return torch.from_numpy(part.view(np.int16)).view(self.dtype)
         return part
 

@@ -65,10 +65,7 @@ def finish(
     add: Callable[[Sequence[Value]], Value],
 ) -> State[Value]:
     """The state after the last step; as ``replay``."""
-    states = replay(schedule, contribution, add)
-    state = next(states)
-    for _ in states:
-        pass
+    *_, state = replay(schedule, contribution, add)
     return state
 
 

@@ -111,7 +111,7 @@ def find_inner(name: str) -> Algorithm:
 
     Raises ConfigurationError if it has none, or does not exist.
     """
-    return _find_level(name, "inner", _has_halves, "has no halves")
+    return _find_level(name, "inner", "has no halves", lambda one: bool(one.make(2).owners))
 
 
 def find_outer(name: str) -> Algorithm:
@@ -120,18 +120,12 @@ def find_outer(name: str) -> Algorithm:
     Raises ConfigurationError if it does, or does not exist.
     """
     why = "knows of nodes itself" if find(name).knows_nodes else "would leave a node out"
-    return _find_level(name, "outer", _joins_all, why)
+    return _find_level(
+        name, "outer", why, lambda one: not one.knows_nodes and len(one.make(2).members) == 2
+    )
 
 
-def _has_halves(algorithm: Algorithm) -> bool:
-    return bool(algorithm.make(2).owners)
-
-
-def _joins_all(algorithm: Algorithm) -> bool:
-    return not algorithm.knows_nodes and len(algorithm.make(2).members) == 2
-
-
-def _find_level(name: str, level: str, fits: Callable[[Algorithm], bool], why: str) -> Algorithm:
+def _find_level(name: str, level: str, why: str, fits: Callable[[Algorithm], bool]) -> Algorithm:
     algorithm = find(name)
     if not fits(algorithm):
         fitting = ", ".join(one.name for one in _algorithms.values() if fits(one))

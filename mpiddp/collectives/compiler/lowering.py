@@ -160,11 +160,6 @@ class Pieces:
                 for cell in grid.cells(transfer):
                     self._written[cell] = None if is_remote else number
 
-    def added(self, step: int) -> list[Incoming]:
-        """What lands beside the buffer in that step."""
-        both = (*self.arriving[step], *self.fetched[step])
-        return [piece for piece in both if piece.reduce]
-
     def _cut_send(self, number: int, transfer: Transfer) -> None:
         is_local = transfer.dst in self._group
         if is_local and transfer.reduce:
@@ -218,27 +213,24 @@ class Scratch:
     """Space beside the buffer: slots of one length, enough for what lands there in any step."""
 
     def __init__(self, pieces: Pieces, grid: Grid, steps: Sequence[int]) -> None:
-        added = [pieces.added(step) for step in steps]
+        landing = [(*pieces.arriving[step], *pieces.fetched[step]) for step in steps]
+        added = [[piece for piece in each if piece.reduce] for each in landing]
         self._length = max((grid.length(p.cells) for step in added for p in step), default=0)
         slots = max(map(len, added), default=0)
         self.size = slots * self._length
         """Elements."""
-        self._free = list(range(slots - 1, -1, -1))
-
-    @property
-    def is_full(self) -> bool:
-        return not self._free
+        self.free = list(range(slots - 1, -1, -1))
 
     def take(self, piece: Incoming) -> int:
         """Give it a slot; returns the slot's first element."""
-        piece.slot = self._free.pop() * self._length
+        piece.slot = self.free.pop() * self._length
         return piece.slot
 
     def release(self, piece: Incoming, cells: int) -> None:
         """``cells`` of its cells have been added; after the last one its slot is free."""
         piece.missing -= cells
         if piece.missing == 0 and piece.slot is not None:
-            self._free.append(piece.slot // self._length)
+            self.free.append(piece.slot // self._length)
 
 
 # ---- instructions -------------------------------------------------------------------------
@@ -459,7 +451,7 @@ class _Compiler:
 
     def _can_post(self, piece: Incoming) -> bool:
         if piece.reduce:
-            return not self.scratch.is_full
+            return bool(self.scratch.free)
         # In place: nothing may still leave from there, or be read from there.
         key = (piece.step, piece.transfer)
         if not self._is_known(self.needs.writing.get(key, {})):
