@@ -9,9 +9,8 @@
     ├── ScheduleError           1   a collective algorithm does not do what it promises
     └── StoppedError      128 + n   signal n asked the process to end
 
-Two more codes are promised and belong to later rooms: 5, no usable checkpoint where one
-was demanded; 75, preempted with a checkpoint written. ``128 + n`` is also the status of a
-process that signal n killed.
+Two more codes are reserved: 5, no usable checkpoint where one was demanded; 75, preempted with a
+checkpoint written. ``128 + n`` is also the status of a process that signal n killed.
 
 Every message says which rank on which host (the failure handler adds them), what was expected,
 what was found, and what to do.
@@ -40,13 +39,29 @@ class MpiddpError(Exception):
 
 
 class ConfigurationError(MpiddpError):
-    """An argument, a configuration file or an input that cannot be used."""
+    """An argument, a configuration file or an input that cannot be used.
+
+        try:
+            mpiddp.all_reduce(tensor, algorithm)
+        except mpiddp.ConfigurationError:
+            mpiddp.all_reduce(tensor, "auto")
+
+    The message says what was expected, and what was found.
+    """
 
     exit_code = 2
 
 
 class LaunchError(MpiddpError):
-    """The processes were started in a way that cannot work."""
+    """The processes were started in a way that cannot work.
+
+    `mpiddp.init` raises it in a notebook; elsewhere it ends the job.
+
+        try:
+            session = mpiddp.init()
+        except mpiddp.LaunchError as error:
+            print("start the ranks with mpirun or srun:", error)
+    """
 
     exit_code = 3
 
@@ -59,19 +74,44 @@ class AloneError(LaunchError):
 
 
 class UnreachableError(MpiddpError):
-    """Ranks could not reach each other before the deadline."""
+    """Ranks could not reach each other before the deadline.
+
+    `mpiddp.init` raises it in a notebook; elsewhere it ends the job.
+
+        try:
+            session = mpiddp.init(timeout=60)
+        except mpiddp.UnreachableError as error:
+            print("look at the network with mpiddp.doctor:", error)
+    """
 
     exit_code = 4
 
 
 class PeerLostError(MpiddpError):
-    """A rank that took part is gone, or stopped making progress."""
+    """A rank that took part is gone, or stopped making progress.
+
+        try:
+            mpiddp.all_reduce(gradients)
+        except mpiddp.PeerLostError:
+            torch.save(model.state_dict(), f"rank{session.world.rank}.pt")
+            raise
+
+    The message names the rank, and the step in which it was missed.
+    """
 
     exit_code = 6
 
 
 class ScheduleError(MpiddpError):
-    """A schedule that does not keep its promise: a mistake in the algorithm that made it."""
+    """A schedule that does not keep its promise: a mistake in the algorithm that made it.
+
+        try:
+            mpiddp.all_reduce(tensor, "my-own")
+        except mpiddp.ScheduleError as error:
+            print("my-own is wrong:", error)
+
+    Every schedule is proved before it runs for the first time; the message says what is wrong.
+    """
 
 
 class StoppedError(MpiddpError):

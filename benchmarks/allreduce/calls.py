@@ -9,28 +9,22 @@ from typing import Any, Protocol
 
 import torch
 
+from benchmarks.allreduce.contenders import Contender
 from benchmarks.launching.worker_loop import Member
 
 
-@dataclass(frozen=True)
-class Order:
-    """One contender on one size; it comes as JSON."""
+@dataclass(frozen=True, kw_only=True)
+class CallSpec(Contender):
+    """What ranks are told to measure: a contender on one size."""
 
-    maker: str
-    """Which of the job's contenders."""
     bytes: int
     type: str
     """Of the elements, as torch names it."""
     iterations: int
     """Timed ones; 0 only checks."""
-    algorithm: str = "auto"
-    transport: str = "auto"
-    buffer: str = "private"
-    """``private``, ``shared`` or ``gpu``."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type itself."""
         found = getattr(torch, self.type)
         assert isinstance(found, torch.dtype)
         return found
@@ -62,7 +56,7 @@ class Prepared:
 class Calls(Member, Protocol):
     """One job's rank."""
 
-    def prepare(self, order: Order) -> Prepared:
+    def prepare(self, spec: CallSpec) -> Prepared:
         """Make a contender ready. Raises ConfigurationError, on all ranks, if it cannot be."""
 
     def describe(self) -> dict[str, Any]:

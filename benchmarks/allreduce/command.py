@@ -1,30 +1,36 @@
 """``python -m benchmarks allreduce``: one all-reduce beside the others, by size.
 
-The framework's (Gloo, in processes that torchrun starts and that know no MPI; NCCL where every
-rank has a GPU), MPI's own, a plain ring written by hand, and mpiddp's. Two jobs live side by side
-for the whole measurement, one under mpirun or srun and one under torchrun; while one measures, the
-other one sleeps. Every contender's sum is checked before it is timed. Rounds are in random order,
-and what counts of each iteration is its slowest rank's time.
+Every contender's sum is checked before it is timed, and what counts of each iteration is its
+slowest rank's time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.allreduce import report
 from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS
 from benchmarks.allreduce.measurement import LENGTH, Plan, measure
+from benchmarks.allreduce.plot import draw
 from benchmarks.allreduce.targets import judge
 from benchmarks.common import results
-from benchmarks.common.checks import check_link, check_outputs, check_several, check_start
-from benchmarks.common.options import CommandLine, RunOptions, describe_algorithms, make, size
+from benchmarks.common.checks import check_run
+from benchmarks.common.options import (
+    CommandLine,
+    RunOptions,
+    at_least,
+    describe_algorithms,
+    make,
+    make_run,
+    size,
+)
 from benchmarks.common.targets import format_targets
+from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun, is_srun
-from mpiddp.errors import ConfigurationError, MpiddpError
+from benchmarks.launching.srun import Srun
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
 
@@ -35,24 +41,11 @@ ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 
 ALL = "all"
 
 
-class WrongSumError(MpiddpError):
-    """A contender's all-reduce is none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(RunOptions):
-    """What is measured, where, and where the results go."""
-
-    plan: Plan
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     values = _make_parser().read_values(arguments)
     values["algorithms"] = _read_algorithms(values["algorithms"])
     plan = make(Plan, values, sizes=tuple(sorted(values["sizes"])))
-    usual = RANKS_ON_CLUSTER if is_srun(values["launcher"]) else RANKS
-    return make(Options, values, plan=plan, ranks=values["ranks"] or usual)
+    return make_run(values, plan, RANKS, RANKS_ON_CLUSTER)
 
 
 def _make_parser() -> CommandLine:
@@ -72,18 +65,14 @@ def _make_parser() -> CommandLine:
         choices=TRANSPORTS, default=("auto",), metavar="TRANSPORT")  # fmt: skip
     add("buffers", f"mpiddp's buffers: {', '.join(BUFFERS)}", nargs="+", choices=BUFFERS,
         default=(PRIVATE, SHARED), metavar="BUFFER")  # fmt: skip
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8)")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8)", type=at_least(2))
     add("repetitions", default=10)
     add("warm-up", default=1)
     add("iterations", f"iterations per contender, size and round (default: {LENGTH})")
     add("seed", "seed of the order")
     add("deadline", "time limit of a job's start, and of each answer", default=120.0)
-    add("launcher")
-    add("nodes")
-    add("link", "with srun: also time a link between two nodes")
-    add("targets")
-    add("json", "write every iteration and the environment")
-    add("plot", "draw times and rates (.svg, .png or .pdf)")
+    parser.add_run("write every iteration and the environment", "draw times and rates",
+                   "with srun: also time a link between two nodes")  # fmt: skip
     return parser
 
 
@@ -98,8 +87,7 @@ def _read_algorithms(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def check(options: Options) -> Mpirun | Srun:
-    """Refuse what cannot work before anything is measured; returns the launcher to use."""
+def check(options: RunOptions[Plan]) -> Mpirun | Srun:
     plan = options.plan
     item = ITEM_BYTES[plan.type]
     for count in plan.sizes:
@@ -107,14 +95,9 @@ def check(options: Options) -> Mpirun | Srun:
             raise ConfigurationError(
                 f"--sizes: expected whole elements of {item} bytes ({plan.type}), found {count}"
             )
-    check_several(options.ranks)
     for name, ranks in product(plan.algorithms, options.ranks):
         check_algorithm(name, ranks)
-    check_outputs(options.json, plot=options.plot)
-    found = check_start(options.ranks, options.launcher, options.nodes)
-    if plan.link:
-        check_link(found)
-    return found
+    return check_run(options, link=plan.link)
 
 
 def check_algorithm(name: str, ranks: int) -> None:
@@ -128,7 +111,6 @@ def check_algorithm(name: str, ranks: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
     launcher = check(options)
     environment, heading = results.begin(launcher)
@@ -139,8 +121,6 @@ def main(arguments: Sequence[str]) -> None:
     described = report.describe_groups(groups)
     results.write_measurement(options.json, "allreduce", environment, targets, groups=described)
     if options.plot is not None:
-        from benchmarks.allreduce.plot import draw
-
         draw(options.plot, groups, heading)
     if wrong := report.list_wrong(groups):
-        raise WrongSumError(f"wrong sums: {'; '.join(wrong)}")
+        raise WrongResultError(f"wrong sums: {'; '.join(wrong)}")

@@ -12,7 +12,7 @@ WORKER = "benchmarks.allreduce.worker"
 
 GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
 OWN, PREPARED = "mpiddp", "mpiddp, prepared"
-"""The makers of calls, as orders name them."""
+"""The makers of calls, as ranks know them."""
 
 PRIVATE, SHARED, GPU = "private", "shared", "gpu"
 BUFFERS = (PRIVATE, SHARED, GPU)
@@ -24,13 +24,11 @@ LINK_BYTES = 16_000_000
 COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE = "copy by NumPy", "copy by torch", "copy by memmove"
 COPIES = (COPY_NUMPY, COPY_TORCH, COPY_MEMMOVE)
 PEER_READ, LINK = "peer read", "link"
-"""The probes, as orders name them."""
+"""The probes, as ranks know them."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the tables, or a probe of the machine."""
-
     maker: str
     job: str = MPI_JOB
     algorithm: str = "auto"
@@ -62,17 +60,9 @@ class Contender:
             return self.name
         return f"{self.name}, {self.transport}, {self.buffer}"
 
-    def order(self, size: int, kind: str, iterations: int) -> dict[str, Any]:
-        """The order for its ranks."""
-        return {
-            "maker": self.maker,
-            "bytes": size,
-            "type": kind,
-            "iterations": iterations,
-            "algorithm": self.algorithm,
-            "transport": self.transport,
-            "buffer": self.buffer,
-        }
+    def specify(self, size: int, kind: str, iterations: int) -> dict[str, Any]:
+        """What its ranks are told: the fields of a ``CallSpec``."""
+        return {**vars(self), "bytes": size, "type": kind, "iterations": iterations}
 
 
 @dataclass(frozen=True)

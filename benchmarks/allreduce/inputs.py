@@ -25,7 +25,6 @@ def get_pattern(rank: int, size: int) -> numpy.ndarray[tuple[int, ...], numpy.dt
 def get_sum(
     size: int, members: Sequence[int] | None = None
 ) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]:
-    """The sum of all ranks' values, or of those that are members."""
     total = numpy.zeros(PERIOD, numpy.int64)
     for rank in range(size) if members is None else members:
         total += get_pattern(rank, size)

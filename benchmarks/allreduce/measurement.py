@@ -17,13 +17,10 @@ from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
 
 LENGTH = Length(seconds=0.1, fewest=3, most=300)
-"""Of one visit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(trials.Plan):
-    """What is measured."""
-
     sizes: tuple[int, ...]
     """Bytes, in rising order."""
     type: str
@@ -43,7 +40,6 @@ class Visit:
 
     @property
     def usual(self) -> float:
-        """The median of the iterations."""
         return quantile(self.seconds, 0.5)
 
 
@@ -58,11 +54,12 @@ class Group(trials.Group[Cell, Visit]):
 
     def seconds(self, contender: Contender, size: int) -> list[float]:
         """All iterations, the slowest rank's; empty if it was not timed."""
-        return [value for round_ in self.rounds(contender, size) for value in round_]
+        visits = self.samples(Cell(contender, size))
+        return [value for visit in visits for value in visit.seconds]
 
-    def rounds(self, contender: Contender, size: int) -> list[list[float]]:
-        """The same, round by round."""
-        return [list(visit.seconds) for visit in self.samples(Cell(contender, size))]
+    def find_median_speed(self, own: Contender, other: Contender, size: int) -> float | None:
+        speed = self.find_speed(Cell(own, size), Cell(other, size))
+        return speed.median if speed else None
 
 
 def find_slowest(answers: Sequence[Mapping[str, Any]]) -> Visit:
@@ -102,8 +99,8 @@ class Visitor(trials.Visitor[Cell, Visit]):
         return not self.visit(key, LENGTH.fewest).wrong
 
     def measure(self, key: Cell, iterations: int) -> Visit:
-        order = key.contender.order(key.bytes, self._type, iterations)
-        command = {"do": "measure", "order": order}
+        spec = key.contender.specify(key.bytes, self._type, iterations)
+        command = {"do": "measure", "spec": spec}
         answers = self._jobs[key.contender.job].ask(command, f"measuring {key.name}")
         visit = find_slowest(answers)
         self.wrong[key] = self.wrong.get(key, 0) + visit.wrong

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.allreduce.contenders import OWN, PREPARED, Contender
 from benchmarks.allreduce.measurement import Group
-from benchmarks.allreduce.report import Times, find_rates, summarize
+from benchmarks.allreduce.report import find_rates
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
+from benchmarks.common.statistics import Summary, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,12 +79,12 @@ def choose_ticks(sizes: Sequence[int]) -> list[int]:
     return ticks
 
 
-def _list_points(group: Group, row: Contender) -> list[tuple[int, Times]]:
+def _list_points(group: Group, row: Contender) -> list[tuple[int, Summary]]:
     known = ((size, group.seconds(row, size)) for size in group.plan.sizes)
     return [(size, summarize(seconds)) for size, seconds in known if seconds]
 
 
-def _draw_times(axis: Axes, points: Sequence[tuple[int, Times]], style: dict[str, Any]) -> None:
+def _draw_times(axis: Axes, points: Sequence[tuple[int, Summary]], style: dict[str, Any]) -> None:
     sizes = [size for size, _ in points]
     ends = [
         (times.interval.low, times.interval.high) if times.interval else (times.median,) * 2

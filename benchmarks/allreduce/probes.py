@@ -11,8 +11,15 @@ import numpy
 import torch
 from mpi4py import MPI
 
-from benchmarks.allreduce.calls import Order, Prepared
-from benchmarks.allreduce.contenders import COPY_MEMMOVE, COPY_NUMPY, COPY_TORCH, LINK, PEER_READ
+from benchmarks.allreduce.calls import CallSpec, Prepared
+from benchmarks.allreduce.contenders import (
+    COPIES,
+    COPY_MEMMOVE,
+    COPY_NUMPY,
+    COPY_TORCH,
+    LINK,
+    PEER_READ,
+)
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,49 +28,36 @@ if TYPE_CHECKING:
 Array = numpy.ndarray[Any, Any]
 
 
-def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[Order], Prepared]]:
+def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[CallSpec], Prepared]]:
     return {
-        COPY_NUMPY: partial(prepare_copy, comm, copy_numpy),
-        COPY_TORCH: partial(prepare_copy, comm, copy_torch),
-        COPY_MEMMOVE: partial(prepare_copy, comm, copy_memmove),
+        **{name: partial(prepare_copy, comm) for name in COPIES},
         PEER_READ: partial(prepare_peer_read, comm, world),
         LINK: partial(prepare_link, comm, world),
     }
 
 
-Copy = Callable[[Array, Array], Callable[[], object]]
-
-
-def prepare_copy(comm: MPI.Intracomm, copy: Copy, order: Order) -> Prepared:
+def prepare_copy(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     """Read and write so many bytes, all ranks at once."""
-    source, target = (numpy.ones(order.bytes, numpy.uint8) for _ in range(2))
-    return Prepared(copy(target, source), comm.Barrier)
-
-
-def copy_numpy(target: Array, source: Array) -> Callable[[], object]:
-    return partial(numpy.copyto, target, source)
-
-
-def copy_torch(target: Array, source: Array) -> Callable[[], object]:
-    return partial(torch.from_numpy(target).copy_, torch.from_numpy(source))
-
-
-def copy_memmove(target: Array, source: Array) -> Callable[[], object]:
-    """A copy by the C library."""
+    source, target = (numpy.ones(spec.bytes, numpy.uint8) for _ in range(2))
     # Pointers of this kind keep the arrays alive, which addresses do not.
     to, of = (each.ctypes.data_as(ctypes.c_void_p) for each in (target, source))
-    return partial(ctypes.memmove, to, of, source.nbytes)
+    copies: dict[str, Callable[[], object]] = {
+        COPY_NUMPY: partial(numpy.copyto, target, source),
+        COPY_TORCH: partial(torch.from_numpy(target).copy_, torch.from_numpy(source)),
+        COPY_MEMMOVE: partial(ctypes.memmove, to, of, source.nbytes),
+    }
+    return Prepared(copies[spec.maker], comm.Barrier)
 
 
-def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
+def prepare_peer_read(comm: MPI.Intracomm, world: World, spec: CallSpec) -> Prepared:
     """Local rank 0 writes, local rank 1 copies what was written; the other ranks do nothing."""
     if world.local_size < 2:
         raise ConfigurationError("there is one rank per node")
     node: Any = comm.Split(world.node_rank, world.local_rank)
-    window = MPI.Win.Allocate_shared(order.bytes if world.local_rank == 0 else 0, comm=node)
+    window = MPI.Win.Allocate_shared(spec.bytes if world.local_rank == 0 else 0, comm=node)
     shared: Any = window.Shared_query(0)[0]
     memory: Array = numpy.frombuffer(shared, numpy.uint8)
-    own = numpy.ones(order.bytes, numpy.uint8)
+    own = numpy.ones(spec.bytes, numpy.uint8)
     reads, writes = world.local_rank == 1, world.local_rank == 0
 
     def meet() -> None:
@@ -83,13 +77,13 @@ def prepare_peer_read(comm: MPI.Intracomm, world: World, order: Order) -> Prepar
     return Prepared(read, meet, close=free)
 
 
-def prepare_link(comm: MPI.Intracomm, world: World, order: Order) -> Prepared:
+def prepare_link(comm: MPI.Intracomm, world: World, spec: CallSpec) -> Prepared:
     """Rank 0 sends to the first rank of the next node, and waits for an answer."""
     nodes = comm.allgather(world.node_rank)
     if 1 not in nodes:
         raise ConfigurationError("there is one node")
     other = nodes.index(1)
-    memory, word = numpy.ones(order.bytes, numpy.uint8), numpy.zeros(1, numpy.uint8)
+    memory, word = numpy.ones(spec.bytes, numpy.uint8), numpy.zeros(1, numpy.uint8)
 
     def call() -> None:
         if world.rank == 0:

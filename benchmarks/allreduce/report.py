@@ -26,44 +26,12 @@ from benchmarks.allreduce.contenders import (
 )
 from benchmarks.allreduce.measurement import Group
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.statistics import Interval, Summary, compare, median_interval, quantile
-
-
-@dataclass(frozen=True)
-class Times:
-    """All iterations of one contender on one size, in seconds."""
-
-    count: int
-    low: float
-    """Below which 5 % lie."""
-    median: float
-    high: float
-    """Below which 95 % lie."""
-    interval: Interval | None
-    """Of the median, 95 %, over all iterations. Those of one visit are alike, so that it is
-    narrower than the rounds differ: two contenders are compared by the rounds."""
-
-
-def summarize(values: Sequence[float]) -> Times:
-    """Describe a sample. Raises ValueError if it is empty."""
-    five, median, ninety_five = (quantile(values, fraction) for fraction in (0.05, 0.5, 0.95))
-    return Times(len(values), five, median, ninety_five, median_interval(values))
+from benchmarks.common.statistics import Summary, summarize
 
 
 def find(group: Group, maker: str) -> Contender:
     """The first contender of a kind, as there is one Gloo and one MPI_Allreduce."""
     return next(each for each in group.contenders if each.maker == maker)
-
-
-def find_speed(group: Group, own: Contender, other: Contender, size: int) -> Summary | None:
-    """How many times faster it is than another contender, by the medians of each round.
-
-    None if either was not timed.
-    """
-    mine, others = (
-        [quantile(values, 0.5) for values in group.rounds(each, size)] for each in (own, other)
-    )
-    return compare(others, mine) if mine and others else None
 
 
 HEADS = (
@@ -100,7 +68,7 @@ def _format_row(group: Group, row: Contender, size: int) -> list[str] | None:
         *(f"{rate:.3g}" for rate in find_rates(group.ranks, size, times.median)),
     ]
     for maker in (GLOO, MPI):
-        speed = find_speed(group, row, find(group, maker), size)
+        speed = group.find_speed(cell, Cell(find(group, maker), size))
         itself = row.maker == maker
         cells.append("1" if itself else f"{speed.median:.2f}" if speed else "–")
     return [*head, *cells, wrong]
@@ -120,18 +88,18 @@ def _describe_range(low: float, high: float) -> str:
 class Limits:
     """What the machine itself can do; None where it was not asked or cannot be."""
 
-    copy: Times | None
+    copy: Summary | None
     """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""
     copy_way: str
-    peer_read: Times | None
+    peer_read: Summary | None
     """Copying PEER_BYTES that another rank has just written."""
-    link: Times | None
+    link: Summary | None
     """Sending LINK_BYTES to another node."""
 
 
 def find_limits(group: Group) -> Limits:
 
-    def look_up(maker: str, size: int) -> Times | None:
+    def look_up(maker: str, size: int) -> Summary | None:
         values = group.seconds(Contender(maker), size)
         return summarize(values) if values else None
 
@@ -164,7 +132,7 @@ def describe_limits(group: Group) -> str:
     return "\n".join(lines)
 
 
-def _describe_rate(size: int, times: Times) -> str:
+def _describe_rate(size: int, times: Summary) -> str:
     slow, usual, fast = (size / seconds * 1e-9 for seconds in (times.high, times.median, times.low))
     return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
@@ -204,7 +172,6 @@ def format_group(group: Group) -> str:
 
 
 def list_wrong(groups: Sequence[Group]) -> list[str]:
-    """The cells whose sums were wrong, each in a few words."""
     return [
         f"{cell.contender.label} at {describe_size(cell.bytes)} on {group.ranks} ranks: "
         f"{count} wrong elements"
@@ -239,10 +206,12 @@ def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
+    cell = Cell(row, size)
     times = summarize(group.seconds(row, size))
     algorithm_rate, bus_rate = find_rates(group.ranks, size, times.median)
     speeds = {
-        f"over_{maker}": find_speed(group, row, find(group, maker), size) for maker in (GLOO, MPI)
+        f"over_{maker}": group.find_speed(cell, Cell(find(group, maker), size))
+        for maker in (GLOO, MPI)
     }
     return {
         "name": row.name,
@@ -253,9 +222,9 @@ def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
         "seconds": asdict(times),
         "algbw": algorithm_rate,
         "busbw": bus_rate,
-        "wrong": group.wrong.get(Cell(row, size), 0),
+        "wrong": group.wrong.get(cell, 0),
         **{name: asdict(speed) if speed else None for name, speed in speeds.items()},
-        **_describe_series(group, Cell(row, size)),
+        **_describe_series(group, cell),
     }
 
 

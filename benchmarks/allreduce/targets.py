@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from benchmarks.allreduce.contenders import (
     BOUND_BYTES,
@@ -18,8 +19,9 @@ from benchmarks.allreduce.contenders import (
     Contender,
 )
 from benchmarks.allreduce.measurement import Group
-from benchmarks.allreduce.report import find, find_limits, find_speed, summarize
+from benchmarks.allreduce.report import find, find_limits
 from benchmarks.common.options import describe_size
+from benchmarks.common.statistics import summarize
 from benchmarks.common.targets import Target
 
 K, M = 1 << 10, 1 << 20
@@ -108,25 +110,14 @@ def _make(
 def _judge_speed(
     group: Group, own: Contender, other: Contender, sizes: range, least: float, note: str = ""
 ) -> Target | None:
-    def find_value(size: int) -> float | None:
-        speed = find_speed(group, own, other, size)
-        return speed.median if speed else None
-
     text = f"{own.label}: at least {least:g} × {other.name}{note}"
+    find_value = partial(group.find_median_speed, own, other)
     return _make(group, text, sizes, find_value, at_least=least)
-
-
-def _find_share(group: Group, own: Contender, other: Contender | None, size: int) -> float | None:
-    """The time of one contender over another's, the median of the rounds."""
-    speed = find_speed(group, own, other, size) if other is not None else None
-    return 1 / speed.median if speed else None
 
 
 def _judge_latency(group: Group, own: Contender, other: Contender, most: float) -> Target | None:
     text = f"{own.label}: at most {most:g} of {other.name}'s time"
-    return _make(
-        group, text, SMALL, lambda size: _find_share(group, own, other, size), at_most=most
-    )
+    return _make(group, text, SMALL, partial(group.find_median_speed, other, own), at_most=most)
 
 
 def _judge_bound(group: Group, own: Contender, least: float) -> Target | None:
@@ -144,12 +135,15 @@ def _judge_executor(group: Group) -> Iterable[Target | None]:
     own = Contender(PREPARED, algorithm="ring", transport="mpi")
 
     def find_plain(size: int) -> Contender | None:
-        """The faster of the plain rings."""
         plain = [each for each in group.contenders if each.maker in (RING, PERSISTENT)]
         known = [each for each in plain if group.seconds(each, size)]
         return min(
             known, key=lambda each: summarize(group.seconds(each, size)).median, default=None
         )
+
+    def find_share(size: int) -> float | None:
+        plain = find_plain(size)
+        return group.find_median_speed(plain, own, size) if plain is not None else None
 
     def find_more(size: int) -> float | None:
         plain, mine = find_plain(size), group.seconds(own, size)
@@ -162,7 +156,7 @@ def _judge_executor(group: Group) -> Iterable[Target | None]:
         group,
         f"{where}: at most 1.05 of the plain ring's time",
         range(32 * K, 1 << 60),
-        lambda size: _find_share(group, own, find_plain(size), size),
+        find_share,
         at_most=1.05,
     )
     text = f"{where}: at most 1 µs more than the plain ring"

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from benchmarks.allreduce.calls import Order, Prepared
+from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.baselines import gloo_all_reduce
-from benchmarks.launching.members import TorchMember
-from benchmarks.launching.worker_loop import describe_place
+from benchmarks.launching.worker_loop import TorchMember, describe_place
 from mpiddp.launch import nccl
 
 
@@ -29,21 +28,20 @@ class TorchCalls(TorchMember):
             torch.cuda.set_device(local_rank)
             self._nccl = distributed.new_group(backend="nccl")
 
-    def prepare(self, order: Order) -> Prepared:
-        """Gloo on the CPU's memory, NCCL on the GPUs'."""
-        device = "cpu" if order.maker == "gloo" else "cuda"
-        key = (device, order.type, order.bytes)
+    def prepare(self, spec: CallSpec) -> Prepared:
+        device = "cpu" if spec.maker == "gloo" else "cuda"
+        key = (device, spec.type, spec.bytes)
         if key not in self._buffers:
-            self._buffers[key] = torch.empty(order.count, dtype=order.dtype, device=device)
+            self._buffers[key] = torch.empty(spec.count, dtype=spec.dtype, device=device)
         tensor = self._buffers[key]
-        group = None if order.maker == "gloo" else self._nccl
+        group = None if spec.maker == "gloo" else self._nccl
         call = gloo_all_reduce.prepare(tensor, group)
         if device == "cuda":
             call = finish_with(call)
-        return Prepared(call, gloo_all_reduce.prepare_barrier(), tensor)
+        # The default group is Gloo's.
+        return Prepared(call, distributed.barrier, tensor)
 
     def greet(self) -> dict[str, Any]:
-        """Where this job is, and whether it has GPUs."""
         if self._nccl is None:
             return {"nccl": None, "gpu": None, **describe_place()}
         version = ".".join(map(str, nccl.find_version()))

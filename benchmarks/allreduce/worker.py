@@ -1,25 +1,17 @@
-"""What runs in the ranks of ``python -m benchmarks allreduce``.
-
-    python -m benchmarks.allreduce.worker mpi|torch HOST:PORT,…
-
-`benchmarks.launching.worker_loop` sends the ranks their orders.
-"""
+"""What runs in the ranks of ``python -m benchmarks allreduce``."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import mpiddp
 from benchmarks.allreduce import inputs
-from benchmarks.allreduce.calls import Calls, Order, Prepared
-from benchmarks.launching.paired_jobs import MPI_JOB
-from benchmarks.launching.worker_loop import join_lines, serve
+from benchmarks.allreduce.calls import Calls, CallSpec, Prepared
+from benchmarks.launching import worker_loop
 from mpiddp.errors import ConfigurationError
 
 WARM_SHARE = 10
@@ -29,19 +21,19 @@ SETTLE_SECONDS = 0.02
 rank that woke it, where both stay while they take turns. Ranks that compute get a core each."""
 
 
-def measure(calls: Calls, order: Order) -> dict[str, Any]:
+def measure(calls: Calls, spec: CallSpec) -> dict[str, Any]:
     """Check one contender on one size, then time it.
 
     Returns ``times``, this rank's, in nanoseconds, and ``wrong``, elements of the sum; or, where
     the contender cannot do that, ``refused``, the reason.
     """
     try:
-        prepared = calls.prepare(order)
+        prepared = calls.prepare(spec)
     except ConfigurationError as error:
         return {"refused": str(error)}
     try:
         wrong = check(prepared, calls.rank, calls.size)
-        return {"times": time_iterations(prepared, order.iterations), "wrong": wrong}
+        return {"times": time_iterations(prepared, spec.iterations), "wrong": wrong}
     except ConfigurationError as error:
         return {"refused": str(error)}
     finally:
@@ -96,29 +88,20 @@ def settle() -> None:
 def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
     if command["do"] == "describe":
         return calls.describe()
-    return measure(calls, Order(**command["order"]))
+    return measure(calls, CallSpec(**command["spec"]))
 
 
-def main(job: str, addresses: Sequence[str]) -> None:
-    """Join the job's ranks and measure until the command to end."""
-    with open_calls(job) as calls, join_lines(calls, addresses) as (above, below):
-        serve(calls.rank, partial(perform, calls), above, below)
+def join_session(session: mpiddp.Session, _: object) -> Calls:
+    from benchmarks.allreduce.mpi_calls import MpiCalls
+
+    return MpiCalls(session)
 
 
-@contextlib.contextmanager
-def open_calls(job: str) -> Iterator[Calls]:
-    """Join the job's ranks: a session over MPI, or a group whose processes never load MPI."""
-    if job == MPI_JOB:
-        with mpiddp.init(allow_shared_gpu=True) as session:
-            from benchmarks.allreduce.mpi_calls import MpiCalls
-
-            yield MpiCalls(session)
-        return
+def join_torchrun() -> Calls:
     from benchmarks.allreduce.torch_calls import TorchCalls
 
-    with contextlib.closing(TorchCalls()) as calls:
-        yield calls
+    return TorchCalls()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2].split(","))
+    worker_loop.run(join_session, join_torchrun, lambda calls: partial(perform, calls))

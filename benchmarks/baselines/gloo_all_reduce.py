@@ -20,11 +20,6 @@ def prepare(
     return partial(distributed.all_reduce, buffer, group=group)
 
 
-def prepare_barrier() -> Callable[[], object]:
-    """The default group's barrier, which is Gloo's."""
-    return distributed.barrier
-
-
 def every_rank_has_a_gpu(local_rank: int) -> bool:
     """Whether a group over NCCL can be made. Collective over the default group."""
     flag = torch.tensor([local_rank < torch.cuda.device_count()], dtype=torch.int32)

@@ -12,17 +12,24 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
+Pairs = list[tuple[int, int]]
+
+
+def _order(comm: MPI.Intracomm) -> tuple[int, int, Pairs, Pairs]:
+    """Neighbours, right and left, and the chunks that go and come in each step, to add and copy."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    sums = [((rank - step) % size, (rank - step - 1) % size) for step in range(size - 1)]
+    copies = [((rank + 1 - step) % size, (rank - step) % size) for step in range(size - 1)]
+    return (rank + 1) % size, (rank - 1) % size, sums, copies
+
 
 def prepare(comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]) -> Callable[[], None]:
     """A function that sums ``buffer`` over all ranks, in place."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    right, left = (rank + 1) % size, (rank - 1) % size
-    chunks = numpy.array_split(buffer, size)
+    right, left, sums, copies = _order(comm)
+    chunks = numpy.array_split(buffer, comm.Get_size())
     spaces = [numpy.empty_like(chunk) for chunk in chunks]
     bytes_of = [[chunk, MPI.BYTE] for chunk in chunks]
     room_for = [[space, MPI.BYTE] for space in spaces]
-    sums = [((rank - step) % size, (rank - step - 1) % size) for step in range(size - 1)]
-    copies = [((rank + 1 - step) % size, (rank - step) % size) for step in range(size - 1)]
     adding = [(bytes_of[a], room_for[b], chunks[b], spaces[b]) for a, b in sums]
     copying = [(bytes_of[a], bytes_of[b]) for a, b in copies]
     add, exchange = numpy.add, comm.Sendrecv
@@ -41,12 +48,9 @@ def prepare_persistent(
     comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """The same over requests that are made once; and a function that frees them."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    right, left = (rank + 1) % size, (rank - 1) % size
-    chunks = numpy.array_split(buffer, size)
+    right, left, sums, copies = _order(comm)
+    chunks = numpy.array_split(buffer, comm.Get_size())
     spaces = [numpy.empty_like(chunk) for chunk in chunks]
-    sums = [((rank - step) % size, (rank - step - 1) % size) for step in range(size - 1)]
-    copies = [((rank + 1 - step) % size, (rank - step) % size) for step in range(size - 1)]
 
     def pair(sent: Any, room: Any) -> list[MPI.Prequest]:
         return [

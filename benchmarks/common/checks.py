@@ -6,7 +6,9 @@ import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks.common.options import RunOptions
 from benchmarks.launching.launchers import Mpirun, find_mpirun
 from benchmarks.launching.srun import Srun, find_srun, is_srun
 from mpiddp.errors import ConfigurationError, LaunchError
@@ -47,6 +49,18 @@ def check_drawable(path: Path) -> None:
         )
 
 
+def check_run(options: RunOptions[Any], *, link: bool = False) -> Mpirun | Srun:
+    """Refuse what cannot be written or started; returns the launcher to use.
+
+    ``link``: a link between two nodes is to be timed. Raises LaunchError and ConfigurationError.
+    """
+    check_outputs(options.json, plot=options.plot)
+    found = check_start(options.ranks, options.launcher, options.nodes)
+    if link and (not isinstance(found, Srun) or found.nodes < 2):
+        raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")
+    return found
+
+
 def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> Mpirun | Srun:
     """The launcher to use. Raises LaunchError and ConfigurationError."""
     launcher = find_launcher()
@@ -63,15 +77,3 @@ def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> 
     if nodes is not None:
         raise ConfigurationError("--nodes needs a cluster: --launcher srun")
     return find_mpirun(wanted)
-
-
-def check_several(ranks: Sequence[int]) -> None:
-    """Raise ConfigurationError if a measurement between ranks is asked for on one."""
-    if min(ranks) < 2:
-        raise ConfigurationError("--ranks: expected at least 2, found 1")
-
-
-def check_link(launcher: Mpirun | Srun) -> None:
-    """Raise ConfigurationError if there is no link between two nodes that could be timed."""
-    if not isinstance(launcher, Srun) or launcher.nodes < 2:
-        raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")

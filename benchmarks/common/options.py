@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+from benchmarks.launching.srun import is_srun
 from mpiddp.launch.arguments import Parser
 from mpiddp.schedules.registry import Choice, find, names, parse
 
@@ -114,6 +115,16 @@ class CommandLine(Parser):
             text = f"{text} ({shown})" if text else shown
         self.add_argument(f"--{name}", **{**settings, "help": text})
 
+    def add_run(self, json: str, plot: str, link: str = "") -> None:
+        """The options of RunOptions, but for ``ranks``; ``--link`` as well if it has a help."""
+        self.add("launcher")
+        self.add("nodes")
+        if link:
+            self.add("link", link)
+        self.add("targets")
+        self.add("json", json)
+        self.add("plot", f"{plot} (.svg, .png or .pdf)")
+
     def add_algorithms(self) -> None:
         """The algorithms to work on; ``read_values`` returns all if none is given."""
         self.add_argument(
@@ -145,9 +156,10 @@ def make(kind: type[T], values: Mapping[str, Any], **changes: Any) -> T:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where ranks are started, and where the results go."""
+class RunOptions(Generic[T]):
+    """What is measured, where ranks are started, and where the results go."""
 
+    plan: T
     ranks: tuple[int, ...]
     launcher: str | None
     nodes: int | None
@@ -155,6 +167,14 @@ class RunOptions:
     targets: bool
     json: Path | None
     plot: Path | None
+
+
+def make_run(
+    values: Mapping[str, Any], plan: T, usual: tuple[int, ...], on_cluster: tuple[int, ...]
+) -> RunOptions[T]:
+    """``usual``, ``on_cluster``: numbers of ranks if none are given, here and under srun."""
+    ranks = values["ranks"] or (on_cluster if is_srun(values["launcher"]) else usual)
+    return make(RunOptions, values, plan=plan, ranks=ranks)
 
 
 def describe_algorithms(example: str) -> str:

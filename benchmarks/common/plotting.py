@@ -39,13 +39,11 @@ def add_legend(figure: Figure, axis: Axes) -> None:
 
 
 def finish_lines(axis: Axes) -> None:
-    """The look of axes with lines in them."""
     axis.grid(color="#eeeeee", lw=0.6)
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:
-    """The look of axes with a named bar in each row."""
     axis.set_yticks(range(len(names)), names, fontsize=size)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
@@ -55,7 +53,6 @@ def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:
 
 
 def write_beside(axis: Axes, text: str, x: float, place: int) -> None:
-    """Text behind a bar that ends at ``x``."""
     axis.annotate(
         text, (x, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
     )

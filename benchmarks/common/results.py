@@ -92,7 +92,6 @@ def find_mpi_library(launcher: Mpirun | Srun | None) -> str | None:
 
 
 def find_processor() -> str | None:
-    """Model of the processor, as the kernel names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -137,7 +136,6 @@ def write_measurement(
 
 
 def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
-    """Write a record, whole or not at all."""
     record = {"benchmark": benchmark, "schema": SCHEMA, **content}
     write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 

@@ -20,7 +20,6 @@ T = TypeVar("T")
 Key = TypeVar("Key")
 
 BOOTSTRAP_LEAST = 5
-"""Fewest values for the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +45,21 @@ def interleave(
     if rounds < 1 or warm_up < 0:
         raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
     generator = random.Random(seed)
-    results: dict[Key, list[T]] = {name: [] for name in names}
-    positions: dict[Key, list[int]] = {name: [] for name in names}
+    found: dict[Key, list[tuple[int, T]]] = {name: [] for name in names}
     for _ in range(warm_up + rounds):
         order = list(names)
         generator.shuffle(order)
         for position, name in enumerate(order):
-            results[name].append(measure(name))
-            positions[name].append(position)
-    return {
-        name: Series(
-            tuple(results[name][:warm_up]),
-            tuple(results[name][warm_up:]),
-            tuple(positions[name][warm_up:]),
-        )
-        for name in names
-    }
+            found[name].append((position, measure(name)))
+    series = {}
+    for name, visits in found.items():
+        positions, samples = zip(*visits, strict=True)
+        series[name] = Series(samples[:warm_up], samples[warm_up:], positions[warm_up:])
+    return series
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
-
     low: float
     high: float
     confidence: float
@@ -80,12 +72,17 @@ class Summary:
 
     count: int
     minimum: float
+    low: float
+    """Below which 5 % lie."""
     lower_quartile: float
     median: float
     upper_quartile: float
+    high: float
+    """Below which 95 % lie."""
     maximum: float
     interval: Interval | None
-    """Of the median, 95 %; None where the samples are too few for one."""
+    """Of the median, 95 %; None where the samples are too few for one. Where several values come
+    from one round it is narrower than the rounds differ: contenders are compared by the rounds."""
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -132,9 +129,11 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(
         count=len(values),
         minimum=quantile(values, 0),
+        low=quantile(values, 0.05),
         lower_quartile=quantile(values, 0.25),
         median=quantile(values, 0.5),
         upper_quartile=quantile(values, 0.75),
+        high=quantile(values, 0.95),
         maximum=quantile(values, 1),
         interval=median_interval(values),
     )

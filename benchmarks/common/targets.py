@@ -9,8 +9,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Target:
-    """A promise, and what was measured of it."""
-
     text: str
     found: Mapping[str, float | None]
     """By where it was measured, such as a buffer's size; ``""`` for a single value. None for what
@@ -21,7 +19,6 @@ class Target:
     """What else was measured, after the verdict."""
 
     def is_met_by(self, value: float | None) -> bool:
-        """Whether one value keeps the promise."""
         return (
             value is not None
             and (self.at_least is None or value >= self.at_least)

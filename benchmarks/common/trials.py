@@ -12,7 +12,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from benchmarks.common.statistics import Series, interleave
+from benchmarks.common.statistics import Series, Summary, compare, interleave
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 
@@ -30,7 +30,7 @@ class _Timed(Protocol):
 Key = TypeVar("Key", bound=_Named)
 Visit = TypeVar("Visit", bound=_Timed)
 K = TypeVar("K")
-S = TypeVar("S")
+S = TypeVar("S", bound=_Timed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,14 @@ class Length:
     most: int
 
     def choose_iterations(self, seconds: float) -> int:
-        """How many iterations of ``seconds`` each fit."""
         return max(self.fewest, min(self.most, int(self.seconds / max(seconds, 1e-9))))
 
     def __str__(self) -> str:
         return f"as many as fit into {self.seconds:g} s, from {self.fewest} to {self.most}"
+
+
+class WrongResultError(MpiddpError):
+    """A contender does not compute what it should."""
 
 
 class RefusedError(MpiddpError):
@@ -113,10 +116,17 @@ class Group(Generic[K, S]):
         series = self.series.get(key)
         return series.samples if series is not None else ()
 
+    def find_speed(self, own: K, other: K) -> Summary | None:
+        """How many times faster it is than another contender, by the usual times of each round.
+
+        None if either was not timed.
+        """
+        mine, others = ([each.usual for each in self.samples(key)] for key in (own, other))
+        return compare(others, mine) if mine and others else None
+
 
 @contextlib.contextmanager
 def show_progress(total: int, unit: str) -> Iterator[tqdm[NoReturn]]:
-    """A progress bar, on a terminal only."""
     with tqdm(total=total, disable=None, unit=unit, leave=False) as bar:
         yield bar
 
@@ -141,7 +151,6 @@ class Visitor(ABC, Generic[Key, Visit]):
         """Ask the ranks. Raises RefusedError."""
 
     def visit(self, key: Key, iterations: int) -> Visit:
-        """Measure once. Raises RefusedError."""
         self._bar.set_description(f"{self._title}, {key.name}")
         visit = self.measure(key, iterations)
         self._usual[key] = visit.usual
@@ -149,7 +158,6 @@ class Visitor(ABC, Generic[Key, Visit]):
         return visit
 
     def admit(self, keys: Sequence[Key]) -> list[Key]:
-        """Those that can run, with right results."""
         admitted = []
         for key in keys:
             try:
@@ -160,7 +168,6 @@ class Visitor(ABC, Generic[Key, Visit]):
         return admitted
 
     def visit_in_turns(self, admitted: Sequence[Key]) -> dict[Key, Series[Visit]]:
-        """Each of them once per round, in a new order each time."""
 
         def take(key: Key) -> Visit:
             iterations = self._plan.iterations

@@ -9,27 +9,25 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import queue
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpiddp.launch.rendezvous.listener import Caller, Listener
+
 GREETING_SECONDS = 5.0
-"""Time limit of a caller's token, and then of its greeting."""
+"""Time limit of a caller's greeting."""
 LOOK_SECONDS = 0.2
 """Between two checks that the processes that should connect are still alive."""
-MOST_CALLERS = 64
-"""Connections that have not sent the token yet. Another one replaces the first of them: a rank
-sends it at once."""
 RECEIVED_BYTES = 1 << 16
 LONGEST_LINE = 1 << 26
 """Bytes; far above what ranks answer."""
 
 
 class Line:
-    """One end of a connection."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received = b""
@@ -99,97 +97,56 @@ def accept(
 ) -> list[tuple[Line, Any]]:
     """Wait for ``count`` callers that know ``token``; returns their lines and greetings.
 
-    Nothing of what a caller sends is read beyond the token before the token is right, and no caller
-    is waited for alone: strangers keep nobody out. ``check`` is called now and then; what it raises
-    ends the wait. Raises TimeoutError after ``seconds``.
+    ``check`` is called now and then; what it raises ends the wait. Raises TimeoutError after
+    ``seconds``.
     """
-    end = time.monotonic() + seconds
+    end, word = time.monotonic() + seconds, token.encode() + b"\n"
     found: list[tuple[Line, Any]] = []
-    with contextlib.ExitStack() as unused:
-        callers = _Callers(server, token)
-        unused.callback(callers.close)
+    known: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    listener = Listener([server], lambda connection: _Stranger(connection, word, known))
+    with contextlib.closing(listener), contextlib.ExitStack() as unused:
         while len(found) < count:
             if time.monotonic() > end:
                 raise TimeoutError(f"{len(found)} of {count} connected within {seconds:g} s")
             check()
-            for line in callers.listen(LOOK_SECONDS):
-                try:
-                    found.append((line, line.receive(GREETING_SECONDS)))
-                except (OSError, ValueError):
-                    line.close()
-                else:
-                    unused.callback(line.close)
-        callers.close()
+            try:
+                line = _make_line(known.get(timeout=LOOK_SECONDS))
+            except queue.Empty:
+                continue
+            try:
+                found.append((line, line.receive(GREETING_SECONDS)))
+            except (OSError, ValueError):
+                line.close()
+            else:
+                unused.callback(line.close)
         unused.pop_all()
     return found
 
 
-class _Callers:
-    """Connections to ``server`` that have not sent ``token`` yet."""
+class _Stranger(Caller):
+    """A connection that is put into ``known`` once it has sent the token, and is read no further.
 
-    def __init__(self, server: socket.socket, token: str) -> None:
-        self._server = server
-        self._token = token.encode() + b"\n"
-        self._heard: dict[socket.socket, tuple[float, bytes]] = {}
-        """Until when each may take, and what it has said; the first to connect comes first."""
-        self._selector = selectors.DefaultSelector()
-        server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ)
+    No stranger is waited for alone: they keep nobody out.
+    """
 
-    def listen(self, seconds: float) -> list[Line]:
-        """The lines of those that have now sent the token; waits up to ``seconds``."""
-        found = []
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._server:
-                self._admit()
-            elif key.fileobj in self._heard and self._hear(key.fileobj):
-                self._forget(key.fileobj)
-                found.append(_make_line(key.fileobj))
-        now = time.monotonic()
-        for caller in [each for each, (until, _) in self._heard.items() if until < now]:
-            self._drop(caller)
-        return found
+    def __init__(
+        self, connection: socket.socket, token: bytes, known: queue.SimpleQueue[socket.socket]
+    ) -> None:
+        super().__init__(connection)
+        self._token, self._known, self._said = token, known, b""
 
-    def _admit(self) -> None:
+    def go_on(self) -> int:
         try:
-            caller, _ = self._server.accept()
-        except OSError:
-            return  # It went away between the event and the accept.
-        if len(self._heard) == MOST_CALLERS:
-            self._drop(next(iter(self._heard)))
-        caller.setblocking(False)
-        self._heard[caller] = (time.monotonic() + GREETING_SECONDS, b"")
-        self._selector.register(caller, selectors.EVENT_READ)
-
-    def _hear(self, caller: socket.socket) -> bool:
-        """Read no more than the token; whether it is now complete and right."""
-        until, said = self._heard[caller]
-        try:
-            piece = caller.recv(len(self._token) - len(said))
-        except OSError:
-            piece = b""
-        said += piece
-        self._heard[caller] = (until, said)
-        if piece and len(said) < len(self._token):
-            return False
-        if hmac.compare_digest(said, self._token):
-            return True
-        self._drop(caller)
-        return False
-
-    def _forget(self, caller: socket.socket) -> None:
-        self._selector.unregister(caller)
-        del self._heard[caller]
-
-    def _drop(self, caller: socket.socket) -> None:
-        self._forget(caller)
-        caller.close()
-
-    def close(self) -> None:
-        """Close the connections that have not become lines; the server stays open."""
-        for caller in list(self._heard):
-            self._drop(caller)
-        self._selector.close()
+            piece = self.connection.recv(len(self._token) - len(self._said))
+        except BlockingIOError:
+            return selectors.EVENT_READ
+        self._said += piece
+        if piece and len(self._said) < len(self._token):
+            return selectors.EVENT_READ
+        if hmac.compare_digest(self._said, self._token):
+            # The listener closes its own.
+            self._known.put(self.connection.dup())
+        return 0
 
 
 def connect(addresses: Sequence[str], token: str, greeting: Any, seconds: float) -> Line:

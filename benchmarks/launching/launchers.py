@@ -1,14 +1,14 @@
-"""The launchers that are compared: how they are found, told apart and called.
+"""The launchers that are compared: mpirun and torchrun; srun is in a module of its own.
 
 An mpirun's ranks all run on this machine, in an environment without variables of an earlier
-launch, so that a benchmark inside a Slurm allocation measures the same as one beside it. srun,
-which starts ranks on the cluster's nodes, is in `srun`.
+launch, so that a benchmark inside a Slurm allocation measures the same as one beside it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from mpiddp.launch.network.mpi_interfaces import share_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINES = ROOT / "benchmarks" / "baselines"
-"""The checkout."""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TORCHRUN_PER_NODE = str(BASELINES / "srun_torchrun.sh")
 
 TUNED = (environment.OPEN_MPI_MESSAGING, environment.UCX_MEMORY_EVENTS)
 """Settings of the table whose effect benchmarks show by themselves; binding is an option here."""
@@ -39,7 +41,6 @@ class Mpirun(command.Mpirun):
 
     @property
     def title(self) -> str:
-        """Its name and version, for people."""
         return f"{self.kind.name or self.program.name} {self.version}".strip()
 
     @property
@@ -67,7 +68,6 @@ class Mpirun(command.Mpirun):
         return {name: value for name, value in found.items() if name not in unneeded}
 
     def command(self, ranks: int, program: Sequence[str] = ()) -> list[str]:
-        """The command line; ranks are bound to no core."""
         words = super().command(ranks, program)
         return [words[0], *(["--bind-to", "none"] if self._is_open_mpi else []), *words[1:]]
 
@@ -76,6 +76,14 @@ def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) 
     """`command.find_mpirun` for benchmarks, which refuse a program whose ``--version`` fails."""
     found = command.find_mpirun(wanted, variables, must_know_version=True)
     return Mpirun(found.program, found.kind, found.version, found.library)
+
+
+def choose_port() -> int:
+    """A port for torchrun, which needs one.
+
+    It is outside the range that the kernel hands out, and differs between processes that measure.
+    """
+    return 20000 + os.getpid() % 10000
 
 
 def clean_environment(

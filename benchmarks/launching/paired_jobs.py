@@ -12,11 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.launching import remote_job
-from benchmarks.launching.launchers import Mpirun, clean_environment
+from benchmarks.launching.launchers import (
+    TORCHRUN,
+    TORCHRUN_PER_NODE,
+    Mpirun,
+    choose_port,
+    clean_environment,
+)
 from benchmarks.launching.processes import Program
 from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
-from benchmarks.launching.torchrun import TORCHRUN, TORCHRUN_PER_NODE, choose_port
 
 MPI_JOB, TORCH_JOB = "mpi", "torch"
 """The first word that a worker is given; the second one is the addresses to connect to."""

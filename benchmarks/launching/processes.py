@@ -40,8 +40,6 @@ SHOWN_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Program:
-    """What one run starts."""
-
     command: tuple[str, ...]
     environment: Mapping[str, str]
     """All of it; nothing is inherited."""
@@ -54,8 +52,6 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """One run that ended well."""
-
     seconds: float
     """From before the first process is started until the last one has ended."""
     cpu_seconds: float | None
@@ -67,6 +63,10 @@ class Run:
     """From the same beginning to the time that the program wrote; None if it wrote none."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of mpiddp's start-up, if the program reported them."""
+
+    @property
+    def usual(self) -> float:
+        return self.seconds
 
 
 class RunError(MpiddpError):
@@ -118,7 +118,6 @@ def run(program: Program, deadline: float) -> Run:
 
 
 def _read_report(ended: _Ended, scratch: Path) -> Run:
-    """The run of a program on other machines, by what it printed."""
     output = (scratch / "output").read_text(errors="replace")
     _, found, rest = output.partition(WORD)
     if not found:
@@ -241,7 +240,6 @@ def kill_marked(mark: str) -> None:
 
 
 def find_marked(mark: str) -> list[psutil.Process]:
-    """The processes that are alive and carry ``mark`` in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -251,6 +249,5 @@ def find_marked(mark: str) -> list[psutil.Process]:
 
 
 def describe_failure(program: Program, what: str, scratch: Path) -> str:
-    """The command line, what happened to it, and the end of its output."""
     output = (scratch / "output").read_text(errors="replace").strip() or "(no output)"
     return f"{shlex.join(program.command)} {what}:\n{output[-SHOWN_CHARACTERS:]}"

@@ -77,7 +77,6 @@ class Job:
             raise self._fail(f"ended with exit code {self.process.returncode}")
 
     def check(self) -> None:
-        """Raise RunError if the job has ended."""
         if self.process.poll() is not None:
             raise self._fail(self._describe_end())
 

@@ -66,7 +66,6 @@ class Srun:
 
 
 def is_srun(wanted: str | None) -> bool:
-    """Whether the name of a launcher is srun's."""
     return wanted is not None and Path(wanted).name == "srun"
 
 

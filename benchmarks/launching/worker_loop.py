@@ -10,11 +10,19 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import torch
+from torch import distributed
+
+import mpiddp
 from benchmarks.launching.json_lines import Line, accept, connect, get_port, listen
+from benchmarks.launching.paired_jobs import MPI_JOB
 from benchmarks.launching.processes import MARK
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure.failure import FailureHandler
 
 CONNECT_SECONDS = 30.0
 
@@ -23,8 +31,6 @@ Perform = Callable[[Mapping[str, Any]], Any]
 
 
 class Member(Protocol):
-    """One rank of a job."""
-
     rank: int
     size: int
 
@@ -33,6 +39,36 @@ class Member(Protocol):
 
     def greet(self) -> dict[str, Any]:
         """What rank 0 reports to the benchmark first."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class SessionMember:
+    def __init__(self, session: mpiddp.Session) -> None:
+        if session.comm is None:
+            raise ConfigurationError("this benchmark's ranks need MPI: start them with mpirun")
+        self._session, self._comm = session, session.comm
+        self.rank, self.size = session.world.rank, session.world.size
+
+    def broadcast(self, value: int) -> int:
+        return self._session.broadcast(value)
+
+    def greet(self) -> dict[str, Any]:
+        return {**describe_place()}
+
+
+class TorchMember:
+    """A rank that torchrun started, which knows no MPI."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+
+    def broadcast(self, value: int) -> int:
+        held = torch.tensor([value], device=self.device)
+        distributed.broadcast(held, 0)
+        return int(held.item())
 
 
 def describe_place() -> dict[str, str | None]:
@@ -95,3 +131,25 @@ def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line,
         above = connect(addresses, token, member.greet(), CONNECT_SECONDS)
         stack.callback(above.close)
         yield above, [below[rank] for rank in sorted(below)]
+
+
+def run(
+    join_session: Callable[[mpiddp.Session, FailureHandler], M],
+    join_torchrun: Callable[[], M],
+    make_perform: Callable[[M], Perform],
+) -> None:
+    """Be a rank of the job that the command line names: ``mpi|torch HOST:PORT,…``.
+
+    One job's ranks join a session, the other one's the group of torchrun, and never load MPI.
+    """
+    job, addresses = sys.argv[1:]
+    with contextlib.ExitStack() as stack:
+        if job == MPI_JOB:
+            failure_handler = stack.enter_context(FailureHandler())
+            session = stack.enter_context(mpiddp.init(allow_shared_gpu=True))
+            member = join_session(session, failure_handler)
+        else:
+            member = join_torchrun()
+            stack.callback(distributed.destroy_process_group)
+        above, below = stack.enter_context(join_lines(member, addresses.split(",")))
+        serve(member.rank, make_perform(member), above, below)

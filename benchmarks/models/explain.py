@@ -33,8 +33,6 @@ MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
 
 @dataclass(frozen=True)
 class Options:
-    """What is explained, on which machine, and where pictures go."""
-
     choice: Choice
     ranks: int
     nodes: tuple[int, ...] | None
@@ -49,7 +47,6 @@ class Options:
 
     @property
     def title(self) -> str:
-        """What is shown, in a few words."""
         ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
         if self.nodes is None:
             return f"{self.choice} on {ranks}"
@@ -62,7 +59,6 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = CommandLine(
         "explain",
         "Show an all-reduce step by step: which chunk goes where, what each rank holds, what it "
@@ -102,7 +98,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the steps, or draw them; then what they take."""
     options = parse_options(arguments)
     check_outputs(options.svg, options.html)
     schedule = build(options)

@@ -43,10 +43,9 @@ def read_machine(values: Mapping[str, Any], *, several: bool) -> Machine:
     for name in ("inside_latency", "inside_bandwidth", "node_bandwidth"):
         if values[name] is not None and not several:
             raise ConfigurationError(f"--{name.replace('_', '-')} is for nodes of several ranks")
-    inside = (values["inside_latency"], values["inside_bandwidth"])
     _check_order(values)
     between = _read_link(values["latency"], values["bandwidth"])
-    latency, bandwidth = inside
+    latency, bandwidth = values["inside_latency"], values["inside_bandwidth"]
     near = _read_link(
         values["latency"] / 10 if latency is None else latency,
         values["bandwidth"] * 10 if bandwidth is None else bandwidth,

@@ -128,8 +128,6 @@ def _list_schedules(base: Schedule, segments: Sequence[int]) -> Iterator[tuple[s
 
 @dataclass(frozen=True)
 class Options:
-    """What is proved."""
-
     choices: tuple[Choice, ...]
     ranks: int
     """All numbers of ranks up to this one."""
@@ -140,7 +138,6 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
     parser = CommandLine(
         "prove",
         "Prove by exact propagation, without running anything, that each algorithm is an "
@@ -163,7 +160,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
 
 
 def check_all(options: Options) -> dict[str, Verdict]:
-    """The verdict on each algorithm, by its name."""
     cases = list_cases(options.choices, options.ranks, options.segments)
     verdicts = {str(choice): Verdict() for choice in options.choices}
     with show_progress(len(cases), "proof") as bar:

@@ -70,7 +70,7 @@ def list_accumulations(dtype: str) -> tuple[Accumulation, ...]:
 
 
 @dataclass(frozen=True)
-class Order:
+class SummationOrder:
     """What a schedule's order of summation lets expect."""
 
     depth: int
@@ -81,7 +81,6 @@ class Order:
     """The same where what a rank adds in one step is rounded once."""
 
     def expect(self, accumulation: Accumulation) -> float:
-        """Expected error in roundings."""
         if accumulation is Accumulation.THROUGHOUT:
             return 1.0
         return self.growth if accumulation is Accumulation.NATIVE else self.growth_by_step
@@ -109,12 +108,12 @@ def _add_symbols(values: Sequence[_Sum]) -> _Sum:
     return total._replace(rounded_by_step=total.rounded_by_step + total.inputs)
 
 
-def describe_order(schedule: Schedule) -> Order:
+def describe_order(schedule: Schedule) -> SummationOrder:
     """Depth and growth of an all-reduce; the growth is that of the chunks' mean square."""
     state = finish(schedule, lambda rank, chunk: _Sum(1, 0, 0, 0), _add_symbols)
     sums = [value for value in state[schedule.members[0]] if value is not None]
     inputs = len(sums) * len(schedule.members)
-    return Order(
+    return SummationOrder(
         max(each.depth for each in sums),
         math.sqrt(sum(each.rounded for each in sums) / inputs),
         math.sqrt(sum(each.rounded_by_step for each in sums) / inputs),

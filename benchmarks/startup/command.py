@@ -1,30 +1,28 @@
 """``python -m benchmarks startup``: launch to first all-reduce, mpiddp beside torchrun.
 
-Whole processes are timed, from before the launcher is started until it has ended, since that is
-what a user waits for; rank 0's first all-reduce is reported beside it. The floor is as many
-processes at once as there are ranks, each of which only imports torch. On a cluster
-(``--launcher srun``) the phases of mpiddp's start-up are reported as well.
+Whole processes are timed, since that is what a user waits for; rank 0's first all-reduce and, on a
+cluster, the phases of mpiddp's start-up are reported beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from tqdm import tqdm
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs, check_start
-from benchmarks.common.options import CommandLine, RunOptions, make
+from benchmarks.common.checks import check_run
+from benchmarks.common.options import CommandLine, RunOptions, make, make_run
 from benchmarks.common.statistics import interleave
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import processes
 from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun, is_srun
+from benchmarks.launching.srun import Srun
 from benchmarks.startup import phases, report
 from benchmarks.startup.contenders import Contender, list_contenders, list_helps, list_on_cluster
+from benchmarks.startup.plot import draw
 from benchmarks.startup.report import Failure, Group
 from benchmarks.startup.targets import judge
 
@@ -32,13 +30,7 @@ RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4, 8, 16)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(RunOptions, Rounds):
-    """What is measured, and where the results go."""
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+def parse(arguments: Sequence[str]) -> RunOptions[Rounds]:
     parser = CommandLine(
         "startup",
         "Time whole processes from launch to first all-reduce, in turns: mpiddp under mpirun or "
@@ -50,23 +42,16 @@ def parse(arguments: Sequence[str]) -> Options:
     add("warm-up", default=1)
     add("seed", "seed of the order")
     add("deadline", "time limit of a run", default=120.0)
-    add("launcher")
-    add("nodes")
-    add("targets")
-    add("json", "write every sample and the environment")
-    add("plot", "draw the samples (.svg, .png or .pdf)")
+    parser.add_run("write every sample and the environment", "draw the samples")
     values = parser.read_values(arguments)
-    usual = RANKS_ON_CLUSTER if is_srun(values["launcher"]) else RANKS
-    return make(Options, values, ranks=values["ranks"] or usual)
+    return make_run(values, make(Rounds, values), RANKS, RANKS_ON_CLUSTER)
 
 
-def check(options: Options) -> Mpirun | Srun:
-    """Refuse what cannot work before anything is measured; returns the launcher to use."""
-    check_outputs(options.json, plot=options.plot)
-    return check_start(options.ranks, options.launcher, options.nodes)
+def check(options: RunOptions[Rounds]) -> Mpirun | Srun:
+    return check_run(options)
 
 
-def measure(options: Options, launcher: Mpirun | Srun) -> list[Group]:
+def measure(options: RunOptions[Rounds], launcher: Mpirun | Srun) -> list[Group]:
     """Time all contenders, one group per number of ranks, and beside an mpirun ``--help``.
 
     Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
@@ -77,17 +62,17 @@ def measure(options: Options, launcher: Mpirun | Srun) -> list[Group]:
     else:
         groups = [(ranks, list_contenders(ranks, launcher)) for ranks in options.ranks]
         groups.append((0, list_helps()))
-    rounds = options.warm_up + options.repetitions
+    rounds = options.plan.warm_up + options.plan.repetitions
     total = rounds * sum(len(contenders) for _, contenders in groups)
     with show_progress(total, "run") as bar:
-        return [_measure_group(ranks, nodes, each, options, bar) for ranks, each in groups]
+        return [_measure_group(ranks, nodes, each, options.plan, bar) for ranks, each in groups]
 
 
 def _measure_group(
     ranks: int,
     nodes: int | None,
     contenders: Sequence[Contender],
-    options: Options,
+    plan: Rounds,
     bar: tqdm[NoReturn],
 ) -> Group:
     programs = {contender.name: contender.program for contender in contenders}
@@ -96,18 +81,18 @@ def _measure_group(
     def time(name: str) -> processes.Run:
         bar.set_description(f"{name}, {ranks} ranks" if ranks else name)
         try:
-            run = processes.run(programs[name], options.deadline)
+            run = processes.run(programs[name], plan.deadline)
         except processes.RunError as error:
             # Clusters lose runs by themselves; one that is lost twice is not the cluster's.
             if not programs[name].reaches_out:
                 raise
             failures.append(Failure(name, str(error)))
-            run = processes.run(programs[name], options.deadline)
+            run = processes.run(programs[name], plan.deadline)
         bar.update()
         return run
 
     series = interleave(
-        list(programs), time, rounds=options.repetitions, warm_up=options.warm_up, seed=options.seed
+        list(programs), time, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
     )
     return Group(
         ranks=ranks,
@@ -119,24 +104,21 @@ def _measure_group(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
-    launcher = check(options)
+    launcher, seed = check(options), options.plan.seed
     environment, heading = results.begin(launcher)
     groups = measure(options, launcher)
-    targets = judge(groups, options.seed) if options.targets else None
-    parts = [*map(report.format_group, groups), phases.format_phases(groups, options.seed)]
+    targets = judge(groups, seed) if options.targets else None
+    parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
     print("\n\n".join(filter(None, [*parts, format_targets(targets or ())])))
     results.write_measurement(
         options.json,
         "startup",
         environment,
         targets,
-        seed=options.seed,
+        seed=seed,
         groups=report.describe_groups(groups),
-        phases=phases.describe_phases(groups, options.seed),
+        phases=phases.describe_phases(groups, seed),
     )
     if options.plot is not None:
-        from benchmarks.startup.plot import draw
-
         draw(options.plot, groups, heading)

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.launching.launchers import BASELINES, ROOT, Mpirun, clean_environment
+from benchmarks.launching import launchers
+from benchmarks.launching.launchers import BASELINES, ROOT, Mpirun, choose_port, clean_environment
 from benchmarks.launching.processes import STAMP, Program
 from benchmarks.launching.srun import Srun
-from benchmarks.launching.torchrun import TORCHRUN as PROGRAM
-from benchmarks.launching.torchrun import TORCHRUN_PER_NODE, choose_port
 
 SCRIPT = str(BASELINES / "first_all_reduce.py")
 OWN_SCRIPT = str(BASELINES / "session_all_reduce.py")
@@ -33,8 +32,6 @@ PYTHON = "python -c pass"
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table."""
-
     name: str
     kind: str
     """``mpiddp``, ``torchrun``, ``floor`` or ``help``."""
@@ -44,17 +41,11 @@ class Contender:
     """Variables that tune MPI; the others are the same for all."""
 
     def describe(self) -> str:
-        """The command line as one would type it in the checkout."""
         program, *words = self.program.command
         shown = [f"{name}={value}" for name, value in self.tuned.items()]
-        shown.append("python" if program == sys.executable else Path(program).name)
-        for word in words:
-            if word == sys.executable:
-                shown.append("python")
-            else:
-                path = Path(word)
-                inside = path.is_absolute() and path.is_relative_to(ROOT)
-                shown.append(str(path.relative_to(ROOT)) if inside else word)
+        names = [Path(program).name, *(word.removeprefix(f"{ROOT}/") for word in words)]
+        for word, name in zip(self.program.command, names, strict=True):
+            shown.append("python" if word == sys.executable else name)
         return shlex.join(shown)
 
 
@@ -78,7 +69,7 @@ def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
 
 def _list_others(ranks: int) -> list[Contender]:
     plain = clean_environment()
-    torchrun = (*PROGRAM, "--nproc-per-node", str(ranks))
+    torchrun = (*launchers.TORCHRUN, "--nproc-per-node", str(ranks))
     # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
     # not, but needs a port.
     static = ("--master-addr", "127.0.0.1", "--master-port", str(choose_port()))
@@ -94,12 +85,11 @@ def _list_others(ranks: int) -> list[Contender]:
 
 
 def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
-    """All contenders for one number of ranks on the nodes of a cluster."""
     environment = srun.environment()
     ours = (*srun.command(ranks), sys.executable)
     alone = (*srun.command_without_mpi(ranks), sys.executable, IMPORT)
     each = ranks // srun.nodes
-    per_node = (*srun.command_without_mpi(srun.nodes, cores=each), TORCHRUN_PER_NODE)
+    per_node = (*srun.command_without_mpi(srun.nodes, cores=each), launchers.TORCHRUN_PER_NODE)
     settings = (sys.executable, str(each), str(choose_port()), SCRIPT, PRINT)
 
     def make(name: str, kind: str, command: tuple[str, ...], about: str) -> Contender:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.common.options import format_rows
-from benchmarks.common.statistics import Interval, Summary, slope, slope_interval, summarize
+from benchmarks.common.statistics import Interval, slope, slope_interval, summarize
 from benchmarks.startup.contenders import SESSION
 from benchmarks.startup.report import Group
 
@@ -30,7 +30,6 @@ class Growth:
 
 
 def measured(groups: Sequence[Group]) -> list[Group]:
-    """The groups whose runs reported their phases."""
     return [group for group in groups if phase_seconds(group)]
 
 
@@ -104,15 +103,12 @@ def describe_phases(groups: Sequence[Group], seed: int) -> dict[str, Any] | None
         "groups": [
             {
                 "ranks": group.ranks,
-                "seconds": _summarize_all(phase_seconds(group)),
+                "seconds": {
+                    name: asdict(summarize(values)) for name, values in phase_seconds(group).items()
+                },
                 "own_seconds": asdict(summarize(own_seconds(group))),
             }
             for group in groups
         ],
         "growth": asdict(growth) if growth is not None else None,
     }
-
-
-def _summarize_all(phases: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    summaries: dict[str, Summary] = {name: summarize(values) for name, values in phases.items()}
-    return {name: asdict(summary) for name, summary in summaries.items()}

@@ -20,7 +20,6 @@ class Failure:
 
     contender: str
     message: str
-    """With the run's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,6 @@ class Group(trials.Group[str, Run]):
 
     @property
     def torchrun(self) -> str:
-        """The faster of torchrun's two forms, by its median."""
         return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: summarize(self.seconds(name)).median)
 
 
@@ -125,14 +123,8 @@ def describe_failures(group: Group) -> str:
 
 
 def format_group(group: Group) -> str:
-    """All that is printed of one group."""
-    lines = [
-        format_table(group),
-        describe_warm_up(group),
-        describe_others(group),
-        describe_failures(group),
-    ]
-    return "\n".join(filter(None, lines))
+    parts = (format_table, describe_warm_up, describe_others, describe_failures)
+    return "\n".join(filter(None, (describe(group) for describe in parts)))
 
 
 def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -172,10 +164,6 @@ def _describe_contender(group: Group, contender: Contender) -> dict[str, Any]:
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
-    return {
-        "seconds": run.seconds,
-        "cpu_seconds": run.cpu_seconds,
-        "others_cpu_seconds": run.others_cpu_seconds,
-        "first_all_reduce_seconds": run.stamp_seconds,
-        "phases": dict(run.phases),
-    }
+    found = asdict(run)
+    found["first_all_reduce_seconds"] = found.pop("stamp_seconds")
+    return found

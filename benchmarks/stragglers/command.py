@@ -9,36 +9,22 @@ the copy of the servers' weights to all ranks before each of them, are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs, check_start
-from benchmarks.common.options import CommandLine, at_least, make, positive
+from benchmarks.common.checks import check_run
+from benchmarks.common.options import CommandLine, RunOptions, at_least, make, positive
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
-from benchmarks.stragglers.contenders import IN_STEP, Contender
-from benchmarks.stragglers.measurement import Plan, configure, measure
-from benchmarks.stragglers.targets import judge
+from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, configure, measure
+from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import UNLIMITED
 from mpiddp.training.straggler import RANDOM, parse_straggler
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is measured, and where the results go."""
-
-    plan: Plan
-    launcher: str | None
-    targets: bool
-    json: Path | None
-    plot: Path | None
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     parser = CommandLine(
         "stragglers",
         "Train until an accuracy is reached while a worker is slow: the framework's all-reduce, "
@@ -53,13 +39,8 @@ def parse(arguments: Sequence[str]) -> Options:
         metavar="SHARE")  # fmt: skip
     add("stragglers", "a rank, or random, and how much longer its passes take", nargs="+",
         default=("0=4", f"{RANDOM}=4"), metavar="WHO=FACTOR")  # fmt: skip
-    add(
-        "staleness",
-        "bounds on staleness",
-        nargs="+",
-        default=(IN_STEP, "4", UNLIMITED),
-        metavar="STEPS",
-    )
+    add("staleness", "bounds on staleness", nargs="+", default=(IN_STEP, "4", UNLIMITED),
+        metavar="STEPS")  # fmt: skip
     add("repetitions", default=3)
     add("seed", "seed of the order, and of the first round's training")
     add("deadline", "time limit of a run", default=600.0)
@@ -69,11 +50,11 @@ def parse(arguments: Sequence[str]) -> Options:
     add("json", "write every run and the environment")
     add("plot", "draw accuracy by time (.svg, .png or .pdf)")
     values = parser.read_values(arguments)
-    return make(Options, values, plan=make(Plan, values))
+    plan = make(Plan, values)
+    return make(RunOptions, values, plan=plan, ranks=(plan.ranks,), nodes=None)
 
 
-def check(options: Options) -> Mpirun:
-    """Refuse what cannot work before anything is measured; returns the launcher to use."""
+def check(options: RunOptions[Plan]) -> Mpirun:
     plan = options.plan
     if plan.accuracy > 1:
         raise ConfigurationError(f"--accuracy: expected at most 1, found {plan.accuracy:g}")
@@ -85,21 +66,19 @@ def check(options: Options) -> Mpirun:
             )
     for staleness in plan.staleness:
         configure(plan, Contender(plan.stragglers[0], staleness))
-    check_outputs(options.json, plot=options.plot)
-    found = check_start((plan.ranks,), options.launcher, None)
+    found = check_run(options)
     if not isinstance(found, Mpirun):
         raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
     return found
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
     launcher, plan = check(options), options.plan
     ranks = f"{plan.ranks} ranks, {plan.model} on digits"
     environment, heading = results.begin(launcher, f"{ranks}\n")
     found = measure(plan, launcher)
-    targets = judge(found, plan.accuracy) if options.targets else None
+    targets = report.judge(found, plan.accuracy) if options.targets else None
     tables = report.format_table(found, plan.accuracy)
     print("\n\n".join(filter(None, [tables, format_targets(targets or ())])))
     results.write_measurement(
@@ -110,11 +89,9 @@ def main(arguments: Sequence[str]) -> None:
         ranks=plan.ranks,
         accuracy=plan.accuracy,
         runs=[
-            {**asdict(contender), "rounds": [asdict(outcome) for outcome in series.samples]}
+            {**asdict(contender), "rounds": [asdict(run) for run in series.samples]}
             for contender, series in found.items()
         ],
     )
     if options.plot is not None:
-        from benchmarks.stragglers.plot import draw
-
         draw(options.plot, found, plan.accuracy, f"{ranks}; {heading}")

@@ -14,14 +14,33 @@ from benchmarks.common.statistics import Series, interleave, summarize
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program
-from benchmarks.stragglers.contenders import IN_STEP, Contender
-from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, Configuration
+from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
 
 OPTIONS = (
     "name", "data", "model", "epochs", "batch_size", "seed", "evaluate_every", "sync", "staleness",
     "straggler",
 )  # fmt: skip
 """Of the trainer, that a run is given."""
+IN_STEP = "0"
+"""The staleness that the others are compared with."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train, with a straggler."""
+
+    straggler: str
+    staleness: str | None
+    """None for the framework's all-reduce."""
+
+    @property
+    def way(self) -> str:
+        usual = {None: "framework", IN_STEP: "server, in step", UNLIMITED: "server, no bound"}
+        return usual.get(self.staleness, f"server, {self.staleness} steps")
+
+    @property
+    def name(self) -> str:
+        return f"{self.way}, {self.straggler}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +59,13 @@ class Plan(Rounds):
 
 @dataclass(frozen=True)
 class Point:
-    """A run after one of its epochs."""
-
     seconds: float
     """Of training, up to here."""
     accuracy: float
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
+class TrainingRun:
     points: tuple[Point, ...]
     staleness: Mapping[int, int]
 
@@ -59,13 +74,13 @@ class Outcome:
         return next((each.seconds for each in self.points if each.accuracy >= accuracy), None)
 
 
-def read_outcome(rows: Sequence[Mapping[str, Any]]) -> Outcome:
+def read_run(rows: Sequence[Mapping[str, Any]]) -> TrainingRun:
     points, seconds = [], 0.0
     for row in rows:
         seconds += row["seconds"]
         points.append(Point(seconds, row["test_accuracy"]))
     counts = rows[-1]["staleness"] or {}
-    return Outcome(tuple(points), {int(late): count for late, count in counts.items()})
+    return TrainingRun(tuple(points), {int(late): count for late, count in counts.items()})
 
 
 def configure(plan: Plan, contender: Contender, number: int = 0) -> Configuration:
@@ -95,17 +110,16 @@ def make_program(
     return Program((*launcher.command(plan.ranks), *words), environment)
 
 
-def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpirun) -> Outcome:
+def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpirun) -> TrainingRun:
     """One run of the round of this number. Raises RunError with its output if it fails."""
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name:
         runs = Path(name)
         processes.run(make_program(plan, contender, number, launcher, runs), plan.deadline)
         lines = (runs / "run" / "metrics.jsonl").read_text().splitlines()
-    return read_outcome([json.loads(line) for line in lines])
+    return read_run([json.loads(line) for line in lines])
 
 
-def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[Outcome]]:
-    """All contenders in turns."""
+def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[TrainingRun]]:
     contenders = [
         Contender(straggler, staleness)
         for straggler in plan.stragglers
@@ -114,20 +128,20 @@ def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[Ou
     numbers = dict.fromkeys(contenders, 0)
     with show_progress(plan.repetitions * len(contenders), "run") as bar:
 
-        def visit(contender: Contender) -> Outcome:
+        def visit(contender: Contender) -> TrainingRun:
             bar.set_description(contender.name)
-            outcome = train(plan, contender, numbers[contender], launcher)
+            run = train(plan, contender, numbers[contender], launcher)
             numbers[contender] += 1
             bar.update()
-            return outcome
+            return run
 
         return interleave(
             contenders, visit, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
         )
 
 
-def find_median(series: Series[Outcome], accuracy: float) -> float | None:
+def find_median(series: Series[TrainingRun], accuracy: float) -> float | None:
     """Of the times to the accuracy; None where a run did not come there."""
-    times = [outcome.find_time(accuracy) for outcome in series.samples]
+    times = [run.find_time(accuracy) for run in series.samples]
     known = [time for time in times if time is not None]
     return summarize(known).median if len(known) == len(times) else None

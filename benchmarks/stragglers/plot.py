@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.common.statistics import Series
-from benchmarks.stragglers.contenders import Contender
-from benchmarks.stragglers.measurement import Outcome
+from benchmarks.stragglers.measurement import Contender, TrainingRun
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 if TYPE_CHECKING:
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
 
 
 def draw(
-    path: Path, found: Mapping[Contender, Series[Outcome]], accuracy: float, note: str
+    path: Path, found: Mapping[Contender, Series[TrainingRun]], accuracy: float, note: str
 ) -> None:
-    """One panel for each straggler; one line for each run."""
     stragglers = list(dict.fromkeys(contender.straggler for contender in found))
     title = "Accuracy against time while a worker is slow"
     with open_figure(path, 5.6 * len(stragglers), 4.2, title, note) as figure:
@@ -33,13 +31,13 @@ def draw(
         axes[0].set_ylabel("test accuracy")
 
 
-def _draw_panel(axis: Axes, rows: Mapping[Contender, Series[Outcome]], accuracy: float) -> None:
+def _draw_panel(axis: Axes, rows: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> None:
     axis.axhline(accuracy, color="#888888", lw=1, ls=":")
     for colour, (row, series) in zip(itertools.cycle(COLOURS), rows.items(), strict=False):
-        for number, outcome in enumerate(series.samples):
+        for number, run in enumerate(series.samples):
             axis.plot(
-                [point.seconds for point in outcome.points],
-                [point.accuracy for point in outcome.points],
+                [point.seconds for point in run.points],
+                [point.accuracy for point in run.points],
                 color=colour,
                 lw=1.4,
                 marker="o",

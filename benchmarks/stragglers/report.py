@@ -1,4 +1,4 @@
-"""The tables of ``python -m benchmarks stragglers``."""
+"""The tables of ``python -m benchmarks stragglers``, and what this project promises of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 
 from benchmarks.common.statistics import Series, summarize
-from benchmarks.stragglers.contenders import IN_STEP, Contender
-from benchmarks.stragglers.measurement import Outcome, find_median
+from benchmarks.common.targets import Target
+from benchmarks.stragglers.measurement import IN_STEP, Contender, TrainingRun, find_median
+from mpiddp.training.config import UNLIMITED
+from mpiddp.training.straggler import parse_straggler
+
+CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
+"""Most of the synchronous server's time that the asynchronous one may take with one slow worker,
+and that a bounded one may take with a random one."""
 
 
-def format_table(found: Mapping[Contender, Series[Outcome]], accuracy: float) -> str:
+def format_table(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> str:
     heads = ("seconds to it", "by in step", "seconds, all epochs", "last accuracy", "staleness")
     lines = []
     for straggler in dict.fromkeys(each.straggler for each in found):
@@ -26,14 +32,14 @@ def format_table(found: Mapping[Contender, Series[Outcome]], accuracy: float) ->
 
 
 def _format_row(
-    series: Series[Outcome], base: Series[Outcome] | None, accuracy: float
+    series: Series[TrainingRun], base: Series[TrainingRun] | None, accuracy: float
 ) -> list[str]:
     ours = find_median(series, accuracy)
     theirs = None if base is None else find_median(base, accuracy)
-    ends = [outcome.points[-1] for outcome in series.samples]
+    ends = [run.points[-1] for run in series.samples]
     counts: Counter[int] = Counter()
-    for outcome in series.samples:
-        counts.update(outcome.staleness)
+    for run in series.samples:
+        counts.update(run.staleness)
     mean = sum(late * times for late, times in counts.items()) / max(1, sum(counts.values()))
     return [
         "never" if ours is None else f"{ours:.2f}",
@@ -42,3 +48,21 @@ def _format_row(
         f"{summarize([each.accuracy for each in ends]).median:.2%}",
         f"mean {mean:.2f}, max {max(counts)}" if counts else "",
     ]
+
+
+def judge(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> list[Target]:
+    """The targets that these runs say something about; ratios are of medians."""
+    targets = []
+    for contender, series in found.items():
+        base = found.get(Contender(contender.straggler, IN_STEP))
+        is_random = parse_straggler(contender.straggler).rank is None
+        bounded = contender.staleness not in (None, IN_STEP, UNLIMITED)
+        if base is None or (not bounded if is_random else contender.staleness != UNLIMITED):
+            continue
+        ours, theirs = find_median(series, accuracy), find_median(base, accuracy)
+        ratio = None if ours is None or theirs is None else ours / theirs
+        limit = RANDOM_TARGET if is_random else CONSTANT_TARGET
+        text = f"straggler {contender.straggler}: time of {contender.way} to {100 * accuracy:g}%"
+        text += f", by in step, at most {limit:g}"
+        targets.append(Target(text, {"": ratio}, at_most=limit))
+    return targets

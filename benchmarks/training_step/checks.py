@@ -16,45 +16,42 @@ import torch
 from torch import nn
 
 from benchmarks.baselines import ddp_step
-from benchmarks.training_step.contenders import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
-from benchmarks.training_step.loops import Loop, Stopwatch, take_step
-from benchmarks.training_step.verdicts import STEPS
-from benchmarks.training_step.workloads import build, draw_batch
+from benchmarks.training_step.contenders import CHECKED_STEPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
+from benchmarks.training_step.loops import Loop, Stopwatch, draw, take_step
+from benchmarks.training_step.workloads import build
 
 if TYPE_CHECKING:
-    from benchmarks.training_step.contenders import Order
+    from benchmarks.training_step.contenders import LoopSpec
 
 SAMPLE = 4096
 """Parameters that are looked at, evenly spread."""
 
 
-def take_checked_steps(order: Order, loop: Loop) -> dict[str, Any]:
+def take_checked_steps(spec: LoopSpec, loop: Loop) -> dict[str, Any]:
     """The first steps of a loop: a ``digest`` of its parameters, and a ``sample`` of their way."""
     slowdown, loop.slowdown = loop.slowdown, None
     if loop.place is not None:
         with without_dropout(loop.module):
-            for _ in range(STEPS):
-                take_step(loop, Stopwatch())
+            for _ in range(CHECKED_STEPS):
+                take_step(loop, Stopwatch(loop.device))
     loop.update.settle()
     loop.slowdown = slowdown
-    return {"digest": digest(loop.module), "sample": sample_way(order, loop.module)}
+    return {"digest": digest(loop.module), "sample": sample_way(spec, loop.module)}
 
 
-def compute_alone(order: Order, workers: int, device: torch.device) -> dict[str, Any]:
+def compute_alone(spec: LoopSpec, workers: int, device: torch.device) -> dict[str, Any]:
     """The expected result of these steps, from one process: a ``sample`` of the parameters' way."""
-    module = build(order.workload, order.seed).to(device)
+    module = build(spec.workload, spec.seed).to(device)
     optimizer = ddp_step.make_optimizer(module, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
-    batches = [
-        draw_batch(order.workload, order.batch_size, order.seed, place) for place in range(workers)
-    ]
+    batches = [draw(spec, device, place) for place in range(workers)]
     with without_dropout(module):
-        for _ in range(STEPS):
+        for _ in range(CHECKED_STEPS):
             optimizer.zero_grad()
             for features, labels in batches:
-                loss = nn.functional.cross_entropy(module(features.to(device)), labels.to(device))
+                loss = nn.functional.cross_entropy(module(features), labels)
                 torch.autograd.backward(loss / workers)
             optimizer.step()
-    return {"sample": sample_way(order, module)}
+    return {"sample": sample_way(spec, module)}
 
 
 @contextlib.contextmanager
@@ -77,9 +74,8 @@ def digest(module: nn.Module) -> str:
     return hashlib.sha256(flatten(module).numpy().tobytes()).hexdigest()
 
 
-def sample_way(order: Order, module: nn.Module) -> list[float]:
-    """How far some of the parameters have moved from where the seed put them."""
-    before, after = flatten(build(order.workload, order.seed)), flatten(module)
+def sample_way(spec: LoopSpec, module: nn.Module) -> list[float]:
+    before, after = flatten(build(spec.workload, spec.seed)), flatten(module)
     count = len(after)
     places = torch.arange(min(count, SAMPLE)) * count // min(count, SAMPLE)
     way: list[float] = (after[places].double() - before[places].double()).tolist()

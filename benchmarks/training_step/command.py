@@ -1,26 +1,30 @@
 """``python -m benchmarks training-step``: what a training step takes, by synchronisation.
 
-The framework's DDP (over Gloo, in processes that torchrun starts and that know no MPI; over NCCL
-where every rank has a GPU), mpiddp's schedules and parameter servers, and ``nn.DataParallel`` where
-there are GPUs. Two jobs live side by side for the whole measurement; while one measures, the other
-one sleeps. What every contender trains is checked before it is timed. Rounds are in random order.
+What every contender trains is checked before it is timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from benchmarks.allreduce.contenders import TRANSPORTS
 from benchmarks.common import results
-from benchmarks.common.checks import check_link, check_outputs, check_several, check_start
-from benchmarks.common.options import CommandLine, RunOptions, at_least, describe_algorithms, make
+from benchmarks.common.checks import check_run
+from benchmarks.common.options import (
+    CommandLine,
+    RunOptions,
+    at_least,
+    describe_algorithms,
+    make,
+    make_run,
+)
 from benchmarks.common.targets import format_targets
+from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun, is_srun
+from benchmarks.launching.srun import Srun
 from benchmarks.training_step import report
 from benchmarks.training_step.contenders import (
     DATA_PARALLEL,
-    TRANSPORTS,
     USUAL,
     WIRE_DTYPES,
     Contender,
@@ -28,9 +32,10 @@ from benchmarks.training_step.contenders import (
     parse_contender,
 )
 from benchmarks.training_step.measurement import LENGTH, Plan, measure
+from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge
 from benchmarks.training_step.workloads import SHAPES, parse_workload
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.straggler import parse_straggler
@@ -40,19 +45,7 @@ RANKS_ON_CLUSTER = (4,)
 DEVICES = ("auto", "cpu", "gpu")
 
 
-class WrongTrainingError(MpiddpError):
-    """A contender trains something else."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(RunOptions):
-    """What is measured, where, and where the results go."""
-
-    plan: Plan
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line. Raises ConfigurationError; SystemExit(0) after ``--help``."""
+def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     values = _make_parser().read_values(arguments)
     named = [parse_contender(text) for text in values["sync"] or USUAL]
     rows = [
@@ -65,8 +58,7 @@ def parse(arguments: Sequence[str]) -> Options:
         contenders=tuple(dict.fromkeys(rows)),
         offers_data_parallel=values["sync"] is None,
     )
-    usual = RANKS_ON_CLUSTER if is_srun(values["launcher"]) else RANKS
-    return make(Options, values, plan=plan, ranks=values["ranks"] or usual)
+    return make_run(values, plan, RANKS, RANKS_ON_CLUSTER)
 
 
 def _make_parser() -> CommandLine:
@@ -92,26 +84,20 @@ def _make_parser() -> CommandLine:
         default="auto", metavar="DEVICE")  # fmt: skip
     add("straggler", "slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker "
         "drawn in each step", metavar="WHO=FACTOR")  # fmt: skip
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4)")
+    add("ranks", "numbers of ranks (default: 2 4; with srun 4)", type=at_least(2))
     add("repetitions", default=5)
     add("warm-up", "rounds before them, after a first visit to each", default=0)
     add("iterations", f"steps per visit (default: {LENGTH})")
     add("seed", "seed of parameters, samples and the order")
     add("deadline", "time limit of a job's start, and of each answer", default=300.0)
-    add("launcher")
-    add("nodes")
-    add("link", "with srun: time a link between two nodes; with --targets compare servers with the "
-        "cost model")  # fmt: skip
-    add("targets")
-    add("json", "write every visit and the environment")
-    add("plot", "draw the parts (.svg, .png or .pdf)")
+    parser.add_run("write every visit and the environment", "draw the parts",
+                   "with srun: time a link between two nodes; with --targets compare servers with "
+                   "the cost model")  # fmt: skip
     return parser
 
 
-def check(options: Options) -> Mpirun | Srun:
-    """Refuse what cannot work before anything is measured; returns the launcher to use."""
+def check(options: RunOptions[Plan]) -> Mpirun | Srun:
     plan = options.plan
-    check_several(options.ranks)
     for ranks in options.ranks:
         for contender in plan.contenders:
             check_contender(contender, ranks, plan)
@@ -122,15 +108,10 @@ def check(options: Options) -> Mpirun | Srun:
                 f"--straggler: expected a rank below {min(options.ranks)}, the fewest of --ranks, "
                 f"found {slow}"
             )
-    check_outputs(options.json, plot=options.plot)
-    found = check_start(options.ranks, options.launcher, options.nodes)
-    if plan.link:
-        check_link(found)
-    return found
+    return check_run(options, link=plan.link)
 
 
 def check_contender(contender: Contender, ranks: int, plan: Plan) -> None:
-    """Raise ConfigurationError for what is not possible on so many ranks."""
     contender.configure(ranks, plan.batch_size, plan.seed)
     if contender.serves:
         dedicated = contender.placement == "dedicated"
@@ -150,7 +131,6 @@ def check_contender(contender: Contender, ranks: int, plan: Plan) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print the tables and write what was asked for."""
     options = parse(arguments)
     launcher = check(options)
     environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
@@ -164,8 +144,6 @@ def main(arguments: Sequence[str]) -> None:
     described = list(map(report.describe_group, groups))
     results.write_measurement(options.json, "training-step", environment, targets, groups=described)
     if options.plot is not None:
-        from benchmarks.training_step.plot import draw
-
         draw(options.plot, groups, heading)
     if wrong := report.list_wrong(groups):
-        raise WrongTrainingError(f"wrong training: {'; '.join(wrong)}")
+        raise WrongResultError(f"wrong training: {'; '.join(wrong)}")

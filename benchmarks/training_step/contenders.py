@@ -1,8 +1,7 @@
 """What ``python -m benchmarks training-step`` compares, in which of its two jobs.
 
-One job is started by torchrun and never loads MPI: the framework's own DDP, one rank without any
-of it, and ``nn.DataParallel``. The other one is mpiddp's: its synchronisations, each a
-configuration of the trainer's, and one rank without any of them.
+torchrun's job has the framework's own DDP, one rank without any of it, and ``nn.DataParallel``;
+mpiddp's has its synchronisations, and one rank without any of them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ USUAL = (
     FRAMEWORK, FUSED, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
     f"{PARAMETER_SERVER}:servers={RANKS}",
 )  # fmt: skip
-TRANSPORTS = ("auto", "mpi", "torch", "shared-memory", "shared-memory+mpi")
 WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+CHECKED_STEPS = 2
+"""The second one moves by what the first one left in the optimizer, too."""
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 0.0005
 """Of every contender's SGD, with Nesterov's momentum; the rate is small, since the samples never
 change."""
@@ -37,8 +37,6 @@ change."""
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of a table."""
-
     sync: str
     transport: str = AUTO
     wire_dtype: str = AUTO
@@ -58,7 +56,6 @@ class Contender:
 
     @property
     def averages(self) -> bool:
-        """Whether mpiddp averages gradients."""
         return self.job == MPI_JOB and not self.serves and self.sync != OWN_ALONE
 
     @property
@@ -75,7 +72,6 @@ class Contender:
         return f"{self.sync}{' ' if self.averages else ':'}{','.join(pairs[1:])}".rstrip(" :")
 
     def count_servers(self, ranks: int) -> int:
-        """On so many ranks."""
         return ranks if self.servers == RANKS else int(self.servers)
 
     def count_workers(self, ranks: int) -> int:
@@ -156,8 +152,8 @@ def expand(
 
 
 @dataclass(frozen=True)
-class Order:
-    """One contender and what it trains; it comes as JSON."""
+class LoopSpec:
+    """What ranks are told to train, as JSON."""
 
     contender: Contender
     workload: Workload
@@ -166,10 +162,7 @@ class Order:
     seed: int
     straggler: str | None = None
 
-    def describe(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
-
-def read_order(found: Mapping[str, Any]) -> Order:
+def read_spec(found: Mapping[str, Any]) -> LoopSpec:
     contender, workload = Contender(**found["contender"]), Workload(**found["workload"])
-    return Order(**{**found, "contender": contender, "workload": workload})
+    return LoopSpec(**{**found, "contender": contender, "workload": workload})

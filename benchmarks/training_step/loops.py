@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from benchmarks.training_step.contenders import Order
+from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
+from benchmarks.training_step.workloads import draw_batch
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
@@ -37,7 +38,6 @@ class Loop:
     module: nn.Module
     update: Update
     workers: tuple[int, ...]
-    """The ranks that compute."""
     place: int | None
     """This rank's among them; None where it only serves."""
     batch: Batch
@@ -52,15 +52,20 @@ class Loop:
     slowdown: Slowdown | None = None
     step: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
-    """What there is to say of it."""
 
     @property
     def device(self) -> torch.device:
         return self.batch[0].device
 
 
+def draw(spec: LoopSpec, device: torch.device, place: int) -> Batch:
+    """One worker's batch, on the device."""
+    features, labels = draw_batch(spec.workload, spec.batch_size, spec.seed, place)
+    return features.to(device), labels.to(device)
+
+
 def make_slowdown(
-    order: Order,
+    spec: LoopSpec,
     module: torch.nn.Module,
     batch: tuple[torch.Tensor, torch.Tensor],
     place: int,
@@ -70,13 +75,13 @@ def make_slowdown(
 
     Raises ConfigurationError if that rank computes nothing.
     """
-    if order.straggler is None:
+    if spec.straggler is None:
         return None
-    straggler = parse_straggler(order.straggler)
+    straggler = parse_straggler(spec.straggler)
     check_straggler(straggler, workers)
     with rehearse(module, module, batch) as take_pass:
         seconds = time_pass(take_pass, batch[0].device)
-    return Slowdown(straggler, place, workers, order.seed, seconds, batch[0].device)
+    return Slowdown(straggler, place, workers, spec.seed, seconds, batch[0].device)
 
 
 def take_step(loop: Loop, watch: Stopwatch) -> None:
@@ -87,9 +92,9 @@ def take_step(loop: Loop, watch: Stopwatch) -> None:
     loss = nn.functional.cross_entropy(loop.model(features), labels)
     loop.update.begin_step()
     torch.autograd.backward(loss)
-    watch.start()
+    watch.mark()
     loop.update.finish_step()
-    watch.stop()
+    watch.mark()
     loop.step += 1
 
 
@@ -107,45 +112,28 @@ def take_pass(loop: Loop) -> None:
 
 
 class Stopwatch:
-    """Adds up seconds of a part of each step."""
+    """Adds up a part of each step; on a GPU by its stream's events, which steps do not wait for."""
 
-    def __init__(self) -> None:
-        self._total, self._begin = 0, 0
+    def __init__(self, device: torch.device) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._times: list[Any] = []
 
-    def start(self) -> None:
-        self._begin = time.perf_counter_ns()
-
-    def stop(self) -> None:
-        self._total += time.perf_counter_ns() - self._begin
-
-    def read(self) -> float:
-        """The seconds so far."""
-        return self._total * 1e-9
-
-
-class GpuStopwatch(Stopwatch):
-    """The same on a GPU's stream, which steps do not wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pairs: list[list[torch.cuda.Event]] = []
-
-    def start(self) -> None:
-        self._pairs.append([self._record()])
-
-    def stop(self) -> None:
-        self._pairs[-1].append(self._record())
-
-    def _record(self) -> torch.cuda.Event:
-        # torch has no types for it.
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    def mark(self) -> None:
+        """The part begins, or ends."""
+        if self._is_gpu:
+            # torch has no types for it.
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._times.append(event)
+        else:
+            self._times.append(time.perf_counter())
 
     def read(self) -> float:
         """The seconds so far; all that was begun must be finished."""
-        times = [float(begin.elapsed_time(end)) for begin, end in self._pairs]
-        return sum(times) * 1e-3
+        pairs = zip(self._times[::2], self._times[1::2], strict=True)
+        if self._is_gpu:
+            return sum(1e-3 * float(begin.elapsed_time(end)) for begin, end in pairs)
+        return float(sum(end - begin for begin, end in pairs))
 
 
 def finish(device: torch.device) -> None:
@@ -157,7 +145,7 @@ def finish(device: torch.device) -> None:
 def warm_up(loop: Loop, steps: int) -> None:
     if loop.place is None:
         return
-    watch = Stopwatch()
+    watch = Stopwatch(loop.device)
     for _ in range(steps):
         take_step(loop, watch)
     finish(loop.device)
@@ -194,7 +182,7 @@ def measure(
 
 
 def _time_steps(loop: Loop, steps: int) -> dict[str, float]:
-    watch = GpuStopwatch() if loop.device.type == "cuda" else Stopwatch()
+    watch = Stopwatch(loop.device)
     begin = time.perf_counter()
     for _ in range(steps):
         take_step(loop, watch)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.allreduce.contenders import LINK_BYTES
@@ -14,38 +15,43 @@ from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
-from benchmarks.training_step.contenders import BASE, BASES, DATA_PARALLEL, Contender, Order
-from benchmarks.training_step.traffic import Reading
-from benchmarks.training_step.verdicts import judge
+from benchmarks.training_step.contenders import (
+    BASE,
+    BASES,
+    CHECKED_STEPS,
+    DATA_PARALLEL,
+    Contender,
+    LoopSpec,
+)
+from benchmarks.training_step.traffic import Bytes, read_bytes
 from benchmarks.training_step.workloads import Workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import UNLIMITED
 
 WORKER = "benchmarks.training_step.worker"
 LENGTH = Length(seconds=1.0, fewest=3, most=50)
-"""Of one visit."""
+TOLERANCE, NARROW_TOLERANCE = 0.02, 0.1
+"""How far off the way may be, relative to its length; where gradients travel in 16 bits, which
+rounds them to 8 or 11 of them and loses the smallest."""
 PROBES = 3
 WORD_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(trials.Plan):
-    """What is measured."""
-
     workloads: tuple[Workload, ...]
     contenders: tuple[Contender, ...]
     batch_size: int
-    """Samples per worker and step."""
     straggler: str | None
     device: str
     """``auto``, ``cpu`` or ``gpu``."""
     offers_data_parallel: bool
     """Whether ``nn.DataParallel`` is added if it is possible."""
 
-    def order(self, workload: Workload, contender: Contender) -> Order:
-        """The order for its ranks."""
+    def specify(self, workload: Workload, contender: Contender) -> LoopSpec:
+        """What its ranks are told."""
         straggler = None if contender in BASES else self.straggler
-        return Order(contender, workload, self.batch_size, self.seed, straggler)
+        return LoopSpec(contender, workload, self.batch_size, self.seed, straggler)
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,7 @@ class Visit:
     """The optimizer, of the slowest rank; 0 if servers update."""
     samples_per_second: float
     """Of all workers together."""
-    reading: Reading
-    """What the interfaces counted meanwhile."""
+    reading: Bytes
 
     @property
     def exposed(self) -> float:
@@ -71,12 +76,11 @@ class Visit:
 
     @property
     def usual(self) -> float:
-        """Seconds of a step."""
         return self.seconds
 
 
 @dataclass(frozen=True)
-class Link:
+class TimedLink:
     """Between two nodes, as timed."""
 
     latency: float
@@ -95,8 +99,7 @@ class Group(trials.Group[Contender, Visit]):
     workload: Workload
     plan: Plan
     notes: Mapping[Contender, Mapping[str, Any]] = field(default_factory=dict)
-    """What the ranks reported of each contender."""
-    link: Link | None = None
+    link: TimedLink | None = None
 
 
 def read_answers(
@@ -118,7 +121,33 @@ def read_answers(
         sum(
             worker["samples"] / (slowest if has_bound else worker["seconds"]) for worker in workers
         ),
-        Reading.make(counted, steps, len(answers)),
+        read_bytes(counted, steps, len(answers)),
+    )
+
+
+def judge(
+    answers: Sequence[Mapping[str, Any]], expected: Sequence[float] | None, *, is_narrow: bool
+) -> str:
+    """Why ranks' answers to ``checks.take_checked_steps`` are wrong; empty if they are not.
+
+    Ranks without an answer took no part. ``expected`` is the way of one process, None where
+    workers go at their own pace.
+    """
+    known = [answer for answer in answers if answer]
+    if len({answer["digest"] for answer in known}) > 1:
+        return "the ranks' parameters differ"
+    way = known[0]["sample"]
+    if not all(map(math.isfinite, way)):
+        return "parameters are not finite"
+    if expected is None:
+        return "" if any(way) else "the parameters have not moved"
+    error = math.dist(way, expected) / max(math.hypot(*expected), 1e-30)
+    tolerance = NARROW_TOLERANCE if is_narrow else TOLERANCE
+    if error <= tolerance:
+        return ""
+    return (
+        f"after {CHECKED_STEPS} steps the parameters are off by {error:.2g} of the way that one "
+        f"process with all samples takes them; up to {tolerance:g} would be rounding"
     )
 
 
@@ -161,7 +190,7 @@ def check_device(wanted: str, greetings: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def probe_link(job: Job) -> Link:
+def probe_link(job: Job) -> TimedLink:
     """Time a short and a long message from one node to the next."""
 
     def ask(size: int) -> float:
@@ -170,7 +199,7 @@ def probe_link(job: Job) -> Link:
 
     # Each ends with a word back.
     word, whole = ask(WORD_BYTES), ask(LINK_BYTES)
-    return Link(word / 2, max(1e-6, whole - word) / LINK_BYTES)
+    return TimedLink(word / 2, max(1e-6, whole - word) / LINK_BYTES)
 
 
 class Visitor(trials.Visitor[Contender, Visit]):
@@ -178,14 +207,14 @@ class Visitor(trials.Visitor[Contender, Visit]):
 
     def __init__(self, jobs: Mapping[str, Job], plan: Plan, ranks: int, workload: Workload) -> None:
         super().__init__(f"{ranks} ranks, {workload}", plan, LENGTH)
-        self._jobs, self._orders, self._ranks, self._workload = jobs, plan, ranks, workload
+        self._jobs, self._specs, self._ranks, self._workload = jobs, plan, ranks, workload
         self.notes: dict[Contender, Mapping[str, Any]] = {}
         self._expected: dict[int, Sequence[float]] = {}
         """How far one process moves the parameters, by the number of workers."""
 
     def _ask(self, contender: Contender, what: str, **more: Any) -> list[Any]:
-        order = self._orders.order(self._workload, contender)
-        command = {"do": what, "order": order.describe(), **more}
+        spec = self._specs.specify(self._workload, contender)
+        command = {"do": what, "spec": asdict(spec), **more}
         name = f"{contender.name} on {self._workload}"
         return self._jobs[contender.job].ask(command, f"{what} {name}")
 

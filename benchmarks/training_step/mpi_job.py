@@ -9,16 +9,15 @@ from typing import Any
 import torch
 
 import mpiddp
-from benchmarks.launching.members import SessionMember
-from benchmarks.training_step.contenders import OWN_BASE, Order
-from benchmarks.training_step.loops import Loop, make_slowdown
+from benchmarks.launching.worker_loop import SessionMember
+from benchmarks.training_step.contenders import OWN_BASE, LoopSpec
+from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
-from benchmarks.training_step.workloads import build, draw_batch
+from benchmarks.training_step.workloads import build
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.planner import Request, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training import overlap
-from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.optimizer_step import LocalUpdate, make_optimizer
@@ -26,33 +25,30 @@ from mpiddp.training.parallel import choose_synchronization, find_roles, replica
 
 
 class MpiJob(SessionMember):
-    """A rank of a session."""
-
     def __init__(self, session: mpiddp.Session, fail: Callable[[BaseException], object]) -> None:
         """``fail`` is called with the error that ends a parameter server."""
         super().__init__(session)
-        if session.backend != "nccl":
-            # Ranks that would share a GPU compute on the CPU, as the framework's do.
-            session.device = torch.device("cpu")
-        if session.device.type == "cpu":
+        # Ranks that would share a GPU compute on the CPU, as the framework's do.
+        self.device = session.device if session.backend == "nccl" else torch.device("cpu")
+        if self.device.type == "cpu":
             keep_freed_memory()
-        self.device, self.counts = session.device, session.world.local_rank == 0
+        self.counts = session.world.local_rank == 0
         self._fail, self._nodes = fail, session.gather(session.world.node_rank)
 
     def greet(self) -> dict[str, Any]:
         return {"device": self.device.type, "nodes": self._nodes, **super().greet()}
 
-    def prepare(self, order: Order) -> Loop | None:
-        contender, seed = order.contender, order.seed
+    def prepare(self, spec: LoopSpec) -> Loop | None:
+        contender, seed = spec.contender, spec.seed
         if contender == OWN_BASE:
-            return self._work_alone(order) if self.rank == 0 else None
-        configuration = contender.configure(self.size, order.batch_size, seed)
+            return self._work_alone(spec) if self.rank == 0 else None
+        configuration = contender.configure(self.size, spec.batch_size, seed)
         roles = find_roles(configuration, self.size)
         workers = roles.workers if roles is not None else tuple(range(self.size))
         place = workers.index(self.rank) if self.rank in workers else None
-        batch = self._draw(order, place or 0)
-        module = build(order.workload, seed).to(self.device)
-        slowdown = make_slowdown(order, module, batch, place or 0, workers)
+        batch = draw(spec, self.device, place or 0)
+        module = build(spec.workload, seed).to(self.device)
+        slowdown = make_slowdown(spec, module, batch, place or 0, workers)
         if roles is not None:
             rate = make_rate(configuration)
             serving = serve(configuration, self._session, roles, module, rate, self._fail)
@@ -69,27 +65,23 @@ class MpiJob(SessionMember):
             quiet=replica.model.no_sync, slowdown=slowdown, notes=notes,
         )  # fmt: skip
 
-    def _draw(self, order: Order, place: int) -> Batch:
-        features, labels = draw_batch(order.workload, order.batch_size, order.seed, place)
-        return features.to(self.device), labels.to(self.device)
-
-    def _work_alone(self, order: Order) -> Loop:
+    def _work_alone(self, spec: LoopSpec) -> Loop:
         """One rank, without the others."""
-        configuration = order.contender.configure(1, order.batch_size, order.seed)
-        module = build(order.workload, order.seed).to(self.device)
+        configuration = spec.contender.configure(1, spec.batch_size, spec.seed)
+        module = build(spec.workload, spec.seed).to(self.device)
         update = make_local_update(configuration, module)
-        return Loop(module, module, update, (0,), 0, self._draw(order, 0))
+        return Loop(module, module, update, (0,), 0, draw(spec, self.device, 0))
 
-    def describe(self, order: Order, loop: Loop) -> dict[str, Any]:
+    def describe(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
         parameters = [each for each in loop.module.parameters() if each.requires_grad]
         count, item = sum(each.numel() for each in parameters), parameters[0].element_size()
-        if order.contender == OWN_BASE:
+        if spec.contender == OWN_BASE:
             return {"elements": count}
-        if order.contender.serves:
+        if spec.contender.serves:
             messages = list_pushes(count, item, loop.notes["servers"], loop.workers)
             traffic = describe_traffic(add_up(messages, self._nodes))
             return {**loop.notes, "elements": count, "traffic": traffic}
-        configuration = order.contender.configure(self.size, order.batch_size, order.seed)
+        configuration = spec.contender.configure(self.size, spec.batch_size, spec.seed)
         buckets, traffic = self._describe_buckets(configuration, parameters)
         return {**loop.notes, "elements": count, "buckets": buckets, "traffic": traffic}
 
@@ -121,11 +113,11 @@ class MpiJob(SessionMember):
 
     def probe(self, size: int, iterations: int) -> list[float]:
         from benchmarks.allreduce import probes, worker
-        from benchmarks.allreduce.calls import Order as Call
+        from benchmarks.allreduce.calls import CallSpec
         from benchmarks.allreduce.contenders import LINK
 
-        order = Call(LINK, size, "uint8", iterations)
-        prepared = probes.prepare_link(self._comm, self._session.world, order)
+        spec = CallSpec(LINK, bytes=size, type="uint8", iterations=iterations)
+        prepared = probes.prepare_link(self._comm, self._session.world, spec)
         return [time * 1e-9 for time in worker.time_iterations(prepared, iterations)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from benchmarks.common.statistics import Series, Summary, compare, quantile, sum
 from benchmarks.launching.paired_jobs import TORCH_JOB
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
 from benchmarks.training_step.measurement import Group, Visit
+from benchmarks.training_step.traffic import Bytes
 from mpiddp.training.config import FRAMEWORK
 
 EXPLANATION = """\
@@ -43,24 +44,9 @@ def summarize_parts(group: Group, contender: Contender) -> Parts | None:
     if not visits:
         return None
 
-    def find_median(get: Callable[[Visit], float]) -> float:
-        return quantile([get(visit) for visit in visits], 0.5)
-
-    return Parts(
-        summarize([visit.seconds for visit in visits]),
-        find_median(lambda visit: visit.compute),
-        find_median(lambda visit: visit.exposed),
-        find_median(lambda visit: visit.update),
-        find_median(lambda visit: visit.samples_per_second),
-    )
-
-
-def find_speed(group: Group, own: Contender, other: Contender) -> Summary | None:
-    """Steps per second over another contender's, round by round; None if unknown."""
-    mine, others = group.samples(own), group.samples(other)
-    if not mine or not others:
-        return None
-    return compare([visit.seconds for visit in others], [visit.seconds for visit in mine])
+    names = ("compute", "exposed", "update", "samples_per_second")
+    medians = (quantile([getattr(visit, name) for visit in visits], 0.5) for name in names)
+    return Parts(summarize([visit.seconds for visit in visits]), *medians)
 
 
 def find_efficiency(group: Group, contender: Contender) -> Summary | None:
@@ -83,18 +69,6 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
     )
 
 
-@dataclass(frozen=True)
-class Bytes:
-    """Of a step."""
-
-    each: float
-    """What a rank sends, on average."""
-    busiest: float | None
-    """The most over a link, one way; None if unknown."""
-    is_read: bool
-    """Whether interfaces counted them."""
-
-
 def find_bytes(group: Group, contender: Contender) -> Bytes | None:
     """Counted by what is sent, where that is known; else as interfaces counted."""
     visits = group.samples(contender)
@@ -113,11 +87,6 @@ def find_bytes(group: Group, contender: Contender) -> Bytes | None:
 
 
 # ---- the tables ---------------------------------------------------------------------------
-
-
-def list_rows(group: Group) -> list[Contender]:
-    """All that was tried, in the order of the table."""
-    return list(dict.fromkeys([*group.series, *group.wrong, *group.refusals]))
 
 
 def format_group(group: Group) -> str:
@@ -139,7 +108,7 @@ def format_group(group: Group) -> str:
             f"a link between two nodes carries {group.link.megabits:.3g} Mbit/s one way, "
             f"after {describe_seconds(group.link.latency)}"
         )
-    lines += format_rows([HEADS, *filter(None, (_format_row(group, c) for c in list_rows(group)))])
+    lines += format_rows([HEADS, *filter(None, (_format_row(group, c) for c in group.series))])
     lines += [f"left out: {c.name}: {why}" for c, why in group.refusals.items()]
     lines += [f"wrong: {c.name}: {why}" for c, why in group.wrong.items()]
     return "\n".join(lines)
@@ -149,7 +118,7 @@ def _format_row(group: Group, contender: Contender) -> list[str] | None:
     parts = summarize_parts(group, contender)
     if parts is None:
         return None
-    speed, efficiency = find_speed(group, contender, FRAMEWORKS), find_efficiency(group, contender)
+    speed, efficiency = group.find_speed(contender, FRAMEWORKS), find_efficiency(group, contender)
     bytes_ = find_bytes(group, contender)
     mark = "~" if bytes_ is not None and bytes_.is_read else ""
     busiest = bytes_.busiest if bytes_ is not None else None
@@ -171,14 +140,12 @@ def _format_row(group: Group, contender: Contender) -> list[str] | None:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Three figures or so."""
     value = 1e3 * seconds
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f}"
 
 
 def list_wrong(groups: Sequence[Group]) -> list[str]:
-    """The contenders that train something else, each in a few words."""
     return [
         f"{contender.name} on {group.workload} and {group.ranks} ranks: {why}"
         for group in groups
@@ -216,7 +183,7 @@ def _describe_contender(
     group: Group, contender: Contender, series: Series[Visit]
 ) -> dict[str, Any]:
     parts, bytes_ = summarize_parts(group, contender), find_bytes(group, contender)
-    speed, efficiency = find_speed(group, contender, FRAMEWORKS), find_efficiency(group, contender)
+    speed, efficiency = group.find_speed(contender, FRAMEWORKS), find_efficiency(group, contender)
     return {
         "name": contender.name,
         **asdict(contender),
@@ -225,14 +192,8 @@ def _describe_contender(
         "efficiency": asdict(efficiency) if efficiency is not None else None,
         "over_framework": asdict(speed) if speed is not None else None,
         "bytes": asdict(bytes_) if bytes_ is not None else None,
-        "bytes_source": _name_source(bytes_),
+        "bytes_source": bytes_.source if bytes_ is not None else None,
         "notes": dict(group.notes.get(contender, {})),
         "positions": list(series.positions),
         "visits": [{**asdict(visit), "exposed": visit.exposed} for visit in series.samples],
     }
-
-
-def _name_source(bytes_: Bytes | None) -> str | None:
-    if bytes_ is None:
-        return None
-    return "read from the interface" if bytes_.is_read else "counted from what is sent"

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.common.options import ITEM
-from benchmarks.common.statistics import compare
 from benchmarks.common.targets import Target
 from benchmarks.training_step.contenders import AUTO, RANKS, Contender
-from benchmarks.training_step.measurement import Group, Link
-from benchmarks.training_step.report import FRAMEWORKS, Parts, find_speed, summarize_parts
+from benchmarks.training_step.measurement import Group, TimedLink
+from benchmarks.training_step.report import FRAMEWORKS, Parts, summarize_parts
 from benchmarks.training_step.workloads import MLP, Workload
 from mpiddp.schedules.algorithms import central, direct, ring
 from mpiddp.schedules.cost import flat, simulate
@@ -35,7 +34,7 @@ def judge(groups: Sequence[Group]) -> list[Target]:
 
 
 def _judge_one_node(group: Group) -> Iterator[Target]:
-    speed = find_speed(group, OWN, FRAMEWORKS)
+    speed = group.find_speed(OWN, FRAMEWORKS)
     if speed is None or group.ranks not in (2, 4):
         return
     where = f"{group.workload} on {group.ranks} ranks, {OWN.name}"
@@ -55,14 +54,16 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
         return
     rate = f"{group.link.megabits:.3g} Mbit/s"
     where = f"{group.workload} on {group.nodes} nodes, links of {rate}"
-    sharded = find_slowdown(group, SHARDED)
+    # How many times faster the ring is.
+    sharded = group.find_speed(RING, SHARDED)
     if sharded is not None:
         text = f"{where}, sharded synchronous server: at most {MOST_SHARDED:g} of the ring's time"
-        yield Target(text, {"": sharded}, at_most=MOST_SHARDED)
+        yield Target(text, {"": sharded.median}, at_most=MOST_SHARDED)
     for own in (CENTRAL, replace(CENTRAL, placement="dedicated")):
-        slowdown = find_slowdown(group, own)
-        if slowdown is None:
+        speed = group.find_speed(RING, own)
+        if speed is None:
             continue
+        slowdown = speed.median
         predicted = predict_slowdown(group, own, around, group.link)
         text = (
             f"{where}, {own.name}: {slowdown:.2f} of the ring's time, {predicted:.2f} by the cost "
@@ -72,16 +73,7 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
         yield Target(text, {"": slowdown / predicted}, at_least=least, at_most=most)
 
 
-def find_slowdown(group: Group, own: Contender) -> float | None:
-    """Its steps' time over the ring's, round by round and then the median; None if unknown."""
-    mine, others = group.samples(own), group.samples(RING)
-    if not mine or not others:
-        return None
-    times = ([visit.seconds for visit in each] for each in (mine, others))
-    return compare(*times).median
-
-
-def predict_slowdown(group: Group, own: Contender, around: Parts, link: Link) -> float:
+def predict_slowdown(group: Group, own: Contender, around: Parts, link: TimedLink) -> float:
     """The same by the cost model: the ring's own compute and update, and what messages take.
 
     Each rank is a node of its own, with the link that was timed; additions are left out.

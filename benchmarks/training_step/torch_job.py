@@ -9,8 +9,7 @@ import torch
 from torch import distributed, nn
 
 from benchmarks.baselines import ddp_step
-from benchmarks.launching.members import TorchMember
-from benchmarks.launching.worker_loop import describe_place
+from benchmarks.launching.worker_loop import TorchMember, describe_place
 from benchmarks.training_step.contenders import (
     ALONE,
     DATA_PARALLEL,
@@ -18,11 +17,11 @@ from benchmarks.training_step.contenders import (
     LEARNING_RATE,
     MOMENTUM,
     WEIGHT_DECAY,
-    Order,
+    LoopSpec,
 )
-from benchmarks.training_step.loops import Loop, make_slowdown
+from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
-from benchmarks.training_step.workloads import build, draw_batch
+from benchmarks.training_step.workloads import build
 from mpiddp.errors import ConfigurationError
 
 
@@ -34,7 +33,6 @@ class TorchJob(TorchMember):
         self.counts = os.environ["LOCAL_RANK"] == "0"
 
     def greet(self) -> dict[str, Any]:
-        """Where this job is, and what it computes with."""
         computes = self.device.type == "cuda"
         return {
             "device": self.device.type,
@@ -44,18 +42,18 @@ class TorchJob(TorchMember):
             **describe_place(),
         }
 
-    def prepare(self, order: Order) -> Loop | None:
-        name = order.contender.sync
+    def prepare(self, spec: LoopSpec) -> Loop | None:
+        name = spec.contender.sync
         if name in (ALONE, DATA_PARALLEL) and self.rank != 0:
             return None
-        module = build(order.workload, order.seed).to(self.device)
+        module = build(spec.workload, spec.seed).to(self.device)
         if name == DATA_PARALLEL:
-            return self._drive_all(order, module)
-        batch = self._draw(order, self.rank)
+            return self._drive_all(spec, module)
+        batch = draw(spec, self.device, self.rank)
         if name == ALONE:
             return Loop(module, module, make_step(module), (0,), 0, batch)
         everyone = tuple(range(self.size))
-        slowdown = make_slowdown(order, module, batch, self.rank, everyone)
+        slowdown = make_slowdown(spec, module, batch, self.rank, everyone)
         model = ddp_step.wrap(module, self.device)
         step = make_step(model, fused=name == FUSED)
         return Loop(
@@ -63,32 +61,28 @@ class TorchJob(TorchMember):
             quiet=model.no_sync, slowdown=slowdown,
         )  # fmt: skip
 
-    def _draw(self, order: Order, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        features, labels = draw_batch(order.workload, order.batch_size, order.seed, place)
-        return features.to(self.device), labels.to(self.device)
-
-    def _drive_all(self, order: Order, module: nn.Module) -> Loop:
+    def _drive_all(self, spec: LoopSpec, module: nn.Module) -> Loop:
         """``nn.DataParallel``: one process with as many GPUs as there are ranks."""
         found = torch.cuda.device_count() if self.device.type == "cuda" else 0
         if found < self.size:
             raise ConfigurationError(
                 f"nn.DataParallel needs {self.size} GPUs in one process, found {found}"
             )
-        if order.straggler is not None:
+        if spec.straggler is not None:
             raise ConfigurationError("nn.DataParallel has no worker that can be slowed")
-        shares = [self._draw(order, place) for place in range(self.size)]
+        shares = [draw(spec, self.device, place) for place in range(self.size)]
         features, labels = (torch.cat(parts) for parts in zip(*shares, strict=True))
         model = nn.DataParallel(module, device_ids=list(range(self.size)))
         return Loop(
             model, module, make_step(module), (0,), 0, (features, labels),
-            bare=module, share=order.batch_size,
+            bare=module, share=spec.batch_size,
         )  # fmt: skip
 
-    def describe(self, order: Order, loop: Loop) -> dict[str, Any]:
+    def describe(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
         """See ``worker.Job``. Gloo and NCCL tell nothing."""
         parameters = [each for each in loop.module.parameters() if each.requires_grad]
         count = sum(each.numel() for each in parameters)
-        if order.contender.sync != DATA_PARALLEL:
+        if spec.contender.sync != DATA_PARALLEL:
             return {"elements": count}
         from mpiddp.schedules.algorithms import gather_broadcast
 
@@ -102,7 +96,6 @@ class TorchJob(TorchMember):
 
 
 def make_step(model: nn.Module, *, fused: bool = False) -> ddp_step.Step:
-    """Its optimizer's part of a step."""
     optimizer = ddp_step.make_optimizer(
         model, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, fused=fused or None
     )

@@ -47,7 +47,6 @@ Message = tuple[int, int, int]
 
 
 def add_up(messages: Iterable[Message], nodes: Sequence[int]) -> Traffic:
-    """The total of messages; ``nodes`` has the node of each rank, by number."""
     ranks, count = len(nodes), max(nodes) + 1
     sent, received, out, into = [0] * ranks, [0] * ranks, [0] * count, [0] * count
     for source, target, size in messages:
@@ -80,6 +79,23 @@ def list_pushes(
             yield server, worker, size
 
 
+@dataclass(frozen=True)
+class Bytes:
+    """Of one step, in short."""
+
+    each: float
+    """What a rank sends, on average."""
+    busiest: float | None
+    """The most over a link, one way; None if unknown, as on one machine, whose ranks share
+    ``lo``."""
+    is_read: bool
+    """Whether interfaces counted them: with headers and other programs' bytes."""
+
+    @property
+    def source(self) -> str:
+        return "read from the interface" if self.is_read else "counted from what is sent"
+
+
 # ---- the interfaces -----------------------------------------------------------------------
 
 
@@ -101,32 +117,18 @@ def subtract(before: Counters, after: Counters) -> dict[str, tuple[int, int]]:
     }
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Bytes of one step as interfaces counted them: with headers and other programs' bytes."""
+def read_bytes(nodes: Sequence[Counters], steps: int, ranks: int) -> Bytes:
+    """Of what each node counted in so many steps.
 
-    each: float
-    """What a rank sends, on average."""
-    busiest: float | None
-    """The most over a node's link, one way; None on one machine, whose ranks share ``lo``."""
-
-    @staticmethod
-    def make(nodes: Sequence[Counters], steps: int, ranks: int) -> Reading:
-        """Of what each node counted in so many steps.
-
-        Between nodes counts the interface that sent most on its node.
-        """
-        inside = sum(counters.get(LOOPBACK, (0, 0))[1] for counters in nodes)
-        if len(nodes) == 1:
-            return Reading(inside / steps / ranks, None)
-        links = [_find_link(counters) for counters in nodes]
-        total = inside + sum(sent for _, sent in links)
-        return Reading(total / steps / ranks, max(map(max, links)) / steps)
-
-
-def _find_link(counters: Counters) -> tuple[int, int]:
-    others = [each for name, each in counters.items() if name != LOOPBACK]
-    return max(others, key=lambda each: each[1], default=(0, 0))
+    Between nodes counts the interface that sent most on its node.
+    """
+    inside = sum(counters.get(LOOPBACK, (0, 0))[1] for counters in nodes)
+    if len(nodes) == 1:
+        return Bytes(inside / steps / ranks, None, is_read=True)
+    others = [[counters[name] for name in counters if name != LOOPBACK] for counters in nodes]
+    links = [max(each, key=lambda counted: counted[1], default=(0, 0)) for each in others]
+    total = inside + sum(sent for _, sent in links)
+    return Bytes(total / steps / ranks, max(map(max, links)) / steps, is_read=True)
 
 
 def describe_traffic(traffic: Traffic) -> dict[str, Any]:

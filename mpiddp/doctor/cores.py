@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpiddp.doctor.findings import Finding, passed, warned
+from mpiddp.doctor.findings import Finding, describe_range, passed, warned
 from mpiddp.launch.device import share_cores
 from mpiddp.launch.launcher.hostnames import count_noun, fold_numbers
 
@@ -16,8 +16,6 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Binding:
-    """What one rank may run on."""
-
     rank: int
     cores: frozenset[int]
     threads: str | None
@@ -30,9 +28,7 @@ def judge_cores(bindings: Sequence[Binding]) -> Finding:
     everyone = frozenset().union(*(binding.cores for binding in bindings))
     if crowd is None:
         bound = any(binding.cores != everyone for binding in bindings)
-        shares = {len(binding.cores) for binding in bindings}
-        low, high = min(shares), max(shares)
-        each = f"{low}" if low == high else f"{low} to {high}"
+        each = describe_range([len(binding.cores) for binding in bindings])
         count = count_noun(len(everyone), "core")
         whom = count_noun(len(bindings), "rank")
         how = f"bound to {each} each" if bound else "shared by all"
@@ -53,35 +49,28 @@ def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int
     A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): where a rank
     finds no augmenting path, the ranks and cores that its search has met are too many and too few.
     """
-    owner: dict[int, int] = {}
+    owners, holdings = dict[int, int](), dict[int, int]()
+    """By core, and by rank."""
     for rank in masks:
         reached, path_of = [rank], dict[int, int]()
-        free = None
+        core = None
         # Breadth first, and no recursion: a node may hold hundreds of ranks.
         for current in reached:
-            for core in sorted(masks[current] - path_of.keys()):
-                path_of[core] = current
-                if core not in owner:
-                    free = core
-                    break
-                reached.append(owner[core])
-            if free is not None:
+            new = sorted(masks[current] - path_of.keys())
+            path_of |= dict.fromkeys(new, current)
+            core = next((each for each in new if each not in owners), None)
+            if core is not None:
                 break
-        if free is None:
+            reached += [owners[each] for each in new]
+        if core is None:
             return sorted(reached), sorted(path_of)
-        _take(free, rank, path_of, owner)
+        while core is not None:
+            # Back along the path: each rank gives up the core that it has.
+            owners[core] = taker = path_of[core]
+            freed = holdings.get(taker)
+            holdings[taker] = core
+            core = freed
     return None
-
-
-def _take(core: int, rank: int, path_of: Mapping[int, int], owner: dict[int, int]) -> None:
-    """Move the cores along an augmenting path, from its free end back to ``rank``."""
-    while True:
-        taker = path_of[core]
-        before = next((c for c, holder in owner.items() if holder == taker), None)
-        owner[core] = taker
-        if taker == rank or before is None:
-            return
-        core = before
 
 
 def judge_threads(bindings: Sequence[Binding]) -> Finding:
@@ -93,9 +82,8 @@ def judge_threads(bindings: Sequence[Binding]) -> Finding:
     used = [
         share if number is None else number for share, number in zip(shares, asked, strict=True)
     ]
-    each = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
     source = "OMP_NUM_THREADS" if any(n is not None for n in asked) else "mpiddp's choice"
-    found = f"{each} per rank ({source})"
+    found = f"{describe_range(used)} per rank ({source})"
     # What mpiddp chooses is at least one for each rank, even where cores are too few for that.
     asks_too_much = any(number > share for number, share in zip(used, shares, strict=True))
     if not asks_too_much or sum(used) <= cores:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node import describe_size, floor_power
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.background import BackgroundCall, LateError
+
+T = TypeVar("T")
 
 RUNS = "run directory"
 DATA = "data directory"
@@ -33,8 +38,6 @@ MOST_SIZES = 1_000
 
 @dataclass(frozen=True)
 class Place:
-    """What one node found in a directory."""
-
     is_there: bool
     problem: str = ""
     """What did not work, if something did not."""
@@ -51,7 +54,10 @@ class Token:
 
     def __init__(self, folder: Path, content: str) -> None:
         self.path = token_path(folder, content)
-        self._made = _make(folder)
+        above = (folder, *folder.parents)
+        self._made = list(itertools.takewhile(lambda path: not path.exists(), above))
+        """The innermost first."""
+        folder.mkdir(parents=True, exist_ok=True)
         self.path.write_text(content)
 
     def remove(self) -> None:
@@ -67,37 +73,17 @@ def token_path(folder: Path, content: str) -> Path:
     return folder / f".mpiddp-doctor-{content}"
 
 
-def _make(folder: Path) -> list[Path]:
-    """Make a directory and what is above it; returns what was made, the innermost first."""
-    made = []
-    for path in (folder, *folder.parents):
-        if path.exists():
-            break
-        made.append(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    return made
-
-
 def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
     """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
-    call = BackgroundCall(lambda: Token(folder, content))
-    try:
-        return call.finish(PATIENCE_SECONDS), ""
-    except LateError:
-        return None, _silence()
-    except OSError as error:
-        return None, f"cannot be written by rank 0: {error.strerror}"
+    make = functools.partial(Token, folder, content)
+    return _try(make, PATIENCE_SECONDS, "cannot be written by rank 0: ")
 
 
 def look_at_runs(folder: Path, content: str) -> Place:
     """Every node's part: read rank 0's token, write a file, and remove it."""
-    call = BackgroundCall(lambda: _look_at_runs(folder, content))
-    try:
-        return call.finish(2 * PATIENCE_SECONDS)
-    except LateError:
-        return Place(False, _silence())
-    except OSError as error:
-        return Place(True, f"cannot be written: {error.strerror}")
+    look = functools.partial(_look_at_runs, folder, content)
+    place, problem = _try(look, 2 * PATIENCE_SECONDS, "cannot be written: ")
+    return place or Place(False, problem)
 
 
 def _look_at_runs(folder: Path, content: str) -> Place:
@@ -124,7 +110,6 @@ def _holds(path: Path, content: str) -> bool:
 
 
 def judge_runs(folder: Path, place: Place, node_count: int) -> Finding:
-    """The run directory, from one node."""
     if place.problem:
         return failed(
             RUNS,
@@ -148,13 +133,8 @@ def look_at_data(folder: Path | None) -> Place | None:
     """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
     if folder is None:
         return None
-    call = BackgroundCall(lambda: _list(folder))
-    try:
-        return call.finish(PATIENCE_SECONDS)
-    except LateError:
-        return Place(False, _silence())
-    except OSError as error:
-        return Place(False, error.strerror or "cannot be read")
+    place, problem = _try(functools.partial(_list, folder), PATIENCE_SECONDS)
+    return place or Place(False, problem)
 
 
 def _list(folder: Path) -> Place:
@@ -207,5 +187,11 @@ def _count(place: Place) -> str:
     return f"{place.entries} entr{'y' if place.entries == 1 else 'ies'} at its top level"
 
 
-def _silence() -> str:
-    return f"does not answer within {PATIENCE_SECONDS:g} s (is its file server gone?)"
+def _try(work: Callable[[], T], seconds: float, what: str = "") -> tuple[T | None, str]:
+    """What ``work`` returns, or a problem; ``what`` begins a file system's refusal."""
+    try:
+        return BackgroundCall(work).finish(seconds), ""
+    except LateError:
+        return None, f"does not answer within {PATIENCE_SECONDS:g} s (is its file server gone?)"
+    except OSError as error:
+        return None, f"{what}{error.strerror or error}"

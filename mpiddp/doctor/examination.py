@@ -8,7 +8,6 @@ of each node judges its node, and rank 0 merges what the nodes found. torch is i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from mpiddp.doctor import launching, network, software
 from mpiddp.doctor.examiner import Examiner
@@ -167,13 +166,12 @@ def _compare_torch(examiner: Examiner) -> None:
 
 def _try_group(examiner: Examiner) -> bool:
     starter = examiner.starter
-    stages: tuple[tuple[str, Callable[[], None]], ...] = (
+    begin = time.monotonic()
+    for phase, work in (
         ("store", starter.open_store),
         ("group", starter.open_group),
         ("first all-reduce", starter.try_group),
-    )
-    begin = time.monotonic()
-    for phase, work in stages:
+    ):
         with examiner.stage(phase):
             if not examiner.attempt(work, ALL_REDUCE, Exception):
                 return False

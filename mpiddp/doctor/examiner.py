@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from mpiddp.doctor.findings import Finding, failed, merge, timed
+from mpiddp.doctor.findings import Finding, failed, merge
 from mpiddp.doctor.options import Settings
 from mpiddp.doctor.report import Report, open_report
 from mpiddp.errors import MpiddpError
@@ -43,7 +44,6 @@ class Examiner:
         self._watch = Watch(settings.launch.timeout, failure_handler.expire)
 
     def close(self) -> None:
-        """Stop watching the deadlines."""
         self._watch.close()
 
     @contextmanager
@@ -75,11 +75,10 @@ class Examiner:
         self.failure_handler.settle(unexpected)
         if not self.starter.control.any(error is not None):
             return True
-        mine = (exit_code(error), _describe(error)) if error is not None else None
-        rows = self.gather((mine, isinstance(error, MpiddpError)))
-        for rank, (first, is_ours) in enumerate(rows or ()):
-            if first is not None:
-                code, text = first
+        mine = _describe(error) if error is not None else None
+        for rank, row in enumerate(self.gather(mine) or ()):
+            if row is not None:
+                code, text, is_ours = row
                 text = text if is_ours else f"{self.describe_rank(rank)}: {text}"
                 self.add(failed(check, text, advice, code))
                 break
@@ -89,7 +88,8 @@ class Examiner:
 
     def add(self, finding: Finding) -> None:
         if self.report is not None:
-            self.report.add(timed(finding, time.monotonic() - self._began))
+            seconds = round(time.monotonic() - self._began, 4)
+            self.report.add(replace(finding, seconds=seconds))
 
     def add_merged(self, rows: Sequence[Sequence[Finding]]) -> None:
         """Merge the nodes' findings, check by check; a row holds those of one node."""
@@ -142,9 +142,9 @@ def _gather(communicator: MPI.Intracomm | None, value: T) -> list[T] | None:
     return mpi.SleepingCommunicator(communicator).gather(value)
 
 
-def _describe(error: Exception) -> str:
-    """One line for an error that is not ours; ours may hold a table."""
+def _describe(error: Exception) -> tuple[int, str, bool]:
+    """Exit code, one line, and whether the error is ours, which may hold a table."""
     if isinstance(error, MpiddpError):
-        return str(error)
+        return exit_code(error), str(error), True
     lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    return exit_code(error), f"{type(error).__name__}: {lines[0]}", False

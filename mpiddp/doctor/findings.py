@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mpiddp.errors import FAILURE, SUCCESS
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
@@ -40,7 +40,6 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """What was found and what to do."""
         return f"{self.found}. {self.advice}" if self.advice else self.found
 
 
@@ -100,6 +99,12 @@ def join_some(parts: Sequence[str]) -> str:
     return "; ".join([*parts[:MOST_PARTS], *more])
 
 
+def describe_range(numbers: Sequence[int]) -> str:
+    """``4``, ``2 to 4``."""
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """The code of the first failure in the order 3, 4, 2, 1; 0 without one.
 
@@ -120,8 +125,3 @@ def summarise(findings: Sequence[Finding], seconds: float) -> str:
     parts.append(count_noun(counts[WARN], "warning"))
     parts.append(count_noun(counts[FAIL], "failure"))
     return f"{', '.join(parts)} (exit code {exit_code(findings)}) in {seconds:.1f} s"
-
-
-def timed(finding: Finding, seconds: float) -> Finding:
-    """The finding with its duration."""
-    return replace(finding, seconds=round(seconds, 4))

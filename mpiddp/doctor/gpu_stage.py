@@ -13,22 +13,9 @@ from mpiddp.launch import device
 
 
 @dataclass(frozen=True)
-class Card:
-    """What rank 0 is told of one GPU."""
-
-    rank: int
-    name: str
-    nccl: str
-    speed: float
-    """Operations per second."""
-
-
-@dataclass(frozen=True)
 class GpuRow:
-    """What one node tells of its GPUs."""
-
     findings: list[Finding] = field(default_factory=list)
-    cards: list[Card] = field(default_factory=list)
+    gpus: list[gpus.Gpu] = field(default_factory=list)
 
 
 class GpuStage:
@@ -69,7 +56,6 @@ class GpuStage:
     def _judge_node(
         self, placements: Sequence[device.Placement], found: Sequence[gpus.Gpu]
     ) -> GpuRow:
-        """The first rank's part: its node's GPUs."""
         self._has_peers = bool(found) and all(gpu.peers for gpu in found)
         before = self._examiner.before
         masks = {placement.rank: placement.cores for placement in placements}
@@ -81,23 +67,20 @@ class GpuStage:
             0 if hidden else gpus.count_files(),
             are_allotted=environment.is_set((environment.SLURM_JOB_ID,), before),
         )
-        cards = [Card(gpu.rank, gpu.name, gpu.nccl, gpu.speed) for gpu in found]
-        return GpuRow([count, gpus.judge_place(found, masks)], cards)
+        return GpuRow([count, gpus.judge_place(found, masks)], list(found))
 
     def _judge_all(self, nodes: Sequence[GpuRow] | None) -> None:
-        """Rank 0's part: all GPUs."""
         examiner = self._examiner
         if nodes is None:
             return
-        cards = [card for row in nodes for card in row.cards]
-        if not cards:
+        found = [gpu for row in nodes for gpu in row.gpus]
+        if not found:
             examiner.add_merged([row.findings[:1] for row in nodes])
             return
         examiner.add_merged([row.findings for row in nodes])
-        hosts = {card.rank: examiner.host_of(card.rank) for card in cards}
-        kinds = [(hosts[card.rank], card.name, card.nccl) for card in cards]
-        examiner.add(gpus.judge_kinds(kinds))
-        examiner.add(gpus.judge_speed([(c.rank, c.name, c.speed) for c in cards], hosts))
+        hosts = {gpu.rank: examiner.host_of(gpu.rank) for gpu in found}
+        examiner.add(gpus.judge_kinds(found, hosts))
+        examiner.add(gpus.judge_speed(found, hosts))
 
     def examine_transport(self) -> None:
         """Collective."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,6 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Gpu:
-    """One rank's GPU."""
-
     rank: int
     name: str
     nccl: str
@@ -49,7 +47,6 @@ class Gpu:
 
 
 def examine_gpu(rank: int, device: torch.device) -> Gpu:
-    """Look at this rank's GPU, and let it work for a moment."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(device)
@@ -71,18 +68,12 @@ def find_near_cores(bus: str | None, root: Path = PCI) -> frozenset[int]:
     if bus is None:
         return frozenset()
     try:
-        return read_list((root / bus / "local_cpulist").read_text())
+        # The kernel writes 0-3,8,10-11.
+        items = (root / bus / "local_cpulist").read_text().split(",")
+        ends = [(low, high or low) for low, _, high in (each.partition("-") for each in items)]
+        return frozenset(core for low, high in ends for core in range(int(low), int(high) + 1))
     except (OSError, ValueError):
         return frozenset()
-
-
-def read_list(text: str) -> frozenset[int]:
-    """The kernel's ``0-3,8,10-11``."""
-    numbers: set[int] = set()
-    for item in filter(None, text.strip().split(",")):
-        low, _, high = item.partition("-")
-        numbers.update(range(int(low), int(high or low) + 1))
-    return frozenset(numbers)
 
 
 def measure_product(device: torch.device) -> float:
@@ -138,12 +129,7 @@ def judge_count(
     if visible <= len(placements):
         remarks = find_remarks(hostname, placements)
         found = "; ".join([found, *(text.removeprefix(f"{hostname}: ") for text in remarks)])
-    complaints = [
-        _find_sharing(placements),
-        _find_idleness(placements, visible, 0 if are_allotted else present),
-        _find_distance(gpus),
-    ]
-    problems = [complaint for complaint in complaints if complaint is not None]
+    problems = list(_find_problems(placements, gpus, visible, 0 if are_allotted else present))
     if problems:
         return warned(
             GPUS,
@@ -176,80 +162,59 @@ def describe_gpus(placements: Sequence[Placement], gpus: Sequence[Gpu]) -> str:
     return found
 
 
-def _find_sharing(placements: Sequence[Placement]) -> tuple[str, str] | None:
-    """What is wrong and what to do, as for the functions below."""
-    shared = find_shared(placements)
-    if not shared:
-        return None
-    return (
-        f"ranks {fold_numbers(shared, most=SHOWN)} share GPUs, as --allow-shared-gpu lets them",
-        "Each is slower for it, and NCCL before 2.30 refuses them: for speed, one rank per GPU",
-    )
-
-
-def _find_idleness(
-    placements: Sequence[Placement], visible: int, present: int
-) -> tuple[str, str] | None:
+def _find_problems(
+    placements: Sequence[Placement], gpus: Sequence[Gpu], visible: int, present: int
+) -> Iterator[tuple[str, str]]:
+    if shared := find_shared(placements):
+        yield (
+            f"ranks {fold_numbers(shared, most=SHOWN)} share GPUs, as --allow-shared-gpu lets them",
+            "Each is slower for it, and NCCL before 2.30 refuses them: for speed, one rank per GPU",
+        )
     ranks = len(placements)
+    # Ranks that see one GPU each may see different ones.
+    known = {placement.identity for placement in placements if placement.identity}
+    used = max(visible, len(known) or ranks)
     if visible > ranks:
-        return (
+        yield (
             f"{visible} GPUs visible, {ranks} of them used",
             f"To use them all: --ntasks-per-node={visible}",
         )
-    # Ranks that see one GPU each may see different ones.
-    used = max(visible, len({p.identity for p in placements if p.identity}))
-    if all(placement.identity is None for placement in placements):
-        used = max(visible, ranks)
-    if present <= used:
-        return None
-    return (
-        f"{count_noun(present, 'GPU')} in /dev, {used} of them visible",
-        f"If all are yours: unset CUDA_VISIBLE_DEVICES, and start {present} ranks on this node",
-    )
+    elif present > used:
+        yield (
+            f"{count_noun(present, 'GPU')} in /dev, {used} of them visible",
+            f"If all are yours: unset CUDA_VISIBLE_DEVICES, and start {present} ranks on this node",
+        )
+    if far := [gpu.rank for gpu in gpus if gpu.peers is False]:
+        ranks_apart = fold_numbers(far, most=SHOWN)
+        yield (
+            f"the GPUs of ranks {ranks_apart} cannot read the memory of all others",
+            (
+                "NCCL then goes through the host's memory: see which pairs cannot with nvidia-smi "
+                "topo -p2p r; have PCIe's access control (ACS) and the IOMMU turned off, outside "
+                "of virtual machines; some cards of workstations never can"
+            ),
+        )
 
 
-def _find_distance(gpus: Sequence[Gpu]) -> tuple[str, str] | None:
-    far = [gpu.rank for gpu in gpus if gpu.peers is False]
-    if not far:
-        return None
-    return (
-        f"the GPUs of ranks {fold_numbers(far, most=SHOWN)} cannot read the memory of all others",
-        (
-            "NCCL then goes through the host's memory: see which pairs cannot with nvidia-smi topo "
-            "-p2p r; have PCIe's access control (ACS) and the IOMMU turned off, outside of virtual "
-            "machines; some cards of workstations never can"
-        ),
-    )
-
-
-def judge_kinds(kinds: Sequence[tuple[str, str, str]]) -> Finding:
-    """Whether all ranks of the job have GPUs of one kind, and one NCCL.
-
-    Args:
-        kinds: of every GPU, its host, its name and the version of NCCL, empty without.
-    """
-    if not kinds:
-        return skipped(GPU_KINDS, "no GPUs")
-    hosts: dict[str, list[str]] = {}
-    for host, name, nccl in kinds:
-        hosts.setdefault(f"{name}, {f'NCCL {nccl}' if nccl else 'no NCCL'}", []).append(host)
-    if len(hosts) == 1:
-        return passed(GPU_KINDS, f"{next(iter(hosts))} for every rank")
+def judge_kinds(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
+    """Whether all ranks of the job have GPUs of one kind, and one NCCL; ``hosts`` is by rank."""
+    kinds: dict[str, list[str]] = {}
+    for gpu in gpus:
+        kind = f"{gpu.name}, {f'NCCL {gpu.nccl}' if gpu.nccl else 'no NCCL'}"
+        kinds.setdefault(kind, []).append(hosts[gpu.rank])
+    if len(kinds) == 1:
+        return passed(GPU_KINDS, f"{next(iter(kinds))} for every rank")
     advice = []
-    if len({name for _, name, _ in kinds}) > 1:
+    if len({gpu.name for gpu in gpus}) > 1:
         advice.append("The slowest sets the pace: ask for GPUs of one kind (--constraint)")
-    if len({nccl for _, _, nccl in kinds}) > 1:
+    if len({gpu.nccl for gpu in gpus}) > 1:
         advice.append("Ranks need the same NCCL: give all nodes the same environment")
-    parts = [f"{fold_hostnames(names)}: {kind}" for kind, names in hosts.items()]
+    parts = [f"{fold_hostnames(names)}: {kind}" for kind, names in kinds.items()]
     return warned(GPU_KINDS, join_some(parts), ". ".join(advice))
 
 
 def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Finding:
-    """Whether the ranks of one node run near their GPUs.
-
-    Args:
-        cores: those that each rank may run on.
-    """
+    """Whether the ranks of one node run near their GPUs; ``cores``: those of each rank."""
     if not gpus:
         return skipped(GPU_PLACE, "no GPUs")
     known = [gpu for gpu in gpus if gpu.near]
@@ -270,26 +235,17 @@ def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Fin
     )
 
 
-def judge_speed(speeds: Sequence[tuple[int, str, float]], hosts: Mapping[int, str]) -> Finding:
-    """GPUs that are slow beside those of the same name in the whole job.
-
-    Args:
-        speeds: rank, name of the GPU, operations per second.
-        hosts: by rank.
-    """
-    if not speeds:
-        return skipped(GPU_SPEED, "no GPUs")
-    groups: dict[str, list[tuple[int, float]]] = {}
-    for rank, name, speed in speeds:
-        groups.setdefault(name, []).append((rank, speed))
+def judge_speed(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
+    """GPUs that are slow beside those of the same name in the job; ``hosts`` is by rank."""
     parts, slow = [], []
-    for name, rows in groups.items():
-        median = statistics.median(speed for _, speed in rows)
+    for name in dict.fromkeys(gpu.name for gpu in gpus):
+        alike = sorted((gpu for gpu in gpus if gpu.name == name), key=lambda gpu: gpu.speed)
+        median = statistics.median(gpu.speed for gpu in alike)
         parts.append(f"{name} {median / 1e12:.0f} TFLOP/s")
         slow += [
-            f"rank {rank} on {hosts[rank]} {speed / 1e12:.0f}"
-            for rank, speed in sorted(rows, key=lambda row: row[1])
-            if speed < SLOW_SHARE * median
+            f"rank {gpu.rank} on {hosts[gpu.rank]} {gpu.speed / 1e12:.0f}"
+            for gpu in alike
+            if gpu.speed < SLOW_SHARE * median
         ]
     found = f"a half-precision matrix product: {', '.join(parts)} (median)"
     if not slow:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
-from mpiddp.doctor.findings import Finding, passed, skipped, warned
+from mpiddp.doctor.findings import Finding, describe_range, passed, skipped, warned
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import library_name
@@ -39,13 +39,10 @@ def judge_ranks(
 ) -> Finding:
     """Ranks and nodes as MPI splits them, against the launcher and the hosts' names.
 
-    Args:
-        oddities: of `world.find_oddities`.
-        strangers: for a node, by its leader's host name, the other names on it.
+    ``strangers``: for a node, by its leader's host name, the other names on it.
     """
     hostnames = roster.hostnames if roster is not None else (world.hostname,)
-    sizes = sorted(set(roster.local_sizes)) if roster is not None else [world.local_size]
-    per_node = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    per_node = describe_range(roster.local_sizes if roster is not None else [world.local_size])
     ranks, nodes = count_noun(world.size, "rank"), count_noun(world.node_count, "node")
     found = f"{ranks} on {nodes} ({fold_hostnames(hostnames)}), {per_node} per node"
     problems = list(oddities)
@@ -81,9 +78,6 @@ def judge_kill_on_bad_exit(
     """Whether the job ends when a rank is killed by a signal.
 
     Failures in Python end the job without it: only a killed rank cannot tell the others.
-
-    Args:
-        setting: of `find_slurm_setting`.
     """
     variables = os.environ if variables is None else variables
     if launcher is None:

@@ -142,7 +142,6 @@ class Counter:
         )
 
     def close(self) -> None:
-        """Stop, and close every connection."""
         self._listener.close()
         self._socket.close()
 
@@ -206,8 +205,10 @@ def find_neighbours(leaders: MPI.Intracomm, mine: Any) -> Any:
     return leaders.sendrecv(mine, dest=(rank - 1) % size, source=(rank + 1) % size)
 
 
-def _stream_in_turns(leaders: MPI.Intracomm, target: tuple[str, int, bytes] | None) -> None:
-    """Send to ``target`` when it is this node's turn. Collective, also where it raises OSError."""
+def _stream_in_turns(
+    leaders: MPI.Intracomm, target: tuple[str, int, bytes] | None
+) -> OSError | None:
+    """Send to ``target`` when it is this node's turn; returns what went wrong. Collective."""
     problem: OSError | None = None
     for senders in take_turns(leaders.Get_size()):
         mpi.wait(leaders.Ibarrier())
@@ -217,8 +218,7 @@ def _stream_in_turns(leaders: MPI.Intracomm, target: tuple[str, int, bytes] | No
             except OSError as error:
                 problem = error
     mpi.wait(leaders.Ibarrier())
-    if problem is not None:
-        raise problem
+    return problem
 
 
 def find_limit(rates: Sequence[float]) -> float:
@@ -238,28 +238,26 @@ def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: byte
     quietly = mpi.SleepingCommunicator(leaders)
     here = (hostname, counter.address, counter.port)
     neighbour, address, port = find_neighbours(leaders, here)
-    master_host, master_address, master_port = quietly.bcast(here)
-    problems = []
-    master = ring = None
-    try:
-        ring = ping(address, port, token)
-    except OSError as error:
-        problems.append(f"{hostname} → {neighbour} ({address}): {_reason(error)}")
-    if leaders.Get_rank() != 0:
+    problems: list[str] = []
+
+    def note(host: str, address: str, error: OSError) -> None:
+        problems.append(f"{hostname} → {host} ({address}): {error.strerror or 'timed out'}")
+
+    def reach(host: str, address: str, port: int) -> Ping | None:
         try:
-            master = ping(master_address, master_port, token)
+            return ping(address, port, token)
         except OSError as error:
-            problems.append(f"{hostname} → {master_host} ({master_address}): {_reason(error)}")
+            note(host, address, error)
+            return None
+
+    master_place = quietly.bcast(here)
+    ring = reach(neighbour, address, port)
+    master = reach(*master_place) if leaders.Get_rank() != 0 else None
     for _ in range(TRIALS):
-        try:
-            _stream_in_turns(leaders, (address, port, token) if ring is not None else None)
-        except OSError as error:
-            problems.append(f"{hostname} → {neighbour} ({address}): {_reason(error)}")
+        error = _stream_in_turns(leaders, (address, port, token) if ring is not None else None)
+        if error is not None:
+            note(neighbour, address, error)
         rates = quietly.gather(counter.rate() or 0.0)
         if not quietly.bcast(rates is not None and min(rates) < find_limit(rates)):
             break
     return Link(hostname, neighbour, master, ring, counter.rate(), tuple(dict.fromkeys(problems)))
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or "timed out"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
@@ -28,31 +28,24 @@ SAMPLE = 4
 class Resolution:
     """What a host finds for its own name."""
 
-    hostname: str
     addresses: tuple[str, ...]
     """IPv4; empty where there is none."""
     problem: str = ""
 
 
-def begin_resolution(hostname: str) -> BackgroundCall[Resolution]:
-    """Begin to look up this host's own name."""
-    return BackgroundCall(lambda: _resolve(hostname))
-
-
-def _resolve(hostname: str) -> Resolution:
+def resolve(hostname: str) -> Resolution:
     try:
         entries = socket.getaddrinfo(hostname, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        return Resolution(hostname, (), error.strerror or "not found")
-    return Resolution(hostname, tuple(dict.fromkeys(str(entry[4][0]) for entry in entries)))
+        return Resolution((), error.strerror or "not found")
+    return Resolution(tuple(dict.fromkeys(str(entry[4][0]) for entry in entries)))
 
 
-def finish_resolution(call: BackgroundCall[Resolution], hostname: str) -> Resolution:
-    """What was found in time."""
+def finish_resolution(call: BackgroundCall[Resolution]) -> Resolution:
     try:
         return call.finish(PATIENCE_SECONDS)
     except LateError:
-        return Resolution(hostname, (), f"no answer within {PATIENCE_SECONDS:g} s")
+        return Resolution((), f"no answer within {PATIENCE_SECONDS:g} s")
 
 
 def judge_host_name(resolution: Resolution, node_count: int) -> Finding:
@@ -77,24 +70,21 @@ def judge_host_name(resolution: Resolution, node_count: int) -> Finding:
     return passed(HOST_NAME, "resolves")
 
 
-class LookUps:
+def begin_look_ups(addresses: Sequence[str]) -> dict[str, BackgroundCall[None]]:
     """Reverse look-ups of peers' addresses, each in its own thread from now on."""
+    return {
+        address: BackgroundCall(functools.partial(_look_up, address))
+        for address in dict.fromkeys(addresses)
+    }
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._calls = {
-            address: BackgroundCall(functools.partial(_look_up, address))
-            for address in dict.fromkeys(addresses)
-        }
 
-    def finish(self) -> tuple[str, ...]:
-        """The addresses that were not answered in time."""
-        unanswered = []
-        for address, call in self._calls.items():
-            try:
-                call.finish(PATIENCE_SECONDS)
-            except LateError:
-                unanswered.append(address)
-        return tuple(unanswered)
+def find_unanswered(look_ups: Mapping[str, BackgroundCall[None]]) -> Iterator[str]:
+    """The addresses that are not answered in time."""
+    for address, call in look_ups.items():
+        try:
+            call.finish(PATIENCE_SECONDS)
+        except LateError:
+            yield address
 
 
 def _look_up(address: str) -> None:

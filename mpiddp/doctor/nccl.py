@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
-from mpiddp.errors import FAILURE
 
 TRANSPORT = "NCCL transport"
 
 _VERSION = re.compile(r"NCCL version (\d[\w.]*(?:\+[\w.]+)?)")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
-_USING = re.compile(r"NCCL INFO (NET/[^:\n]+?) ?: Using (.+?)\s*$", re.MULTILINE)
 # Before 2.12 a rank is followed by the GPU's bus id, later by its number; until 2.10 the channel
 # has no connection behind a slash, and before 2.5 it is called a ring.
 _CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via "
     r"(P2P|SHM|NET/[^/\n]+|NVLS|COLLNET)([^\n]*)"
 )
-_DIRECT = "/GDRDMA"
 
 
 @dataclass(frozen=True)
@@ -39,25 +35,20 @@ class Transport:
     version: str = ""
     network: str = ""
     """What NCCL calls the network between nodes."""
-    devices: tuple[str, ...] = ()
-    """What it found for each kind of network."""
-    channels: tuple[tuple[str, int], ...] = ()
-    """How many channels go by P2P, SHM, NET/IB, …"""
+    kinds: frozenset[str] = frozenset()
+    """By what channels go: P2P, SHM, NET/IB, …"""
     direct: bool = False
     """Whether any network channel reads GPU memory directly (GPUDirect RDMA)."""
 
 
 def read_log(text: str) -> Transport:
-    """Read what NCCL wrote."""
-    version = _VERSION.search(text)
-    network = _NETWORK.search(text)
-    channels = Counter(match[3] for match in _CHANNEL.finditer(text))
+    version, network = _VERSION.search(text), _NETWORK.search(text)
+    channels = list(_CHANNEL.finditer(text))
     return Transport(
         version=version[1] if version else "",
         network=network[1] if network else "",
-        devices=tuple(dict.fromkeys(f"{m[1]}: {m[2]}" for m in _USING.finditer(text))),
-        channels=tuple(sorted(channels.items())),
-        direct=any(_DIRECT in match[4] for match in _CHANNEL.finditer(text)),
+        kinds=frozenset(match[3] for match in channels),
+        direct=any("/GDRDMA" in match[4] for match in channels),
     )
 
 
@@ -66,22 +57,23 @@ def judge_transport(
 ) -> Finding:
     """Whether NCCL took the best that a node has.
 
-    Args:
-        infiniband: the node's devices.
-        has_peers: whether its GPUs can read each other's memory.
+    ``infiniband``: its devices; ``has_peers``: whether its GPUs can read each other's memory.
     """
-    kinds = [kind for kind, _ in transport.channels]
-    network = transport.network or next((k for k in kinds if k.startswith("NET/")), "")
-    network = network.removeprefix("NET/")
-    by_socket = "NET/Socket" in kinds or (node_count > 1 and network == "Socket")
-    found = describe_transport(transport)
+    kinds = transport.kinds
+    by_socket = "NET/Socket" in kinds or (node_count > 1 and transport.network == "Socket")
+    parts = [f"NCCL {transport.version or '(version not in its log)'}"]
+    if transport.network:
+        direct = " with GPUDirect RDMA" if transport.direct else ""
+        parts.append(f"network {transport.network}{direct}")
+    if kinds:
+        parts.append("channels by " + " and ".join(sorted(kinds)))
+    found = ", ".join(parts)
     if by_socket and infiniband:
         return failed(
             TRANSPORT,
             f"{found}: between nodes by TCP sockets, though there is {', '.join(infiniband)}",
             "See why with NCCL_DEBUG=INFO: NCCL_IB_DISABLE set? user-space libraries (rdma-core) "
             "missing, in a container above all? locked memory limited? NCCL_IB_HCA names another?",
-            FAILURE,
         )
     if by_socket and node_count == 1:
         return warned(
@@ -101,28 +93,13 @@ def judge_transport(
     return passed(TRANSPORT, found)
 
 
-def describe_transport(transport: Transport) -> str:
-    """``NCCL 2.27.3+cuda12.9, network IB with GPUDirect RDMA, channels by P2P and NET/IB``."""
-    parts = [f"NCCL {transport.version or '(version not in its log)'}"]
-    if transport.network:
-        direct = " with GPUDirect RDMA" if transport.direct else ""
-        parts.append(f"network {transport.network}{direct}")
-    if transport.channels:
-        parts.append("channels by " + " and ".join(kind for kind, _ in transport.channels))
-    return ", ".join(parts)
-
-
 def merge_transports(transports: Sequence[Transport]) -> Transport:
     """One node's, from those of its ranks."""
-    channels: Counter[str] = Counter()
-    for transport in transports:
-        channels.update(dict(transport.channels))
     return Transport(
         version=next((t.version for t in transports if t.version), ""),
         network=next((t.network for t in transports if t.network), ""),
-        devices=tuple(dict.fromkeys(device for t in transports for device in t.devices)),
-        channels=tuple(sorted(channels.items())),
-        direct=any(transport.direct for transport in transports),
+        kinds=frozenset[str]().union(*(t.kinds for t in transports)),
+        direct=any(t.direct for t in transports),
     )
 
 

@@ -62,16 +62,11 @@ def find_way(
     routes: Path = ROUTES,
 ) -> Way:
     """Look at this node's way to rank 0; an interface that the user chose has no better."""
-    speeds = {interface.name: interface.speed for interface in interfaces}
-    speed = speeds.get(used, 0)
-    faster = [
-        interface
-        for interface in interfaces
-        if speed
-        and interface.speed >= BETTER * speed
-        and not (interface.is_loopback or interface.is_bridge or interface.name == used)
-    ]
-    best = max(faster, key=lambda interface: interface.speed, default=None)
+    speed = next((each.speed for each in interfaces if each.name == used), 0)
+    others = [each for each in interfaces if not (each.is_loopback or each.is_bridge)]
+    best = max(others, key=lambda each: each.speed, default=None)
+    if best is None or chosen_by_user or not best.speed >= BETTER * speed > 0:
+        best = None
     try:
         table = routes.read_text()
     except OSError:
@@ -83,7 +78,7 @@ def find_way(
         gateway=find_gateway(table, used, master) if address != master else None,
         speed=speed,
         told=", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "nothing",
-        faster=None if best is None or chosen_by_user else (best.name, best.speed),
+        faster=None if best is None else (best.name, best.speed),
     )
 
 
@@ -93,7 +88,7 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
     The most exact route by this interface counts, and of several the one of the lowest metric.
     None where the address is a neighbour's, or where no such route is listed.
     """
-    best: tuple[int, int, IPv4Address] | None = None
+    found: list[tuple[int, int, IPv4Address]] = []
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 8 or fields[0] != interface:
@@ -103,9 +98,8 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
         network = IPv4Network((int(_read_address(fields[1])), str(mask)), strict=False)
         if not flags & IS_UP or flags & IS_REFUSED or IPv4Address(address) not in network:
             continue
-        route = (network.prefixlen, -int(fields[6]), _read_address(fields[2]))
-        if best is None or route[:2] > best[:2]:
-            best = route
+        found.append((network.prefixlen, -int(fields[6]), _read_address(fields[2])))
+    best = max(found, key=lambda route: route[:2], default=None)
     return str(best[2]) if best is not None and int(best[2]) else None
 
 
@@ -139,7 +133,6 @@ def _judge_way(way: Way, addresses: str) -> Finding:
 
 
 def judge_links(links: Sequence[Link]) -> Finding:
-    """All links between nodes, by the node that measured them."""
     if len(links) < 2:
         return skipped(LINKS, "one node")
     problems = [problem for link in links for problem in link.problems]
@@ -191,7 +184,6 @@ def find_slow(rates: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def judge_clocks(links: Sequence[Link]) -> Finding:
-    """Clocks against that of rank 0's node."""
     if len(links) < 2:
         return skipped(CLOCKS, "one node")
     pings = [(link.hostname, link.master) for link in links if link.master is not None]

@@ -13,8 +13,6 @@ from mpiddp.launch.network.interfaces import list_interfaces
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """What one node tells of its network."""
-
     way: network.Way
     look_ups: Finding
     link: links.Link | None
@@ -54,7 +52,7 @@ def _find_row(examiner: Examiner) -> NetworkRow:
         peers.append(links.find_neighbours(leaders, route.local_address))
         everyone = examiner.gather_nodes(route.local_address)
         peers += name_resolution.choose_sample(everyone) if everyone is not None else []
-    look_ups = name_resolution.LookUps(peers)
+    look_ups = name_resolution.begin_look_ups(peers)
     link = None
     if leaders is not None and leaders.Get_size() > 1:
         token = bytes.fromhex(route.meeting.job)
@@ -63,4 +61,5 @@ def _find_row(examiner: Examiner) -> NetworkRow:
             link = links.measure(leaders, counter, world.hostname, token)
         finally:
             counter.close()
-    return NetworkRow(way, name_resolution.judge_look_ups(look_ups.finish()), link)
+    unanswered = list(name_resolution.find_unanswered(look_ups))
+    return NetworkRow(way, name_resolution.judge_look_ups(unanswered), link)

@@ -38,7 +38,6 @@ class Limits:
 
 
 def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
-    """Read this process's limits and this node's shared memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
@@ -47,15 +46,6 @@ def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
     except OSError:
         size, free = None, 0
     return Limits(soft, hard, locked, size, free, find_infiniband(infiniband))
-
-
-def judge_limits(limits: Limits, world_size: int) -> list[Finding]:
-    """Findings about one node, from the limits of its first rank."""
-    return [
-        judge_locked_memory(limits),
-        judge_open_files(limits, world_size),
-        judge_shared_memory(limits),
-    ]
 
 
 def judge_locked_memory(limits: Limits) -> Finding:

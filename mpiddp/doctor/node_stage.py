@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 
@@ -10,12 +11,11 @@ from mpiddp.doctor import cores, directories, name_resolution, node, variables
 from mpiddp.doctor.examiner import Examiner
 from mpiddp.doctor.findings import Finding
 from mpiddp.launch import device
+from mpiddp.launch.background import BackgroundCall
 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """What one node tells of itself."""
-
     findings: list[Finding]
     data: directories.Place | None
     variables: variables.Row
@@ -47,14 +47,11 @@ def examine_nodes(examiner: Examiner) -> None:
 
 
 def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] | None:
-    """Every node's part, on rank 0.
-
-    Args:
-        token: what rank 0 has put into the run directory; empty if it could not, because of
-            ``problem``.
+    """Every node's part, on rank 0. ``token``: what rank 0 has put into the run directory; empty if
+    it could not, because of ``problem``.
     """
     world, settings = examiner.starter.control.world, examiner.settings
-    resolution = name_resolution.begin_resolution(world.hostname)
+    resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
     bindings = examiner.gather_on_node(cores.Binding(world.rank, device.find_cores(), threads))
     mine = NodeRow([], None, variables.find_variables(examiner.before))
@@ -63,12 +60,14 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
         if token:
             runs = directories.look_at_runs(settings.runs_dir, token)
         data = directories.look_at_data(settings.data_dir)
-        found = name_resolution.finish_resolution(resolution, world.hostname)
+        found, limits = name_resolution.finish_resolution(resolution), node.find_limits()
         findings = [
             name_resolution.judge_host_name(found, world.node_count),
             cores.judge_cores(bindings),
             cores.judge_threads(bindings),
-            *node.judge_limits(node.find_limits(), world.size),
+            node.judge_locked_memory(limits),
+            node.judge_open_files(limits, world.size),
+            node.judge_shared_memory(limits),
             directories.judge_runs(settings.runs_dir, runs, world.node_count),
         ]
         mine = NodeRow(findings, data, mine.variables)

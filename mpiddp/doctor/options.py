@@ -26,8 +26,6 @@ DEFAULT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What the doctor was told."""
-
     launch: Options
     json: Path | None = None
     """Where rank 0 writes the findings."""

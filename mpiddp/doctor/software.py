@@ -79,7 +79,6 @@ def judge_versions(
 
 
 def judge_import(seconds: float, where: str, size: int) -> Finding:
-    """The slowest rank's import of torch."""
     slowest = f" (slowest: {where})" if size > 1 else ""
     found = f"{seconds:.1f} s{slowest}"
     if seconds <= PATIENCE_SECONDS:

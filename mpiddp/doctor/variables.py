@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -23,11 +22,8 @@ MATTERS = re.compile(
 """Names of variables that may explain what a launch does."""
 
 
-def find_variables(
-    variables: Mapping[str, str] | None = None,
-) -> Row:
+def find_variables(variables: Mapping[str, str]) -> Row:
     """Variables that matter on this node: all names, and the values of the harmless ones alone."""
-    variables = os.environ if variables is None else variables
     return tuple(
         (name, value if name in environment.HARMLESS else None)
         for name, value in sorted(variables.items())
@@ -36,14 +32,11 @@ def find_variables(
 
 
 def judge_variables(
-    hostnames: Sequence[str],
-    rows: Sequence[Row],
-    infiniband: Sequence[str],
+    hostnames: Sequence[str], rows: Sequence[Row], infiniband: Sequence[str]
 ) -> Finding:
     """What is set, from every node; differences between nodes are pointed out.
 
-    Args:
-        infiniband: devices of rank 0's node.
+    ``infiniband``: devices of rank 0's node.
     """
     shown = ", ".join(name if value is None else f"{name}={value}" for name, value in rows[0])
     found = shown or "none of those that matter is set"

@@ -63,6 +63,12 @@ class Options:
 class Session(ControlChannel):
     """A started launch. Use it as a context manager, or call ``close``.
 
+        with mpiddp.init() as session:
+            model = net.to(session.device)
+            seed = session.broadcast(time.time_ns())
+            if session.any(not Path("data").exists()):
+                print("rank", session.world.rank, "goes on without data")
+
     Attributes:
         world: rank, size and place of this process (`World`).
         device: this rank's GPU, or the CPU.

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place. Ranks, local ranks and nodes count from 0.
+    """One rank's place among all.
 
-    if session.world.rank == 0:
-        print(session.world.node_count, "nodes")
+        if session.world.rank == 0:
+            print(session.world.node_count, "nodes")
+
+    Ranks, local ranks and nodes count from 0.
     """
 
     rank: int

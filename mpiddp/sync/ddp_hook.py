@@ -31,8 +31,6 @@ _AGREEMENT = Request(Collective.ALL_REDUCE, operator="min")
 
 @dataclass(frozen=True)
 class Synchronization:
-    """How gradients are averaged."""
-
     algorithm: str
     """A registered one, or ``auto``, which goes by each bucket's size."""
     transport: str = AUTO
@@ -76,7 +74,6 @@ class ScheduleHook:
         """For each bucket's storage, a buffer of the narrower type."""
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
-        """What is done with a bucket of ``size`` bytes."""
         return select(self._request, size, self._communicator.layout, on_gpu=on_gpu)
 
     def synchronize(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -93,7 +90,11 @@ class ScheduleHook:
         if self.overlap:
             return self._communicator.start(request, tensor)
         self._communicator.run(request, tensor)
-        return _finished(tensor)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=None if tensor.is_cpu else [tensor.device]
+        )
+        future.set_result(tensor)
+        return future
 
     def _send_narrow(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         wire = self._find_wire(gradients)
@@ -138,7 +139,9 @@ class ScheduleHook:
         self._looked_at.add(storage)
         # All ranks check before any of them allocates, and none goes on before all have allocated.
         size = len(self._communicator.layout.neighbours) * storage.nbytes()
-        if not self._agree(_has_room(size)):
+        # Twice, since the old memory is kept until it has been copied.
+        has_room = 2 * size < shutil.disk_usage(SHARED_MEMORY_FILES).free
+        if not self._agree(has_room and not find_shortage(size)):
             return
         is_shared = True
         try:
@@ -155,13 +158,6 @@ class ScheduleHook:
         found = torch.tensor([flag], dtype=torch.int32)
         self._communicator.run(_AGREEMENT, found)
         return bool(found)
-
-
-def _has_room(size: int) -> bool:
-    """Whether processes can share ``size`` bytes more on this node."""
-    # Twice, since the old memory is kept until it has been copied.
-    free = shutil.disk_usage(SHARED_MEMORY_FILES).free
-    return 2 * size < free and not find_shortage(size)
 
 
 # DDP compares annotations with classes; in this module they are texts.
@@ -231,11 +227,3 @@ def synchronize(
         choose_accumulation(Operator.AVERAGE, wire_dtype, None)
     attach(Synchronization(algorithm, transport, wire_dtype, overlap), model)
     return model
-
-
-def _finished(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-        devices=None if tensor.is_cpu else [tensor.device]
-    )
-    future.set_result(tensor)
-    return future

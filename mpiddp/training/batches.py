@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.training.data import Split
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -60,9 +61,7 @@ class SharedBatches:
     ) -> None:
         """``ticket`` tells which batch this worker should take next, counted from 0."""
         self._samples = Samples(split)
-        self._sampler: DistributedSampler[int] = DistributedSampler(
-            _Positions(len(split)), num_replicas=1, rank=0, shuffle=True, seed=seed
-        )
+        self._sampler = _make_sampler(split, seed)
         self._order = BatchSampler(self._sampler, batch_size, drop_last=False)
         self._workers = workers
         self._ticket = ticket
@@ -82,10 +81,9 @@ class SharedBatches:
 def check_share(samples: int, ranks: int, batch_size: int) -> None:
     """Raise ConfigurationError, on all ranks alike, where a rank could not fill one batch."""
     if samples < ranks:
-        found = "1 sample" if samples == 1 else f"{samples} samples"
         raise ConfigurationError(
-            f"expected at least one training sample per rank, found {found} for {ranks} ranks: "
-            "start fewer ranks"
+            f"expected at least one training sample per rank, found "
+            f"{count_noun(samples, 'sample')} for {ranks} ranks: start fewer ranks"
         )
     share = samples // ranks
     if batch_size > share:
@@ -100,9 +98,7 @@ def make_training_batches(
 ) -> TrainingBatches:
     """Return the training batches of ``rank``, shuffled anew in each epoch."""
     samples = Samples(split)
-    sampler: DistributedSampler[int] = DistributedSampler(
-        _Positions(len(split)), num_replicas=ranks, rank=rank, shuffle=True, seed=seed
-    )
+    sampler = _make_sampler(split, seed, rank, ranks)
     batches = BatchSampler(sampler, batch_size, drop_last=False)
     return TrainingBatches(DataLoader(samples, batch_size=None, sampler=batches), sampler)
 
@@ -121,11 +117,9 @@ def make_evaluation_batches(
     return DataLoader(Samples(split), batch_size=None, sampler=batches)
 
 
-class _Positions(Dataset[int]):
-    """What DistributedSampler shares out: positions in a split, of which it asks the number."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+def _make_sampler(
+    split: Split, seed: int, rank: int = 0, ranks: int = 1
+) -> DistributedSampler[int]:
+    # Of what it shares out it asks the number alone.
+    positions: Any = range(len(split))
+    return DistributedSampler(positions, ranks, rank, shuffle=True, seed=seed)

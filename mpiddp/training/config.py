@@ -7,9 +7,11 @@ quick, and must not initialise MPI.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -35,13 +37,14 @@ UNLIMITED = "unlimited"
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}
 """What ``learning_rate`` becomes where it is not given, per optimizer."""
 
-_TYPE_NAMES: dict[type, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    Path: "a string (a path)",
+_TYPES: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: (int | float, "a number"),
+    str: (str, "a string"),
+    Path: (str, "a string (a path)"),
 }
+"""For each type of a field, what TOML holds, and how it is called in a message."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -174,6 +177,9 @@ class Configuration:
         )
 
 
+_FIELDS = dataclasses.fields(Configuration)
+
+
 @dataclass(frozen=True)
 class CommandLine(Configuration):
     """Train a model on all ranks that srun or mpirun started, with DDP."""
@@ -196,8 +202,7 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> Configuration:
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
     parsed = _parse_with_tyro(arguments, defaults, show_help)
-    names = [field.name for field in dataclasses.fields(Configuration)]
-    return Configuration(**{name: getattr(parsed, name) for name in names}).resolve()
+    return Configuration(**{field.name: getattr(parsed, field.name) for field in _FIELDS}).resolve()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -226,12 +231,14 @@ def to_toml(configuration: Configuration) -> str:
 
     TOML knows no null: a field that is None, its default then, is left out.
     """
-    lines = []
-    for field in dataclasses.fields(Configuration):
-        value = getattr(configuration, field.name)
-        if value is not None:
-            lines.append(f"{field.name} = {_format(value)}\n")
-    return "".join(lines)
+    values = {field.name: getattr(configuration, field.name) for field in _FIELDS}
+    # JSON's literals are TOML's too, but for one character that TOML has escaped.
+    texts = {
+        name: json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
+        for name, value in values.items()
+        if value is not None
+    }
+    return "".join(f"{name} = {text}\n" for name, text in texts.items())
 
 
 def _check_sync(sync: str) -> None:
@@ -262,7 +269,7 @@ def _check_effects(configuration: Configuration) -> None:
             "parameter servers: give --sync parameter-server",
         ),
     )
-    usual = {field.name: field.default for field in dataclasses.fields(Configuration)}
+    usual = {field.name: field.default for field in _FIELDS}
     for names, applies, purpose in groups:
         for name in names:
             value = getattr(configuration, name)
@@ -326,12 +333,9 @@ def _refuse_unknown_options(arguments: Sequence[str]) -> None:
 
 def _find_configuration_file(arguments: Sequence[str]) -> Path | None:
     """Return the value of the last ``--config``; that it has one is checked by tyro."""
-    path = None
-    for position, argument in enumerate(arguments):
-        if argument.startswith("--config="):
-            path = Path(argument.removeprefix("--config="))
-        elif argument == "--config" and position + 1 < len(arguments):
-            path = Path(arguments[position + 1])
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, nargs="?")
+    path: Path | None = parser.parse_known_args(arguments)[0].config
     return path
 
 
@@ -377,47 +381,19 @@ def _field_types() -> dict[str, Any]:
 
 def _convert(where: str, value: Any, expected: Any) -> Any:
     """Return a TOML value as the type of its field, or raise ConfigurationError."""
+    choices: list[str] = []
     if get_origin(expected) is Literal:
-        choices = [str(choice) for choice in get_args(expected)]
-        if not isinstance(value, str):
-            raise _wrong_type(where, f"one of {', '.join(choices)}", value)
-        _check_choice(where, value, choices)
-        return value
-    if get_origin(expected) in (Union, UnionType):
+        choices, expected = list(get_args(expected)), str
+    elif get_origin(expected) in (Union, UnionType):
         (expected,) = (kind for kind in get_args(expected) if kind is not NoneType)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if expected is float and is_number:
-        return _to_float(where, value)
-    if expected is int and is_number and isinstance(value, int):
-        return value
-    if expected is bool and isinstance(value, bool):
-        return value
-    if expected in (str, Path) and isinstance(value, str):
-        return expected(value)
-    raise _wrong_type(where, _TYPE_NAMES[expected], value)
-
-
-def _to_float(where: str, value: int | float) -> float:
+    accepted, name = _TYPES[expected]
+    if not isinstance(value, accepted) or isinstance(value, bool) is not (expected is bool):
+        name = f"one of {', '.join(choices)}" if choices else name
+        found = f"{_quote(value)} ({type(value).__name__})"
+        raise ConfigurationError(f"{where}: expected {name}, found {found}")
+    if choices:
+        _check_choice(where, value, choices)
     try:
-        return float(value)
+        return expected(value)
     except OverflowError:
         raise ConfigurationError(f"{where}: the number is too large") from None
-
-
-def _wrong_type(where: str, expected: str, found: Any) -> ConfigurationError:
-    kind = type(found).__name__
-    return ConfigurationError(f"{where}: expected {expected}, found {_quote(found)} ({kind})")
-
-
-def _format(value: bool | int | float | str | Path) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(_escape_control(character) for character in escaped) + '"'
-
-
-def _escape_control(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else character

@@ -54,7 +54,6 @@ class DataSet:
 
 
 def load(configuration: Configuration) -> DataSet:
-    """Return the data set that the configuration names."""
     data: DataSet = resolve(DATASETS[configuration.data].loader)(configuration)
     return data
 

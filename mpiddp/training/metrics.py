@@ -20,8 +20,6 @@ SHOWN = 6
 
 @dataclass(frozen=True)
 class Average:
-    """Loss and accuracy over the samples of all ranks."""
-
     loss: float
     """Mean cross entropy per sample, in nats."""
     accuracy: float
@@ -37,13 +35,7 @@ class Totals:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count one batch.
-
-        Args:
-            loss: mean over the batch, a scalar.
-            outputs: shape (samples, classes), a score per class.
-            labels: shape (samples,), int64.
-        """
+        """Count a batch: its mean loss, scores (samples, classes), and labels (samples,)."""
         correct = (outputs.argmax(dim=1) == labels).sum()
         self._sums[0] += loss.double() * len(labels)
         self._sums[1] += correct
@@ -56,7 +48,7 @@ class Totals:
         return Average(loss / samples, correct / samples, round(samples))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of ``metrics.jsonl``: an epoch."""
 
@@ -70,9 +62,9 @@ class Row:
     """Mean training loss over the samples of all ranks, as they were trained on."""
     accuracy: float
     """The same for the share of right classes, 0 to 1."""
-    test_loss: float | None
+    test_loss: float | None = None
     """Mean loss over the test samples; None in an epoch without evaluation."""
-    test_accuracy: float | None
+    test_accuracy: float | None = None
     """Share of the test samples whose class was right; None without evaluation."""
     learning_rate: float
     """That of the epoch's last step."""
@@ -82,12 +74,12 @@ class Row:
     """Rank 0's time for the epoch's training, without evaluation."""
     load_seconds: float
     """The part of ``seconds`` that rank 0 waited for batches."""
-    evaluate_seconds: float | None
+    evaluate_seconds: float | None = None
     """Rank 0's time for the evaluation; None without one."""
-    staleness: dict[int, int] | None
+    staleness: dict[int, int] | None = None
     """How many gradients, since the run began, met weights that so many updates had changed since
     their worker was given them, over all parameter servers; None without servers."""
-    parameters: str | None
+    parameters: str | None = None
     """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
 
 
@@ -96,37 +88,20 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        _cut_partial_line(path)
+        if path.exists():
+            # What a killed process left of its last row is removed in one system call, so that a
+            # kill leaves the whole rows. Nothing is written anew.
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, row: Row) -> None:
-        """Write one row, whole, to where other processes see it."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
 
 
-def _cut_partial_line(path: Path) -> None:
-    """Remove what a killed process left of its last row."""
-    if path.exists():
-        # One system call, so that a kill leaves the whole rows. Nothing is written anew.
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-
 def describe_start(
-    device: str,
-    ranks_per_node: Sequence[int],
-    master: str,
-    batch_size: int,
-    workers: int | None = None,
+    device: str, ranks_per_node: Sequence[int], master: str, batch_size: int, workers: int
 ) -> list[str]:
-    """Return the console's first lines.
-
-    Args:
-        device: type of the device that each rank trains on, as torch names it.
-        ranks_per_node: number of ranks on each node.
-        master: hostname of rank 0.
-        batch_size: in samples per worker and step.
-        workers: ranks that compute; None for all.
-    """
+    """Return the console's first lines; ``workers``: how many ranks compute."""
     ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
     kind = "GPU" if device == "cuda" else device.upper()
     if len(set(ranks_per_node)) == 1:
@@ -136,8 +111,7 @@ def describe_start(
         product = " + ".join(
             f"{count_noun(n, 'node')} x {count_noun(size, 'rank')}" for size, n in sizes
         )
-    computing = "rank" if workers in (None, ranks) else "worker"
-    workers = ranks if workers is None else workers
+    computing = "rank" if workers == ranks else "worker"
     computers = count_noun(workers, computing)
     per_step = count_noun(batch_size * workers, "sample")
     per_rank = count_noun(batch_size, "sample")

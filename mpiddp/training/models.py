@@ -1,7 +1,8 @@
 """The models that come with mpiddp: small ones, quick to train on two cores, and a known one.
 
-Every builder takes the shape of one sample and the number of classes, and draws its initial
-parameters from torch's default generator. The small ones have no batch normalisation, whose running
+Every builder takes the shape of one sample, which is (channels, height, width) for images, and the
+number of classes. The module maps (samples, *shape) to (samples, classes). Its initial parameters
+are drawn from torch's default generator. The small ones have no batch normalisation, whose running
 averages every rank makes from its own samples.
 """
 
@@ -31,12 +32,7 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_convnet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a convolutional network.
-
-    Args:
-        shape: (channels, height, width), height and width at least 4.
-        classes: size of the output; the network maps (samples, *shape) to (samples, classes).
-    """
+    """Return a convolutional network for images of 4 x 4 or more."""
     _check_images("convnet", shape)
     channels, height, width = shape
     return nn.Sequential(
@@ -55,12 +51,7 @@ def build_convnet(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a perceptron with one hidden layer of 50; for toy data it is 10 to 50 to 2.
-
-    Args:
-        shape: of one sample, any; flattened.
-        classes: size of the output; the network maps (samples, *shape) to (samples, classes).
-    """
+    """Return a perceptron with one hidden layer, for samples of any shape."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(shape), HIDDEN),
@@ -70,15 +61,11 @@ def build_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return torchvision's ResNet-18, with 11 million parameters.
+    """Return torchvision's ResNet-18, with 11 million parameters, for images of 4 x 4 or more.
 
     Images of less than 64 x 64 enter it as those of CIFAR-10 do: through a convolution of 3 x 3
     without stride, and no pooling (He et al., Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2).
-
-    Args:
-        shape: (channels, height, width), height and width at least 4.
-        classes: size of the output; the network maps (samples, *shape) to (samples, classes).
     """
     _check_images("resnet18", shape)
     channels, height, width = shape

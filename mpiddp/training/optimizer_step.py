@@ -81,12 +81,7 @@ def make_optimizer(
 
 
 def learning_rate_factor(step: int, total_steps: int) -> float:
-    """Return the share of the peak learning rate at a step: a linear rise, then half a cosine.
-
-    Args:
-        step: counted from 0.
-        total_steps: of the whole run.
-    """
+    """The share of the peak at a step, counted from 0: a linear rise, then half a cosine."""
     rise = max(1, round(WARM_UP * total_steps))
     if step < rise:
         return (step + 1) / rise

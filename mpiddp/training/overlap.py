@@ -7,7 +7,6 @@ either way may be quicker. On a GPU gradients travel on a stream of their own.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,7 @@ from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.parallel import Replica
-from mpiddp.training.rehearsal import rehearse
+from mpiddp.training.rehearsal import rehearse, time_once
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
@@ -95,11 +94,7 @@ def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.dev
         for overlap, seconds in times.items():
             hook.overlap = overlap
             dist.barrier()
-            begin = time.perf_counter()
-            take_pass()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time_once(take_pass, device))
     hook.overlap = before
     medians = torch.tensor(
         [statistics.median(times[overlap]) for overlap in (True, False)], device=device

@@ -20,8 +20,6 @@ from mpiddp.training.optimizer_step import make_optimizer
 
 @dataclass(frozen=True)
 class Replica:
-    """This rank's copy of the model."""
-
     model: DistributedDataParallel
     hook: ScheduleHook | None
     """The hook that averages its gradients; None where DDP does."""
@@ -73,12 +71,11 @@ def serve(
     rate: Callable[[int], float],
     fail: Callable[[BaseException], object],
 ) -> Serving:
-    """Move the model to this rank's device, and have parameter servers hold its weights.
+    """Have parameter servers hold the weights of a model, which is on this rank's device.
 
     All ranks have rank 0's weights from now on. ``rate``: the learning rate of a step, counted from
     0; ``fail`` is called with the error that ends a server's thread. Collective.
     """
-    module.to(session.device)
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.detach(), 0)
 
@@ -90,7 +87,6 @@ def serve(
 
 
 def choose_synchronization(configuration: Configuration) -> Synchronization:
-    """The options of the hook."""
     name = configuration.wire_dtype
     return Synchronization(
         configuration.sync,

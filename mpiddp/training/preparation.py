@@ -52,15 +52,9 @@ class Task:
     """The learning rate of a step, counted from 0."""
     slowdown: Slowdown | None
 
-    @property
-    def computes(self) -> bool:
-        return self.session.world.rank in self.workers
-
 
 @dataclass(frozen=True)
 class Engine:
-    """The model and its update."""
-
     model: nn.Module
     """What takes a batch: DDP's wrapper, or the module itself."""
     module: nn.Module
@@ -91,9 +85,6 @@ def prepare(
     world = session.world
     roles = find_roles(configuration, world.size)
     workers = roles.workers if roles is not None else tuple(range(world.size))
-    straggler = configuration.straggler
-    if straggler is not None:
-        check_straggler(parse_straggler(straggler), workers)
     data = load(configuration)
     session.agree(data.digest(), f"data set {configuration.data}")
     check_share(len(data.train), len(workers), configuration.batch_size)
@@ -136,7 +127,6 @@ def _make_rate(configuration: Configuration, total_steps: int) -> Callable[[int]
 
 
 def _take_first(data: DataSet, batch_size: int, device: torch.device) -> Batch:
-    """A batch to try things with."""
     features = torch.from_numpy(data.train.features[:batch_size])
     return features.to(device), torch.from_numpy(data.train.labels[:batch_size]).to(device)
 
@@ -151,6 +141,7 @@ def _make_slowdown(
     if configuration.straggler is None:
         return None
     straggler = parse_straggler(configuration.straggler)
+    check_straggler(straggler, workers)
     with rehearse(module, module, batch) as take_pass:
         seconds = time_pass(take_pass, batch[0].device)
     return Slowdown(straggler, place, workers, configuration.seed, seconds, batch[0].device)
@@ -166,6 +157,7 @@ def _start_engine(
     fail: Callable[[BaseException], object],
 ) -> tuple[Configuration, Engine]:
     if roles is not None:
+        module.to(session.device)
         serving = serve(configuration, session, roles, module, rate, fail)
         return configuration, Engine(module, module, serving)
     replica = replicate(module, session.device, configuration)

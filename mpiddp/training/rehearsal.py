@@ -40,11 +40,13 @@ def rehearse(model: nn.Module, module: nn.Module, batch: Batch) -> Iterator[Call
 
 def time_pass(take_pass: Callable[[], object], device: torch.device) -> float:
     """Seconds that a pass takes here and now: the median of some."""
-    seconds = []
-    for _ in range(WARM_UP + PASSES):
-        begin = time.perf_counter()
-        take_pass()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
+    seconds = [time_once(take_pass, device) for _ in range(WARM_UP + PASSES)]
     return statistics.median(seconds[WARM_UP:])
+
+
+def time_once(take_pass: Callable[[], object], device: torch.device) -> float:
+    begin = time.perf_counter()
+    take_pass()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin

@@ -44,7 +44,6 @@ class RunDirectory:
     lock goes with the first descriptor that its process closes."""
 
     def close(self) -> None:
-        """Let others have the run."""
         os.close(self._lock)
 
 

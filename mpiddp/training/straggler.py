@@ -17,8 +17,6 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Straggler:
-    """Which worker is slow, and by how much."""
-
     rank: int | None
     """None for another worker in each step, drawn from the seed."""
     factor: float
@@ -54,34 +52,26 @@ def check_straggler(straggler: Straggler, workers: tuple[int, ...]) -> None:
         )
 
 
+@dataclass(frozen=True)
 class Slowdown:
     """Makes one worker's steps longer."""
 
-    def __init__(
-        self,
-        straggler: Straggler,
-        place: int,
-        workers: tuple[int, ...],
-        seed: int,
-        seconds: float,
-        device: torch.device,
-    ) -> None:
-        """``place``: this rank's, among ``workers``; ``seconds``: its passes of a step take, on
-        this device."""
-        self._straggler = straggler
-        self._place = place
-        self._workers = workers
-        self._seed = seed
-        self._delay = (straggler.factor - 1) * seconds
-        self._device = device
+    straggler: Straggler
+    place: int
+    """This rank's, among the workers."""
+    workers: tuple[int, ...]
+    seed: int
+    seconds: float
+    """How long this rank's pass takes."""
+    device: torch.device
 
     def is_slow(self, step: int) -> bool:
         """Whether it is this worker's turn; the same one's on all ranks."""
-        if self._straggler.rank is not None:
-            return self._straggler.rank == self._workers[self._place]
+        if self.straggler.rank is not None:
+            return self.straggler.rank == self.workers[self.place]
         # A text seeds the same numbers in every process and version of Python.
-        dice = random.Random(f"straggler {self._seed} {step}")
-        return dice.randrange(len(self._workers)) == self._place
+        dice = random.Random(f"straggler {self.seed} {step}")
+        return dice.randrange(len(self.workers)) == self.place
 
     def wait(self, step: int) -> None:
         """Sleep as much longer as this worker's step, counted from 0, is to take.
@@ -91,8 +81,8 @@ class Slowdown:
         """
         if not self.is_slow(step):
             return
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize(self._device)
-        time.sleep(self._delay)
+            torch.cuda.synchronize(self.device)
+        time.sleep((self.straggler.factor - 1) * self.seconds)

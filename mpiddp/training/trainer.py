@@ -8,8 +8,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,32 +30,17 @@ from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of a run."""
-
-    test_accuracy: float
-    """Share of the test samples whose class was right, 0 to 1."""
-    parameters: str
-    """SHA-256 of the trained parameters."""
-    steps: int
-    """Steps taken, as the last row of the metrics has it."""
-    run_directory: Path
-
-
 def train(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> Result:
-    """Train as the configuration says; collective over all ranks of the session.
+) -> metrics.Row:
+    """Train as the configuration says, and return the last row of the metrics; collective.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
     may differ; a loss that is not finite is refused.)
 
-    Args:
-        configuration: resolved.
-        session: started, with torch.distributed's default group.
-        failure_handler: is told the run directory and each step.
+    The configuration is a resolved one, and the failure handler is told the run directory and each
+    step.
 
     Raises:
         ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not
@@ -78,7 +63,6 @@ def train(
     path = failure_handler.run_directory
     assert path is not None
     assert row.test_accuracy is not None
-    assert row.parameters is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
         _say(session, metrics.describe_staleness(row.staleness))
@@ -87,7 +71,7 @@ def train(
         failure_handler.finish()
         # After a failure the run stays locked while the failure handler writes, until the end.
         run.close()
-    return Result(row.test_accuracy, row.parameters, row.step, path)
+    return row
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> metrics.Average:
@@ -118,19 +102,18 @@ def _open_run(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
 ) -> RunDirectory | None:
     """Open the run on rank 0, and tell the other ranks' failure handlers where it is."""
-    run, refusal = None, None
+    run: RunDirectory | None = None
+    answer: Any = None
     if session.world.rank == 0:
         try:
             run = run_directory.open_run(configuration)
+            answer = (run.path, run.attempt)
         except ConfigurationError as error:
-            refusal = str(error)
-    refusal = session.broadcast(refusal)
-    if refusal is not None:
-        raise ConfigurationError(refusal)
-    place = (run.path, run.attempt) if run is not None else None
-    place = session.broadcast(place)
-    assert place is not None
-    failure_handler.run_directory, failure_handler.attempt = place
+            answer = error
+    answer = session.broadcast(answer)
+    if isinstance(answer, ConfigurationError):
+        raise answer
+    failure_handler.run_directory, failure_handler.attempt = answer
     return run
 
 
@@ -169,7 +152,6 @@ def _describe_synchronization(task: Task) -> str:
 
 
 def _run_epochs(task: Task, attempt: int) -> metrics.Row:
-    """Train and evaluate; return the last row."""
     directory = task.failure_handler.run_directory
     assert directory is not None
     is_writer = task.session.world.rank == 0
@@ -217,15 +199,10 @@ def _train_epoch(task: Task, epoch: int, attempt: int) -> metrics.Row:
         step=last,
         loss=average.loss,
         accuracy=average.accuracy,
-        test_loss=None,
-        test_accuracy=None,
         learning_rate=task.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
         load_seconds=waited,
-        evaluate_seconds=None,
-        staleness=None,
-        parameters=None,
     )
 
 
@@ -273,9 +250,10 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
 
 def _show_progress(task: Task, epoch: int) -> Iterator[Batch]:
     """Pass the epoch's batches through; with a bar on rank 0's terminal, if it has one."""
-    if not task.computes:
+    rank = task.session.world.rank
+    if rank not in task.workers:
         return iter(())
-    is_shown = task.session.world.rank == 0 and sys.stderr.isatty()
+    is_shown = rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(
             task.training.start(epoch),

@@ -17,7 +17,7 @@ from benchmarks.allreduce import command as allreduce
 from benchmarks.allreduce import inputs as allreduce_inputs
 from benchmarks.allreduce import report as allreduce_report
 from benchmarks.allreduce import worker as allreduce_worker
-from benchmarks.allreduce.calls import Order, Prepared
+from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.allreduce.contenders import (
     GLOO,
     MPI,
@@ -93,9 +93,9 @@ def test_dedicated_servers_contribute_nothing():
     allreduce_inputs.fill(tensor, 1, 2)
     assert allreduce_inputs.count_wrong(tensor, 2, (1,)) == 0
     calls = FakeCalls(members=(0,))
-    assert allreduce_worker.measure(calls, Order("x", 20_000, "float32", 1))["wrong"] == 0
+    assert allreduce_worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
     calls.rank = 1
-    assert allreduce_worker.measure(calls, Order("x", 20_000, "float32", 1))["wrong"] == 0
+    assert allreduce_worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
 
 
 # ---- lines -------------------------------------------------------------------------------------
@@ -153,6 +153,10 @@ def test_half_a_line_is_none():
 # ---- the ranks ---------------------------------------------------------------------------------
 
 
+def make_spec(size: int, iterations: int, **more) -> CallSpec:
+    return CallSpec("x", bytes=size, type="float32", iterations=iterations, **more)
+
+
 class FakeCalls:
     """A rank that sums with nobody, and remembers what happened in which order."""
 
@@ -163,8 +167,8 @@ class FakeCalls:
         self.seconds, self.wrong, self.members = seconds, wrong, members
         self.tensor = torch.empty(5000)
 
-    def prepare(self, order):
-        if order.transport == "none":
+    def prepare(self, spec):
+        if spec.transport == "none":
             raise ConfigurationError("no such way")
         return Prepared(
             self.call, self.note("barrier"), self.tensor, self.members, self.note("close")
@@ -185,7 +189,7 @@ class FakeCalls:
 
 def test_each_timed_call_is_behind_a_barrier_and_the_sum_is_checked_first():
     calls = FakeCalls(seconds=0.01)
-    found = allreduce_worker.measure(calls, Order("x", 20_000, "float32", 3))
+    found = allreduce_worker.measure(calls, make_spec(20_000, 3))
     assert calls.events == ["call", *["barrier", "call"] * 4, "barrier", "close"]
     assert found["wrong"] == 0 and len(found["times"]) == 3
     assert all(10_000_000 <= each < 1e9 for each in found["times"])
@@ -193,9 +197,9 @@ def test_each_timed_call_is_behind_a_barrier_and_the_sum_is_checked_first():
 
 
 def test_wrong_elements_are_counted_and_refusals_passed_on():
-    wrong = allreduce_worker.measure(FakeCalls(wrong=True), Order("x", 20_000, "float32", 1))
+    wrong = allreduce_worker.measure(FakeCalls(wrong=True), make_spec(20_000, 1))
     assert wrong["wrong"] == 1
-    refused = allreduce_worker.measure(FakeCalls(), Order("x", 4, "float32", 1, transport="none"))
+    refused = allreduce_worker.measure(FakeCalls(), make_spec(4, 1, transport="none"))
     assert refused == {"refused": "no such way"}
 
 
@@ -239,22 +243,22 @@ def test_iterations_fill_a_visit_within_bounds(seconds):
 
 
 class FakeJob:
-    """Answers by what is asked for; keeps the orders."""
+    """Answers by what is asked for, and keeps that."""
 
     def __init__(self, answer):
-        self.answer, self.orders = answer, []
+        self.answer, self.asked = answer, []
 
     def ask(self, command, what):
-        self.orders.append(command["order"])
-        return self.answer(command["order"])
+        self.asked.append(command["spec"])
+        return self.answer(command["spec"])
 
 
 def test_what_sums_wrongly_or_cannot_is_not_timed():
-    def answer(order):
-        if order["maker"] == RING:
+    def answer(spec):
+        if spec["maker"] == RING:
             return [{"refused": "not here"}]
-        wrong = 3 if order["maker"] == MPI else 0
-        return [{"times": [20_000_000] * order["iterations"], "wrong": wrong}]
+        wrong = 3 if spec["maker"] == MPI else 0
+        return [{"times": [20_000_000] * spec["iterations"], "wrong": wrong}]
 
     jobs = {MPI_JOB: FakeJob(answer), TORCH_JOB: FakeJob(answer)}
     rows = [Contender(GLOO, TORCH_JOB), Contender(MPI), Contender(RING), PRIVATE_OWN]
@@ -268,15 +272,15 @@ def test_what_sums_wrongly_or_cannot_is_not_timed():
         "MPI_Allreduce at 8 B on 2 ranks: 3 wrong elements"
     ]
     # One look, one warm-up round, two rounds of as many iterations as fit.
-    counts = [order["iterations"] for order in jobs[TORCH_JOB].orders]
+    counts = [spec["iterations"] for spec in jobs[TORCH_JOB].asked]
     assert counts == [LENGTH.fewest, 5, 5, 5]
 
 
 def test_iterations_can_be_fixed():
-    job = FakeJob(lambda order: [{"times": [10] * order["iterations"], "wrong": 0}])
+    job = FakeJob(lambda spec: [{"times": [10] * spec["iterations"], "wrong": 0}])
     visitor = Visitor({MPI_JOB: job}, make_plan(iterations=7), 2)
     visitor.visit_in_turns(visitor.admit([Cell(PRIVATE_OWN, 8)]))
-    assert [order["iterations"] for order in job.orders] == [LENGTH.fewest, 7, 7, 7]
+    assert [spec["iterations"] for spec in job.asked] == [LENGTH.fewest, 7, 7, 7]
 
 
 # ---- contenders --------------------------------------------------------------------------------

@@ -58,9 +58,9 @@ def test_rates_are_those_of_nccl_tests():
 def test_a_speed_is_the_median_of_the_rounds_ratios():
     own = [[1.0], [2.0], [9.0]]
     group = make_group({(PRIVATE_OWN, 8): own, (GLOO_ROW, 8): [[4.0], [4.0], [9.0]]})
-    speed = allreduce_report.find_speed(group, PRIVATE_OWN, GLOO_ROW, 8)
+    speed = group.find_speed(Cell(PRIVATE_OWN, 8), Cell(GLOO_ROW, 8))
     assert (speed.median, speed.minimum, speed.maximum) == (2.0, 1.0, 4.0)
-    assert allreduce_report.find_speed(group, PRIVATE_OWN, MPI_ROW, 8) is None
+    assert group.find_speed(Cell(PRIVATE_OWN, 8), Cell(MPI_ROW, 8)) is None
 
 
 def test_the_table_shows_rates_ratios_and_wrong_elements():

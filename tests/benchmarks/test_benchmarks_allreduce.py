@@ -16,6 +16,7 @@ from benchmark_runs import run_benchmark
 from benchmarks.allreduce import command as allreduce
 from benchmarks.allreduce.contenders import MPI, WORKER, Cell, Contender
 from benchmarks.common import results
+from benchmarks.common.trials import WrongResultError
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.processes import RunError
@@ -34,16 +35,7 @@ from mpiddp.schedules.registry import names
         (["--sizes", "12", "--type", "float64"], "whole elements of 8 bytes (float64), found 12"),
         (["--sizes", "0"], "found 0"),
         (["--type", "float8"], "invalid choice: 'float8'"),
-        (["--algorithms", "rong"], "no algorithm is called 'rong'"),
-        (["--transports", "pigeon"], "invalid choice: 'pigeon'"),
         (["--buffers", "public"], "invalid choice: 'public'"),
-        (["--ranks", "1"], "--ranks: expected at least 2, found 1"),
-        (["--iterations", "0"], "--iterations: expected an integer >= 1"),
-        (["--link"], "--link needs two nodes"),
-        (["--nodes", "2"], "--nodes needs a cluster"),
-        (["--plot", "drawing.gif"], "ends in .svg, .png, .pdf"),
-        (["--json", "same.svg", "--plot", "same.svg"], "named for two outputs"),
-        (["stray"], "unrecognized arguments: stray"),
     ],
 )
 @pytest.mark.usefixtures("writable")
@@ -70,7 +62,7 @@ def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
     monkeypatch.setattr(allreduce, "measure", lambda *_: wrong)
     mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
     monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
-    with pytest.raises(allreduce.WrongSumError, match=r"private at 8 B .*: 2 wrong") as caught:
+    with pytest.raises(WrongResultError, match=r"private at 8 B .*: 2 wrong") as caught:
         allreduce.main(["--ranks", "2"])
     assert caught.value.exit_code == 1
     assert "8 B of float32" in capsys.readouterr().out
@@ -131,42 +123,37 @@ def count_cpu_seconds(ranks) -> float:
     return sum(sum(rank.cpu_times()[:2]) for rank in ranks)
 
 
-@pytest.mark.mpi
-def test_the_framework_knows_no_mpi_and_each_job_sleeps_while_the_other_measures():
-    mpirun = launchers.find_mpirun(None, {})
-    with start_jobs(WORKER, 2, mpirun, 60) as jobs:
-        marks = {name: job.mark for name, job in jobs.items()}
-        ranks = {name: find_ranks(mark) for name, mark in marks.items()}
-        assert [len(each) for each in ranks.values()] == [2, 2]
-        for rank in ranks[TORCH_JOB]:
-            assert "libmpi.so" not in Path(f"/proc/{rank.pid}/maps").read_text()
-        for name, other, row in ((MPI_JOB, TORCH_JOB, MPI_ROW), (TORCH_JOB, MPI_JOB, GLOO_ROW)):
-            order = row.order(16 * M, "float32", 50)
-            before, begin = count_cpu_seconds(ranks[other]), time.monotonic()
-            jobs[name].ask({"do": "measure", "order": order}, "measuring")
-            seconds = time.monotonic() - begin
-            assert seconds > 0.1
-            # Two ticks of the clock by which CPU time is counted.
-            assert count_cpu_seconds(ranks[other]) - before < 0.1 * seconds + 0.02, other
-    assert [processes.find_marked(mark) for mark in marks.values()] == [[], []]
+def check_turns(jobs, ranks) -> None:
+    """While one job measures, the other one uses no processor time."""
+    for name, other, row in ((MPI_JOB, TORCH_JOB, MPI_ROW), (TORCH_JOB, MPI_JOB, GLOO_ROW)):
+        spec = row.specify(16 * M, "float32", 50)
+        before, begin = count_cpu_seconds(ranks[other]), time.monotonic()
+        jobs[name].ask({"do": "measure", "spec": spec}, "measuring")
+        seconds = time.monotonic() - begin
+        assert seconds > 0.1
+        # Two ticks of the clock by which CPU time is counted.
+        assert count_cpu_seconds(ranks[other]) - before < 0.1 * seconds + 0.02, other
 
 
 @pytest.mark.mpi
-def test_a_rank_that_dies_ends_both_jobs_and_the_command():
-    mpirun = launchers.find_mpirun(None, {})
-    marks = []
+def test_one_job_knows_no_mpi_each_sleeps_while_the_other_measures_and_a_lost_rank_ends_both():
+    mpirun, marks = launchers.find_mpirun(None, {}), []
 
-    def lose_a_rank():
+    def use_jobs():
         with start_jobs(WORKER, 2, mpirun, 60) as jobs:
             marks.extend(job.mark for job in jobs.values())
-            ranks = processes.find_marked(marks[0])
-            [victim] = [r for r in ranks if r.environ().get("OMPI_COMM_WORLD_RANK") == "1"]
-            victim.kill()
-            order = Contender(MPI).order(64, "float32", 10)
-            jobs[MPI_JOB].ask({"do": "measure", "order": order}, "measuring")
+            ranks = {name: find_ranks(job.mark) for name, job in jobs.items()}
+            assert [len(each) for each in ranks.values()] == [2, 2]
+            for rank in ranks[TORCH_JOB]:
+                assert "libmpi.so" not in Path(f"/proc/{rank.pid}/maps").read_text()
+            check_turns(jobs, ranks)
+            named = {each.environ()["OMPI_COMM_WORLD_RANK"]: each for each in ranks[MPI_JOB]}
+            named["1"].kill()
+            spec = Contender(MPI).specify(64, "float32", 10)
+            jobs[MPI_JOB].ask({"do": "measure", "spec": spec}, "measuring")
 
     with pytest.raises(RunError, match=r"allreduce\.worker mpi .*\(measuring\)"):
-        lose_a_rank()
+        use_jobs()
     assert [processes.find_marked(mark) for mark in marks] == [[], []]
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.common import results
-from benchmarks.models import numerics, numerics_report, summation
-from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, Order
+from benchmarks.models import numerics, summation
+from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, SummationOrder
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective, Schedule, Transfer
@@ -194,7 +194,7 @@ def test_the_growth_is_that_of_the_known_tree(ranks):
 def test_three_ranks_on_two_servers_weigh_each_chunk():
     # Both chunks: 2 + 3 inputs rounded on the way to 3.
     order = summation.describe_order(registry.parse("direct:servers=2").build(3))
-    assert order == Order(2, pytest.approx(math.sqrt(5 / 3)), 1)
+    assert order == SummationOrder(2, pytest.approx(math.sqrt(5 / 3)), 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -285,23 +285,18 @@ def test_an_overflow_is_shown_explained_and_null_in_the_record(tmp_path, capsys)
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_what_is_not_finite_is_printed_as_it_is(value):
-    assert numerics_report.format_error(value) == str(value)
+    assert numerics.format_error(value) == str(value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--dtype", "float8"], "'float8'.*'float32', 'float16', 'bfloat16'"),
-        (["star"], "'star'; there are ring, naive-ring"),
         (["ring:servers=2"], "ring takes segments"),
         (["direct:servers=5", "--ranks", "4"], "1 to 4 colocated servers"),
-        (["--ranks", "0"], "--ranks: expected an integer >= 2, found '0'"),
         (["--elements", "0"], "--elements: expected an integer >= 1, found '0'"),
         (["--scale", "-1"], "--scale: expected .* > 0, found '-1'"),
         (["--error", "mean"], "'mean'.*rms.*largest"),
-        (["--json", "/no/such/folder/a.json"], "there is no directory /no/such/folder"),
-        (["--plot", "/no/such/folder/a.svg"], "there is no directory /no/such/folder"),
-        (["--plot", "a.gif"], r"a\.gif: expected a name that ends in \.svg"),
     ],
 )
 @pytest.mark.usefixtures("writable")
@@ -319,13 +314,13 @@ def test_a_mistake_is_named_before_anything_is_measured(options, message, monkey
 
 def test_lines_in_the_same_place_are_one_and_the_others_are_not():
     series = {"a": [1.0, 2.0], "b": [1.01, 1.99], "c": [1.0, 3.0], "d": [math.nan, 2.0]}
-    assert numerics_report.group_alike(series) == [["a", "b"], ["c"], ["d"]]
-    assert numerics_report.group_alike({"a": [math.nan], "b": [math.nan]}) == [["a", "b"]]
+    assert numerics.group_alike(series) == [["a", "b"], ["c"], ["d"]]
+    assert numerics.group_alike({"a": [math.nan], "b": [math.nan]}) == [["a", "b"]]
 
 
 def test_the_plot_has_a_line_for_each_order_of_summation():
     options = numerics.parse(["--ranks", "8", "32", "--dtype", "bfloat16", "--elements", "2048"])
-    lines = numerics_report.list_lines(numerics.measure_all(options), "rms")
+    lines = numerics.list_lines(numerics.measure_all(options), "rms")
     assert [list(line.names) for line in lines] == [
         ["ring", "naive-ring"],
         ["recursive-doubling", "halving-doubling", "binomial-tree"],

@@ -130,11 +130,6 @@ def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
         srun.find_srun(program, 4, (4,))
 
 
-def test_nodes_need_a_cluster():
-    with pytest.raises(ConfigurationError, match="--nodes needs a cluster"):
-        startup.check(startup.parse(["--nodes", "2"]))
-
-
 def test_the_usual_ranks_depend_on_the_launcher():
     assert startup.parse([]).ranks == (2, 4)
     assert startup.parse(["--launcher", "srun"]).ranks == (4, 8, 16)
@@ -396,12 +391,12 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
 
     monkeypatch.setattr(processes, "run", run)
     contenders = [Contender(FLOOR, "floor", reach_out("pass"), "")]
-    options = startup.parse(["--repetitions", "2", "--warm-up", "0"])
+    plan = startup.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):
-            startup._measure_group(4, 4, contenders, options, Bar())
+            startup._measure_group(4, 4, contenders, plan, Bar())
         return
-    group = startup._measure_group(4, 4, contenders, options, Bar())
+    group = startup._measure_group(4, 4, contenders, plan, Bar())
     assert [failure.contender for failure in group.failures] == [FLOOR]
     assert len(group.seconds(FLOOR)) == 2
 

@@ -12,22 +12,21 @@ from benchmarks.common.statistics import Series
 from benchmarks.launching import launchers
 from benchmarks.stragglers import command as stragglers
 from benchmarks.stragglers import measurement, report
-from benchmarks.stragglers.contenders import Contender
-from benchmarks.stragglers.measurement import Outcome, Point, find_median, read_outcome
-from benchmarks.stragglers.targets import judge
+from benchmarks.stragglers.measurement import Contender, Point, TrainingRun, find_median, read_run
+from benchmarks.stragglers.report import judge
 from mpiddp.errors import ConfigurationError
 
 
 def make_series(*times: tuple[float, ...], staleness: dict[int, int] | None = None):
     """Runs whose accuracy is 50 %, 60 % and so on after so many seconds."""
-    outcomes = [
-        Outcome(
+    runs = [
+        TrainingRun(
             tuple(Point(seconds, 0.5 + 0.1 * place) for place, seconds in enumerate(each)),
             staleness or {},
         )
         for each in times
     ]
-    return Series((), tuple(outcomes), tuple(range(len(outcomes))))
+    return Series((), tuple(runs), tuple(range(len(runs))))
 
 
 FOUND = {
@@ -47,10 +46,10 @@ def test_time_counts_up_to_the_first_evaluation_that_is_good_enough():
         {"seconds": 2.0, "test_accuracy": 0.8, "staleness": {"0": 2}},
         {"seconds": 2.5, "test_accuracy": 0.7, "staleness": {"0": 3, "2": 5}},
     ]
-    outcome = read_outcome(rows)
-    assert outcome.points == (Point(1.5, 0.4), Point(3.5, 0.8), Point(6.0, 0.7))
-    assert outcome.staleness == {0: 3, 2: 5}
-    assert [outcome.find_time(each) for each in (0.4, 0.5, 0.8, 0.81)] == [1.5, 3.5, 3.5, None]
+    run = read_run(rows)
+    assert run.points == (Point(1.5, 0.4), Point(3.5, 0.8), Point(6.0, 0.7))
+    assert run.staleness == {0: 3, 2: 5}
+    assert [run.find_time(each) for each in (0.4, 0.5, 0.8, 0.81)] == [1.5, 3.5, 3.5, None]
 
 
 def test_a_way_with_a_run_that_never_comes_there_has_no_time():
@@ -87,7 +86,6 @@ def test_the_table_has_a_row_for_every_way():
         (["--staleness", "some"], "staleness: expected a number of steps, or unlimited"),
         (["--accuracy", "97"], "--accuracy: expected at most 1, found 97"),
         (["--model", "convent"], "did you mean convnet"),
-        (["--plot", "/nowhere/x.svg"], "there is no directory /nowhere"),
         (["--launcher", "srun"], "srun"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import math
 import socket
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -24,21 +25,21 @@ from benchmarks.training_step.contenders import (
     BASE,
     BASES,
     Contender,
-    Order,
+    LoopSpec,
     parse_contender,
-    read_order,
+    read_spec,
 )
-from benchmarks.training_step.measurement import Visit, Visitor, read_answers
+from benchmarks.training_step.measurement import TOLERANCE, Visit, Visitor, judge, read_answers
 from benchmarks.training_step.torch_job import make_step
 from benchmarks.training_step.traffic import (
-    Reading,
+    Bytes,
     add_up,
     list_pushes,
     list_transfers,
+    read_bytes,
     read_counters,
     subtract,
 )
-from benchmarks.training_step.verdicts import TOLERANCE, judge
 from benchmarks.training_step.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
@@ -48,8 +49,8 @@ SMALL = Workload("mlp", 0.1)
 counts = st.integers(0, 10_000)
 
 
-def make_order(contender: Contender = BASE, workload: Workload = SMALL) -> Order:
-    return Order(contender, workload, 4, 7)
+def make_spec(contender: Contender = BASE, workload: Workload = SMALL) -> LoopSpec:
+    return LoopSpec(contender, workload, 4, 7)
 
 
 # ---- bytes -------------------------------------------------------------------------------------
@@ -109,15 +110,15 @@ def test_a_sharded_server_sends_what_direct_does(ranks, count):
 
 
 def test_interfaces_tell_what_a_step_sent():
-    alone = Reading.make([{"lo": (4000, 4000), "eth0": (9, 9)}], 10, 2)
-    assert alone == Reading(200, None)
+    alone = read_bytes([{"lo": (4000, 4000), "eth0": (9, 9)}], 10, 2)
+    assert alone == Bytes(200, None, is_read=True)
     two = [
         {"lo": (50, 50), "eth0": (300, 100), "docker0": (7, 7)},
         {"lo": (0, 0), "eth0": (100, 250)},
     ]
     # 50 inside the first node, 100 and 250 between; the first one's link took 300.
-    assert Reading.make(two, 10, 4) == Reading(10, 30)
-    assert Reading.make([{"lo": (0, 0)}, {}], 1, 2) == Reading(0, 0)
+    assert read_bytes(two, 10, 4) == Bytes(10, 30, is_read=True)
+    assert read_bytes([{"lo": (0, 0)}, {}], 1, 2) == Bytes(0, 0, is_read=True)
 
 
 def test_the_loopbacks_bytes_are_counted():
@@ -216,7 +217,7 @@ def make_answer(seconds: float, compute: float, update: float, lo: int | None = 
 def test_the_slowest_rank_counts_in_each_part():
     answers = [make_answer(2.0, 0.5, 0.3, 3000), make_answer(1.0, 0.8, 0.1), {}]
     visit = read_answers(answers, 5)
-    assert visit == Visit(5, 0.4, 0.16, 0.06, 40.0, Reading(200, None))
+    assert visit == Visit(5, 0.4, 0.16, 0.06, 40.0, Bytes(200, None, is_read=True))
     # Who never waits goes on at its own pace.
     assert read_answers(answers, 5, has_bound=False).samples_per_second == 60.0
     assert visit.exposed == pytest.approx(0.18)
@@ -225,7 +226,7 @@ def test_the_slowest_rank_counts_in_each_part():
 
 
 def test_exposed_communication_may_be_negative():
-    assert Visit(1, 1.0, 0.9, 0.2, 1.0, Reading(0, None)).exposed == pytest.approx(-0.1)
+    assert Visit(1, 1.0, 0.9, 0.2, 1.0, Bytes(0, None, is_read=True)).exposed == pytest.approx(-0.1)
 
 
 # ---- what is trained ---------------------------------------------------------------------------
@@ -251,19 +252,21 @@ def test_every_model_takes_its_samples(name):
     assert torch.equal(features, draw_batch(workload, 3, 0, 1)[0])
 
 
-def test_an_order_survives_json():
-    order = Order(parse_contender("parameter-server:servers=2"), SMALL, 8, 3, "0=2")
-    assert read_order(json.loads(json.dumps(order.describe()))) == order
+def test_what_ranks_are_told_survives_json():
+    spec = LoopSpec(parse_contender("parameter-server:servers=2"), SMALL, 8, 3, "0=2")
+    assert read_spec(json.loads(json.dumps(asdict(spec)))) == spec
 
 
 class Averages:
     """An update by the average of several workers' gradients, times ``factor``."""
 
-    def __init__(self, module: nn.Module, order: Order, workers: int, factor: float = 1.0) -> None:
+    def __init__(
+        self, module: nn.Module, spec: LoopSpec, workers: int, factor: float = 1.0
+    ) -> None:
         self.step = make_step(module)
         self.module, self.factor = module, factor
         places = range(1, workers)
-        self.others = [draw_batch(order.workload, order.batch_size, order.seed, p) for p in places]
+        self.others = [draw_batch(spec.workload, spec.batch_size, spec.seed, p) for p in places]
 
     def begin_step(self) -> None:
         self.step.begin_step()
@@ -280,22 +283,22 @@ class Averages:
     def close(self) -> None: ...
 
 
-def train(order: Order, workers: int, factor: float = 1.0):
-    module = build(order.workload, order.seed)
-    update = Averages(module, order, workers, factor)
-    batch = draw_batch(order.workload, order.batch_size, order.seed, 0)
+def train(spec: LoopSpec, workers: int, factor: float = 1.0):
+    module = build(spec.workload, spec.seed)
+    update = Averages(module, spec, workers, factor)
+    batch = draw_batch(spec.workload, spec.batch_size, spec.seed, 0)
     loop = loops.Loop(module, module, update, tuple(range(workers)), 0, batch)
-    return checks.take_checked_steps(order, loop)
+    return checks.take_checked_steps(spec, loop)
 
 
 @pytest.mark.parametrize("name", ["convnet", "mlp:megabytes=0.1"])
 def test_averages_train_what_one_process_with_all_samples_does(name):
-    order = make_order(workload=parse_workload(name))
-    expected = checks.compute_alone(order, 3, torch.device("cpu"))["sample"]
-    right = train(order, 3)
+    spec = make_spec(workload=parse_workload(name))
+    expected = checks.compute_alone(spec, 3, torch.device("cpu"))["sample"]
+    right = train(spec, 3)
     assert judge([right, right, {}], expected, is_narrow=False) == ""
     # The sum in place of the average, and one worker's own gradients.
-    for wrong in (train(order, 3, 3.0), train(order, 1)):
+    for wrong in (train(spec, 3, 3.0), train(spec, 1)):
         assert "way that one process" in judge([wrong], expected, is_narrow=False)
 
 
@@ -338,7 +341,7 @@ class FakeJob:
     def ask(self, command, what):
         if command["do"] == "compute alone":
             return [{"sample": WAY}, {}]
-        contender = read_order(command["order"]).contender
+        contender = read_spec(command["spec"]).contender
         assert contender.job == self.name
         self.asked.append((command["do"], contender.name))
         if command["do"] == "check":

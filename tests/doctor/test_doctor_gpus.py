@@ -24,7 +24,7 @@ def gpu(rank, name="NVIDIA H200", nccl="2.27.3", peers=True, near=ALL, speed=6e1
 def test_no_gpus_is_one_line():
     finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 0)
     assert (finding.status, finding.found) == ("skip", "no GPUs: ranks compute on the CPU")
-    assert gpus.judge_place([], {}).status == gpus.judge_speed([], {}).status == "skip"
+    assert gpus.judge_place([], {}).status == "skip"
 
 
 def test_gpus_that_torch_does_not_see(tmp_path):
@@ -106,8 +106,8 @@ KINDS = st.tuples(st.sampled_from(["H200", "A100"]), st.sampled_from(["2.27.3", 
 
 @given(st.lists(KINDS, min_size=1, max_size=6))
 def test_kinds_are_compared_over_the_whole_job(kinds):
-    rows = [(f"n{index}", *kind) for index, kind in enumerate(kinds)]
-    finding = gpus.judge_kinds(rows)
+    cards = [gpu(rank, *kind) for rank, kind in enumerate(kinds)]
+    finding = gpus.judge_kinds(cards, {rank: f"n{rank}" for rank in range(len(kinds))})
     assert finding.status == ("pass" if len(set(kinds)) == 1 else "warn")
     for name, nccl in kinds:
         assert name in finding.found and nccl in finding.found
@@ -116,10 +116,9 @@ def test_kinds_are_compared_over_the_whole_job(kinds):
 
 
 def test_hosts_of_one_kind_are_folded():
-    rows = [(f"n{i}", "A100" if i > 2 else "H200", "2.27.3") for i in range(1, 5) for _ in range(4)]
-    finding = gpus.judge_kinds(rows)
+    cards = [gpu(rank, "H200" if rank < 8 else "A100") for rank in range(16)]
+    finding = gpus.judge_kinds(cards, {rank: f"n{1 + rank // 4}" for rank in range(16)})
     assert finding.found == "n[1-2]: H200, NCCL 2.27.3; n[3-4]: A100, NCCL 2.27.3"
-    assert gpus.judge_kinds([]).status == "skip"
 
 
 def test_ranks_far_from_their_gpus():
@@ -151,9 +150,9 @@ SPEEDS = st.lists(st.floats(1e12, 1e15), min_size=1, max_size=9)
 
 @given(SPEEDS)
 def test_exactly_the_slow_ones_are_named(speeds):
-    rows = [(rank, "G", speed) for rank, speed in enumerate(speeds)]
+    cards = [gpu(rank, speed=speed) for rank, speed in enumerate(speeds)]
     hosts = {rank: f"n{rank}" for rank in range(len(speeds))}
-    finding = gpus.judge_speed(rows, hosts)
+    finding = gpus.judge_speed(cards, hosts)
     ordered = sorted(speeds)
     middle = (ordered[(len(speeds) - 1) // 2] + ordered[len(speeds) // 2]) / 2
     slow = {rank for rank, speed in enumerate(speeds) if speed < 0.8 * middle}
@@ -162,8 +161,9 @@ def test_exactly_the_slow_ones_are_named(speeds):
 
 
 def test_unlike_gpus_are_compared_with_their_own_kind():
-    rows = [(0, "H200", 6e14), (1, "H200", 6.1e14), (2, "T4", 4e13), (3, "T4", 4.1e13)]
-    hosts = dict.fromkeys(range(4), "n")
-    assert gpus.judge_speed(rows, hosts).status == "pass"
-    finding = gpus.judge_speed([*rows, (4, "H200", 3e14)], {**hosts, 4: "n9"})
+    rows = [("H200", 6e14), ("H200", 6.1e14), ("T4", 4e13), ("T4", 4.1e13), ("H200", 3e14)]
+    cards = [gpu(rank, name, speed=speed) for rank, (name, speed) in enumerate(rows)]
+    hosts = {**dict.fromkeys(range(4), "n"), 4: "n9"}
+    assert gpus.judge_speed(cards[:4], hosts).status == "pass"
+    finding = gpus.judge_speed(cards, hosts)
     assert finding.status == "warn" and "but rank 4 on n9 300" in finding.found

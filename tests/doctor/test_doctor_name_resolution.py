@@ -25,19 +25,19 @@ from mpiddp.doctor.name_resolution import Resolution
     ],
 )
 def test_host_name(addresses, nodes, status, words):
-    finding = name_resolution.judge_host_name(Resolution("n1", addresses, "not known"), nodes)
+    finding = name_resolution.judge_host_name(Resolution(addresses, "not known"), nodes)
     assert finding.status == status and words in finding.found
 
 
 def test_a_name_is_really_looked_up():
-    found = name_resolution.finish_resolution(
-        name_resolution.begin_resolution("localhost"), "localhost"
-    )
-    assert "127.0.0.1" in found.addresses
-    found = name_resolution.finish_resolution(
-        name_resolution.begin_resolution("name.invalid"), "name.invalid"
-    )
+    assert "127.0.0.1" in name_resolution.resolve("localhost").addresses
+    found = name_resolution.resolve("name.invalid")
     assert found.addresses == () and found.problem
+
+
+def look_up(*addresses):
+    look_ups = name_resolution.begin_look_ups(addresses)
+    return list(name_resolution.find_unanswered(look_ups))
 
 
 def test_a_server_that_keeps_silent_costs_half_a_second(monkeypatch):
@@ -51,12 +51,12 @@ def test_a_server_that_keeps_silent_costs_half_a_second(monkeypatch):
 
     monkeypatch.setattr(socket, "gethostbyaddr", wait)
     begin = time.monotonic()
-    unanswered = name_resolution.LookUps(["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]).finish()
+    unanswered = look_up("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1")
     assert time.monotonic() - begin < 5
     release.set()
     # The form that torch asks for.
     assert sorted(asked) == [f"::ffff:10.0.0.{i}" for i in (1, 2, 3)]
-    assert unanswered == ("10.0.0.1", "10.0.0.3")
+    assert unanswered == ["10.0.0.1", "10.0.0.3"]
     finding = name_resolution.judge_look_ups(unanswered)
     assert finding.status == "warn" and "for 10.0.0.1, 10.0.0.3:" in finding.found
 
@@ -66,7 +66,7 @@ def test_that_there_is_no_name_is_an_answer(monkeypatch):
         raise socket.herror(2, "Host name lookup failure")
 
     monkeypatch.setattr(socket, "gethostbyaddr", refuse)
-    assert name_resolution.LookUps(["10.0.0.1"]).finish() == ()
+    assert look_up("10.0.0.1") == []
     assert name_resolution.judge_look_ups(()).status == "pass"
 
 

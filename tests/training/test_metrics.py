@@ -27,15 +27,10 @@ ROW = Row(
     step=45,
     loss=0.2345674,
     accuracy=0.92344,
-    test_loss=None,
-    test_accuracy=None,
     learning_rate=0.05,
     samples_per_second=1000.0,
     seconds=1.5,
     load_seconds=0.25,
-    evaluate_seconds=None,
-    staleness=None,
-    parameters=None,
 )
 
 
@@ -104,7 +99,7 @@ def test_the_last_line() -> None:
     ],
 )
 def test_the_first_lines(device: str, nodes: list[int], first: str, product: str) -> None:
-    lines = describe_start(device, nodes, "node001", batch_size=64)
+    lines = describe_start(device, nodes, "node001", batch_size=64, workers=sum(nodes))
     assert lines[:3] == [
         f"Starting distributed training on {first}",
         product,

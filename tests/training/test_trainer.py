@@ -25,10 +25,10 @@ from mpiddp.launch.startup import start
 from mpiddp.training import models
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
+from mpiddp.training.metrics import Row
 from mpiddp.training.optimizer_step import learning_rate_factor
 from mpiddp.training.registry import DATASETS, MODELS
 from mpiddp.training.trainer import (
-    Result,
     digest_parameters,
     evaluate,
     train,
@@ -67,7 +67,7 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # In this process
 
 
-def run(configuration: Configuration, session: Session) -> Result:
+def run(configuration: Configuration, session: Session) -> Row:
     return train(configuration, session, FailureHandler())
 
 
@@ -96,7 +96,7 @@ def test_a_row_is_written_for_each_epoch(
     configuration: Configuration, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run(replace(configuration, epochs=5, evaluate_every=2), session)
-    rows = read_rows(result.run_directory)
+    rows = read_rows(configuration.runs_dir / "first")
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
     # 160 training samples in batches of 16.
     assert [row["step"] for row in rows] == [10, 20, 30, 40, 50]
@@ -105,7 +105,7 @@ def test_a_row_is_written_for_each_epoch(
     assert all(row["attempt"] == 1 for row in rows)
     assert all(0 <= row["load_seconds"] <= row["seconds"] for row in rows)
     assert rows[-1]["test_accuracy"] == result.test_accuracy
-    assert result.steps == 50
+    assert result.step == 50
     lines = capsys.readouterr().out.splitlines()
     shown = [line for line in lines if line.startswith("Epoch")]
     assert shown[0] == (
@@ -133,10 +133,11 @@ def test_a_progress_bar_is_for_terminals_only(
 def test_a_second_attempt_continues_the_metrics(
     configuration: Configuration, session: Session
 ) -> None:
-    first = run(configuration, session)
-    (first.run_directory / "outcome.json").unlink(missing_ok=True)
+    directory = configuration.runs_dir / "first"
     run(configuration, session)
-    assert [row["attempt"] for row in read_rows(first.run_directory)] == [1, 1, 2, 2]
+    (directory / "outcome.json").unlink(missing_ok=True)
+    run(configuration, session)
+    assert [row["attempt"] for row in read_rows(directory)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ LEFT, TOP, ROW, BOTTOM = 74, 70, 56, 44
 CELLS = 44
 """Width of the little bar that shows what a rank holds."""
 BAR = 12
-"""Its height."""
 MOST_LABELS = 12
 """Arrows in a step, beyond which they are not labelled with their chunks."""
 
@@ -85,7 +84,6 @@ class _Diagram:
         return ElementTree.tostring(root, encoding="unicode") + "\n"
 
     def _x(self, step: int) -> float:
-        """The left end of the bars before ``step``."""
         return LEFT + step * self._stride
 
     def _y(self, rank: int) -> float:

@@ -80,7 +80,6 @@ class Loads:
     """What the ranks do in each step, in messages and chunks, however many segments there are."""
 
     def __init__(self, schedule: Schedule, nodes: Sequence[int]) -> None:
-        """``nodes`` has the ranks of each node."""
         home = np.repeat(np.arange(len(nodes)), nodes)
         self._neighbours = (home[:, None] == home).astype(np.int64)
         # Of each rank: messages and chunks sent to other nodes, and within its node; the same

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from benchmarks.models.drawing.figures import Loads, describe_bound, describe_states, find_ends
+from benchmarks.models.machines import GIGABIT, GIGABYTE, MICROSECOND
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import Machine, flat, split_in_two
 from mpiddp.schedules.registry import Choice, find, names
@@ -33,9 +34,6 @@ SCRIPTS = (
     "page.js",
 )  # fmt: skip
 """In this order, since scripts run with those before them."""
-MICROSECOND = 1e-6
-GIGABIT = 1e9 / 8
-GIGABYTE = 1e9
 MEBIBYTE = 1 << 20
 MACHINE = flat(10 * MICROSECOND, 1 / (10 * GIGABIT), 1 / (10 * GIGABYTE))
 """The commands' defaults."""

@@ -107,7 +107,6 @@ class _Table:
         )
 
     def rows(self, before: Holdings, after: Holdings) -> Iterator[str]:
-        """The chunk numbers, and one line per rank."""
         if self._form != "shades":
             numbers = "  ".join(f"{chunk:<{self._cell}}" for chunk in range(self._chunks))
             yield f"{'chunk':<{self._label}}{numbers}".rstrip()

@@ -45,7 +45,6 @@ class PendingMessage:
         return True
 
     def cancel(self) -> None:
-        """Cancel the parts that have not arrived."""
         for part in self._parts[self._done :]:
             part.Cancel()
             part.Wait()
@@ -66,12 +65,11 @@ class Wire:
     """Bytes of a part; all ranks'."""
 
     def send(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
-        """Begin to send a flat buffer."""
         parts = _cut(buffer, self.longest)
         return PendingMessage([self.communicator.Isend(part, rank, tag) for part in parts])
 
     def receive(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
-        """The other end, with as large a buffer."""
+        """Into a buffer as large as the one that is sent."""
         parts = _cut(buffer, self.longest)
         return PendingMessage([self.communicator.Irecv(part, rank, tag) for part in parts])
 

@@ -13,6 +13,7 @@ from torch import nn
 from mpiddp import environment
 from mpiddp.collectives.bootstrap import find_longest_message
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import Wire
@@ -64,16 +65,11 @@ class Serving:
     ) -> None:
         """Begin to serve. Collective over the session's ranks, whose modules have equal weights.
 
-        Args:
-            module: on this rank's device.
-            fail: called with the error that ends the server's thread.
+        ``fail`` is called with the error that ends the server's thread.
         """
         if session.comm is None:
             raise ConfigurationError("parameter servers need MPI: start ranks with srun or mpirun")
         check_threads()
-        communicator = session.duplicate()
-        assert communicator is not None
-        self._communicator = communicator
         self._roles = roles
         self._model = FlatModel(module)
         count = len(self._model.parameters)
@@ -108,7 +104,9 @@ class Serving:
         found = session.gather((session.world.hostname, wish))
         names = tuple(f"rank {rank} on {host}" for rank, (host, _) in enumerate(found))
         longest = find_longest_message([each for _, each in found], session.world.node_count > 1)
-        return Wire(self._communicator, names, session.timeout, longest)
+        communicator = session.duplicate()
+        assert communicator is not None
+        return Wire(communicator, names, session.timeout, longest)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -176,13 +174,11 @@ class Serving:
         if self._server is not None and self._thread is not None:
             self._server.stop()
             self._thread.join()
-        self._communicator.Free()
+        self._wire.communicator.Free()
 
 
 def describe_roles(roles: Roles, bound: int | None) -> str:
-    servers, workers = len(roles.servers), len(roles.workers)
-    noun = "server" if servers == 1 else "servers"
-    others = "worker" if workers == 1 else "workers"
     where = "colocated" if set(roles.servers) & set(roles.workers) else "dedicated"
     pace = {0: "in step", None: "at their own pace"}.get(bound, f"up to {bound} steps apart")
-    return f"{servers} {where} parameter {noun}, {workers} {others} {pace}"
+    whom = count_noun(len(roles.workers), "worker")
+    return f"{count_noun(len(roles.servers), f'{where} parameter server')}, {whom} {pace}"

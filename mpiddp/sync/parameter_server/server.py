@@ -39,16 +39,9 @@ SIGNS = 4
 PATIENCE = 2.0
 """Seconds by which workers wait longer than servers, which know which worker is missing."""
 
-MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
-
 
 def _tag(server: int, kind: int) -> int:
     return 4 * server + kind
-
-
-def shares_batches(server: int, bound: int | None) -> bool:
-    """Whether this server tells workers which batches to take."""
-    return server == 0 and bound is None
 
 
 def check_threads() -> None:
@@ -64,7 +57,7 @@ def check_threads() -> None:
 class UpdateRule:
     """How servers turn gradients into weights."""
 
-    make_optimizer: MakeOptimizer
+    make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
     """Makes each server's own, for its part of the weights."""
     rate: Callable[[int], float]
     """The learning rate of a step, counted from 0."""
@@ -74,13 +67,6 @@ class UpdateRule:
 
 class Server:
     """One server's weights and optimiser."""
-
-    number: int
-    """Of this server, from 0."""
-    clock: Clock
-    """Counts the steps of each worker, and how stale gradients were."""
-    epochs: int
-    """Epochs in which all workers have sent their last gradient; may be read in any thread."""
 
     def __init__(
         self,
@@ -95,7 +81,6 @@ class Server:
         Args:
             wire: used by parameter servers only. A worker that was given weights is lost after its
                 timeout.
-            number: of this server, from 0.
             workers: their ranks, in the order in which gradients are added.
             weights: this server's part, flat, on the CPU; copied.
             pieces: how many of them belong to each parameter, in order: the rounding of an
@@ -126,7 +111,7 @@ class Server:
         self._here: set[int] = set()
         self._added = 0
         """Of the present step's gradients, in their order."""
-        self._shares_batches = shares_batches(number, rule.bound)
+        self._shares_batches = number == 0 and rule.bound is None
         self._tickets = np.zeros((len(workers), 1), np.int64)
         """The last batch that was given to each worker."""
         self._next_ticket = len(workers)
@@ -135,6 +120,7 @@ class Server:
         self._finished: set[int] = set()
         self._sign_due = 0.0
         self.epochs = 0
+        """In which all workers have sent their last gradient; may be read in any thread."""
         self._stopped = threading.Event()
 
     def serve(self) -> None:
@@ -281,14 +267,9 @@ class Worker:
         place: int,
         bound: int | None,
     ) -> None:
-        """A worker with the servers' first weights.
+        """A worker with the servers' first weights. ``servers``: their ranks, by number.
 
-        Args:
-            wire: the servers'.
-            servers: their ranks, by number.
-            model: its memory is used as it is on the CPU; on a GPU it is staged in pinned memory.
-            place: this worker's, among all.
-            bound: the servers'.
+        The model's memory is used as it is on the CPU; on a GPU it is staged in pinned memory.
         """
         self._wire = wire
         self._servers = tuple(servers)
@@ -299,7 +280,7 @@ class Worker:
         self._messages: list[tuple[PendingMessage, int]] = []
         """And the servers' ranks."""
         self._place = place
-        self._shares_batches = shares_batches(0, bound)
+        self._shares_batches = bound is None
         self._ticket = np.array([place], np.int64)
 
     @property

@@ -18,22 +18,14 @@ class Clock:
         """``bound``: S, in steps; None for none."""
         self._steps = [0] * workers
         """Gradients that each worker has pushed."""
-        self._bound = bound
-        self._updates = 0
+        self.bound = bound
+        self.updates = 0
+        """So far."""
         self._pulled = [0] * workers
         """The number of updates when each worker last received weights."""
         self._waiting: set[int] = set()
         self.staleness: Counter[int] = Counter()
         """How many gradients were applied so many updates after their worker received weights."""
-
-    @property
-    def bound(self) -> int | None:
-        """S, in steps; None for none."""
-        return self._bound
-
-    @property
-    def updates(self) -> int:
-        return self._updates
 
     def push(self, worker: int) -> None:
         """This worker's gradient has arrived, and it asks for weights."""
@@ -43,22 +35,22 @@ class Clock:
 
     def update(self, worker: int) -> None:
         """This worker's gradient has been applied by itself."""
-        self.staleness[self._updates - self._pulled[worker]] += 1
-        self._updates += 1
+        self.staleness[self.updates - self._pulled[worker]] += 1
+        self.updates += 1
 
     def update_together(self) -> None:
         """All workers' gradients have been applied as one."""
         self.staleness[0] += len(self._steps)
-        self._updates += 1
+        self.updates += 1
 
     def renew(self) -> None:
         """All workers have received weights between two steps."""
-        self._pulled = [self._updates] * len(self._pulled)
+        self._pulled = [self.updates] * len(self._pulled)
 
     def release(self) -> list[int]:
         """The waiting workers that may continue, in order; they now receive weights."""
         slowest = min(self._steps)
-        bound = self._bound
+        bound = self.bound
         going = sorted(
             worker
             for worker in self._waiting
@@ -66,5 +58,5 @@ class Clock:
         )
         for worker in going:
             self._waiting.remove(worker)
-            self._pulled[worker] = self._updates
+            self._pulled[worker] = self.updates
         return going

@@ -1,0 +1,70 @@
+"""What several commands of the benchmarks refuse alike, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from benchmarks.allreduce import command as allreduce
+from benchmarks.models import explain, numerics, prove, simulate
+from benchmarks.startup import command as startup
+from benchmarks.stragglers import command as stragglers
+from benchmarks.training_step import command as training_step
+from mpiddp.errors import ConfigurationError
+
+COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
+    "startup": lambda words: startup.check(startup.parse(words)),
+    "allreduce": lambda words: allreduce.check(allreduce.parse(words)),
+    "training-step": lambda words: training_step.check(training_step.parse(words)),
+    "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
+    "explain": lambda words: explain.main(["ring", *words]),
+    "simulate": simulate.main,
+    "prove": prove.main,
+    "numerics": numerics.main,
+}
+MEASURING = ("startup", "allreduce", "training-step", "stragglers")
+BETWEEN_RANKS = ("allreduce", "training-step")
+RECORDED = (*MEASURING, "simulate", "prove", "numerics")
+PLOTTED = (*MEASURING, "simulate", "numerics")
+
+RULES = [
+    (("startup", "explain", "simulate", "prove"), "--ranks 0",
+     "--ranks: expected an integer >= 1, found '0'"),
+    (("startup",), "--ranks two", "found 'two'"),
+    ((*BETWEEN_RANKS, "stragglers", "numerics"), "--ranks 1",
+     "--ranks: expected an integer >= 2, found '1'"),
+    (("numerics",), "--ranks 0", "--ranks: expected an integer >= 2, found '0'"),
+    (MEASURING, "--repetitions 0", "--repetitions: expected an integer >= 1"),
+    (("startup", *BETWEEN_RANKS), "--warm-up -1", "--warm-up: expected an integer >= 0"),
+    (BETWEEN_RANKS, "--iterations 0", "--iterations: expected an integer >= 1"),
+    (MEASURING, "--deadline nan", "--deadline: expected seconds > 0"),
+    (MEASURING, "--launcher no-such-mpirun", "'no-such-mpirun' is not a program"),
+    (MEASURING, "--launcher false", "--version failed"),
+    (("startup", *BETWEEN_RANKS), "--nodes 2", "--nodes needs a cluster"),
+    (BETWEEN_RANKS, "--link", "--link needs two nodes"),
+    (RECORDED, "--json /none/a.json", "there is no directory /none"),
+    (RECORDED, "--json /", "is a directory"),
+    (PLOTTED, "--plot /none/a.svg", "there is no directory /none"),
+    (PLOTTED, "--plot a.gif", "expected a name that ends in .svg, .png, .pdf"),
+    (PLOTTED, "--json a.svg --plot a.svg", "a.svg is named for two outputs"),
+    (BETWEEN_RANKS, "--transports pigeon", "invalid choice: 'pigeon'"),
+    (("allreduce",), "--algorithms star", "no algorithm is called 'star'"),
+    (("training-step",), "--sync star", "no algorithm is called 'star'"),
+    (("simulate", "prove", "numerics"), "star", "no algorithm is called 'star'; there are ring"),
+    (MEASURING, "stray", "unrecognized arguments: stray"),
+    (tuple(COMMANDS), "--unknown", "unrecognized arguments: --unknown"),
+]  # fmt: skip
+CASES = [(name, words, message) for names, words, message in RULES for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"), CASES, ids=[f"{name} {words}" for name, words, _ in CASES]
+)
+@pytest.mark.usefixtures("writable")
+def test_a_mistake_is_one_line_before_anything_is_measured(name, words, message, capsys):
+    with pytest.raises(ConfigurationError) as caught:
+        COMMANDS[name](words.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""

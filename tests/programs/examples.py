@@ -1,0 +1,63 @@
+"""The examples in the docstrings of the public names, run on ranks of a pool, or alone."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import mpiddp
+import wrong_algorithms
+from mpiddp.launch.session import find_session
+from mpiddp.schedules.registry import register
+
+STARTS = ("LaunchError", "Session", "UnreachableError", "init")
+"""Names whose examples start a launch."""
+
+
+def find_examples(name: str) -> list[str]:
+    """The indented paragraphs of a docstring."""
+    paragraphs = inspect.getdoc(getattr(mpiddp, name)).split("\n\n")
+    return [textwrap.dedent(each) for each in paragraphs if each.startswith("    ")]
+
+
+def run(session: mpiddp.Session | None, *names: str) -> None:
+    """Run the examples of these names, each with what it takes for granted."""
+    with wrong_algorithms.registered():
+        register("my-own")(wrong_algorithms.double)
+        for name in names:
+            for example in find_examples(name):
+                exec(example, make_variables(session))
+
+
+def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
+    """What examples name without saying where it comes from."""
+    net = torch.nn.Linear(3, 2)
+    tensors = ("gradients", "loss", "parameters", "tensor")
+    return {
+        **{name: torch.ones(4) for name in tensors},
+        "DistributedDataParallel": DistributedDataParallel,
+        "Path": Path,
+        "algorithm": "rong",
+        "batches": range(3),
+        "compute": lambda batch, gradients: gradients.fill_(batch),
+        "compute_something_else": lambda: None,
+        "model": net,
+        "mpiddp": mpiddp,
+        "net": net,
+        "session": session,
+        "time": time,
+        "torch": torch,
+    }
+
+
+if __name__ == "__main__":
+    for name in STARTS:
+        run(None, name)
+        if (left := find_session()) is not None:
+            left.close()
