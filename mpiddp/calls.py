@@ -17,15 +17,13 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives.bootstrap import describe, find_communicator
+from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import TRANSPORTS, Call
+from mpiddp.collectives.planner import TRANSPORTS, Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
-_OPERATORS = tuple(operator.value for operator in Operator)
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: plans are kept for the object, so a call is one object."""
 
@@ -48,8 +46,8 @@ def _find_request(
         raise
     if request is None:
         _check_options(algorithm, transport, op, reduction_dtype, root)
-        call = Call(kind, algorithm, transport, root, fixed_order)
-        request = _requests[key] = Request(call, op, reduction_dtype)
+        request = Request(kind, algorithm, transport, root, fixed_order, op, reduction_dtype)
+        _requests[key] = request
     return request
 
 
@@ -59,14 +57,11 @@ def _check_options(
     for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
         if not isinstance(text, str):
             raise ConfigurationError(f"{name}: expected a name, found {text!r}")
-    if algorithm in _OPERATORS:
-        raise ConfigurationError(
-            f"{algorithm!r} is no algorithm, but an operator: op={algorithm!r}"
-        )
-    if algorithm in TRANSPORTS:
-        raise ConfigurationError(
-            f"{algorithm!r} is no algorithm, but a transport: transport={algorithm!r}"
-        )
+    operators = [operator.value for operator in Operator]
+    others = {"an operator: op": operators, "a transport: transport": TRANSPORTS}
+    for other, names in others.items():
+        if algorithm in names:
+            raise ConfigurationError(f"{algorithm!r} is no algorithm, but {other}={algorithm!r}")
     if not isinstance(reduction_dtype, torch.dtype | None):
         raise ConfigurationError(
             f"reduction_dtype: expected a torch type, found {reduction_dtype!r}"
@@ -103,7 +98,7 @@ def all_reduce(
         fixed_order: the order of additions does not depend on an element's position in the buffer,
             so the result does not depend on how a buffer was cut.
 
-    ``auto`` follows the rule that `mpiddp.collectives.selection` states. On tensors of
+    ``auto`` follows the rule that `mpiddp.collectives.planner` states. On tensors of
     ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers contribute
     nothing (``central``) is refused.
 
@@ -308,4 +303,13 @@ def describe_collectives() -> dict[str, Any]:
     ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``notes``
     (what is missing, and why) and ``torch`` (its version).
     """
-    return describe(find_communicator())
+    communicator = find_communicator()
+    node_memory = communicator.node_memory
+    return {
+        "wait": communicator.waiter.policy.value,
+        "transports": list(communicator.layout.transports),
+        "single_copy": node_memory is not None and node_memory.can_copy,
+        "nodes": list(communicator.layout.sizes),
+        "notes": list(communicator.notes),
+        "torch": torch.__version__,
+    }

@@ -20,7 +20,6 @@ from benchmarks.baselines import mpi_all_reduce, plain_ring
 from benchmarks.launching.worker_loop import SessionMember
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
@@ -96,8 +95,7 @@ class MpiCalls(SessionMember):
             # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
             key = (spec.algorithm, spec.transport)
             if key not in self._requests:
-                wish = Call(Collective.ALL_REDUCE, *key, allows_servers=True)
-                self._requests[key] = Request(wish)
+                self._requests[key] = Request(Collective.ALL_REDUCE, *key, allows_servers=True)
             call = partial(find_communicator().run, self._requests[key], tensor)
         if tensor.is_cuda:
             from benchmarks.allreduce.torch_calls import finish_with

@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.common.options import describe_seconds, positive
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.closed_form import ClosedForm
-from mpiddp.schedules.cost import Link, Machine
+from mpiddp.schedules.cost import ClosedForm, Machine, MessageCost
 
 MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
@@ -72,8 +71,8 @@ def _check_order(values: Mapping[str, Any]) -> None:
             )
 
 
-def _read_link(latency: float, bandwidth: float) -> Link:
-    return Link(latency * MICROSECOND, 1 / (bandwidth * GIGABIT))
+def _read_link(latency: float, bandwidth: float) -> MessageCost:
+    return MessageCost(latency * MICROSECOND, 1 / (bandwidth * GIGABIT))
 
 
 def describe_machine(machine: Machine, *, several: bool) -> str:
@@ -87,7 +86,7 @@ def describe_machine(machine: Machine, *, several: bool) -> str:
     return ", ".join(parts)
 
 
-def _describe_link(link: Link) -> str:
+def _describe_link(link: MessageCost) -> str:
     bandwidth = 1 / link.seconds_per_byte / GIGABIT
     return f"α {describe_seconds(link.latency)} and β {bandwidth:g} Gbit/s"
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpiddp.errors import ScheduleError
-from mpiddp.schedules.replay import finish
+from mpiddp.schedules.proof import finish
 from mpiddp.schedules.schedule import Schedule
 
 if TYPE_CHECKING:

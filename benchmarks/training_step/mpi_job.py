@@ -15,7 +15,7 @@ from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build
 from mpiddp.collectives.bootstrap import find_communicator
-from mpiddp.collectives.selection import Call, select
+from mpiddp.collectives.planner import Request, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training import overlap
 from mpiddp.training.config import Configuration
@@ -97,10 +97,10 @@ class MpiJob(SessionMember):
         way = choose_synchronization(configuration)
         dtype = parameters[0].dtype
         item = (way.wire_dtype or dtype).itemsize
-        call = Call(Collective.ALL_REDUCE, way.algorithm, way.transport)
+        request = Request(Collective.ALL_REDUCE, way.algorithm, way.transport)
         layout, on_gpu = find_communicator().layout, parameters[0].is_cuda
         counts = [size // dtype.itemsize for size in storages.values()]
-        found = [select(call, count * item, layout, on_gpu=on_gpu) for count in counts]
+        found = [select(request, count * item, layout, on_gpu=on_gpu) for count in counts]
         messages = chain.from_iterable(
             list_transfers(each.schedule, count, item)
             for each, count in zip(found, counts, strict=True)

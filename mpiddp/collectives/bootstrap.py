@@ -14,30 +14,20 @@ import torch
 
 from mpiddp import environment
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import NCCL, Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, TORCH, Layout
+from mpiddp.collectives.planner import BOTH, MPI, NCCL, SHARED, TORCH, Layout, Planner
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.mpi import (
     LONGEST_MESSAGE,
     NETWORK_MESSAGE,
     MpiMessenger,
     check_thread,
-    find_thread_limit,
 )
-from mpiddp.collectives.transport.node_memory import (
-    NodeMemory,
-    NodeResolver,
-    block_size,
-    is_ordered,
-)
-from mpiddp.collectives.transport.shared_memory import (
-    SharedMemory,
-    address_of,
-    map_descriptor,
-)
+from mpiddp.collectives.transport.node_memory import NodeMemory, block_size, is_ordered
+from mpiddp.collectives.transport.shared_memory import SharedMemory, address_of, map_descriptor
 from mpiddp.collectives.transport.single_copy import can_copy
 from mpiddp.collectives.waiting import Waiter, choose_policy, count_cores, find_quota
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.session import Session, current_session
 from mpiddp.launch.world import World
@@ -109,15 +99,20 @@ def _make_communicator(session: Session) -> Communicator:
     ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
     block, found = _reach(facts, ranks, world.rank, block)
     reaches = session.gather(found)
-    nodes = [(len(group), _count_cores(group)) for group in _by_node(facts)]
+    numbers = {each.node for each in facts}
+    groups = [[each for each in facts if each.node == node] for node in numbers]
+    nodes = [
+        (len(group), count_cores([each.cores for each in group], [each.quota for each in group]))
+        for group in groups
+    ]
     policy = choose_policy([each.wish for each in facts], nodes)
     waiter = Waiter(policy, session.timeout)
     layout, notes = _lay_out(world.rank, facts, reaches)
     node_memory = None
     if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
-        resolver = NodeResolver({rank: facts[rank].process for rank in ranks}, shared_memory)
+        processes = {rank: facts[rank].process for rank in ranks}
         copies = not any(reaches[rank].copies for rank in ranks)
-        node_memory = NodeMemory(world.rank, ranks, block, waiter, resolver, shared_memory, copies)
+        node_memory = NodeMemory(world.rank, processes, block, waiter, shared_memory, copies)
     if len({each.is_checked for each in facts}) > 1:
         raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
     messengers = _list_messengers(session, waiter, facts)
@@ -154,17 +149,6 @@ def _find_facts(
         token[:],
         address_of(token),
     )
-
-
-def _count_cores(group: list[_Facts]) -> float:
-    return count_cores([each.cores for each in group], [each.quota for each in group])
-
-
-def _by_node(facts: list[_Facts]) -> list[list[_Facts]]:
-    groups: dict[int, list[_Facts]] = {}
-    for each in facts:
-        groups.setdefault(each.node, []).append(each)
-    return list(groups.values())
 
 
 def _reach(
@@ -231,7 +215,9 @@ def _list_messengers(
     session: Session, waiter: Waiter, facts: list[_Facts]
 ) -> Mapping[str, Callable[[], Messenger]]:
     """What makes each messenger; collective."""
-    longest = find_longest_message([each.message_bytes for each in facts], len(_by_node(facts)) > 1)
+    longest = find_longest_message(
+        [each.message_bytes for each in facts], len({each.node for each in facts}) > 1
+    )
 
     def make_mpi() -> Messenger:
         check_thread()
@@ -301,16 +287,3 @@ def _make_alone(session: Session) -> Communicator:
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
     planner = Planner(layout, SharedMemory(), None, {})
     return Communicator(planner, Waiter(policy, 0.0), device=session.device)
-
-
-def describe(communicator: Communicator) -> dict[str, Any]:
-    """See ``mpiddp.describe_collectives``."""
-    node_memory = communicator.node_memory
-    return {
-        "wait": communicator.waiter.policy.value,
-        "transports": list(communicator.layout.transports),
-        "single_copy": node_memory is not None and node_memory.can_copy,
-        "nodes": list(communicator.layout.sizes),
-        "notes": list(communicator.notes),
-        "torch": torch.__version__,
-    }

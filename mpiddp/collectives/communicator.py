@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
+from mpiddp.collectives.executor import Plan, Shortcut
 from mpiddp.collectives.operators import name_type
-from mpiddp.collectives.planner import Plan, Planner, Request, Shortcut
-from mpiddp.collectives.selection import Call, Layout, Selection
-from mpiddp.collectives.transport.node_memory import NodeMemory
-from mpiddp.collectives.transport.shared_memory import SharedMemory
+from mpiddp.collectives.planner import Planner, Request
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
@@ -55,7 +53,12 @@ class Communicator:
             agree: with MPIDDP_DEBUG, compares a value between all ranks before each call.
             is_concurrent: whether a second thread may make calls.
         """
-        self._planner = planner
+        self.planner = planner
+        self.layout = planner.layout
+        self.node_memory = planner.node_memory
+        """None where the node's ranks cannot work in each other's memory."""
+        self.shared_memory = planner.shared_memory
+        """Allocates memory that the node's ranks share."""
         self.waiter = waiter
         self.notes = notes
         self.is_concurrent = is_concurrent
@@ -65,41 +68,18 @@ class Communicator:
         self._calls = 0
         self._plans: dict[Hashable, Plan] = {}
         self._worker: ThreadPoolExecutor | None = None
+        self._worker_thread = 0
         self._pending = 0
+        self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
         """The GPU stream of asynchronous calls; None before the first one."""
         self.shortcuts: dict[Hashable, Shortcut] = {}
         """Earlier calls by all their arguments and the buffer's address. Empty while calls are
         compared, or asynchronous ones are running."""
-        self._lock = threading.Lock()
-        self._worker_thread = 0
         self._refusal = ""
         """Why calls are refused from now on; empty while they are not."""
-        _communicators.add(self)
         self._make_barrier: Callable[[], object] | None = None
-
-    @property
-    def layout(self) -> Layout:
-        return self._planner.layout
-
-    @property
-    def node_memory(self) -> NodeMemory | None:
-        """None where the node's ranks cannot work in each other's memory."""
-        return self._planner.node_memory
-
-    @property
-    def shared_memory(self) -> SharedMemory:
-        """Allocates memory that the node's ranks share."""
-        return self._planner.shared_memory
-
-    def make_ready(self, selection: Selection, *, on_gpu: bool) -> None:
-        """Make the messenger of such calls, if there is none yet. Collective.
-
-        Raises ConfigurationError where it is not possible.
-        """
-        self._planner.find_messenger(selection, on_gpu=on_gpu)
-
-    # ---- calls ----------------------------------------------------------------------------
+        _communicators.add(self)
 
     def run(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
@@ -112,7 +92,8 @@ class Communicator:
                 # After the asynchronous calls that were started before.
                 if tensor.is_cpu:
                     return self.start(request, tensor).wait()
-                self._drain()
+                assert self._worker is not None
+                self._worker.submit(int).result()
             plan = self._prepare(key, request, tensor)
         self.make(plan.run, tensor)
         return tensor
@@ -141,19 +122,14 @@ class Communicator:
     def _is_worker(self) -> bool:
         return threading.get_ident() == self._worker_thread
 
-    def _drain(self) -> None:
-        assert self._worker is not None
-        self._worker.submit(_do_nothing).result()
-
     def remember(self, request: Request, tensor: torch.Tensor, key: Hashable) -> None:
         """Store a call that was just made in ``shortcuts``."""
         plan = self._plans.get(_key(request, tensor))
-        if plan is None or self._looks_twice(tensor):
+        if plan is None or not tensor.is_cpu or self._looks_twice(tensor):
             return
-        if tensor.is_cpu:
-            if len(self.shortcuts) >= MOST_PLANS:
-                self.shortcuts.clear()
-            self.shortcuts[key] = plan.find_shortcut(tensor)
+        if len(self.shortcuts) >= MOST_PLANS:
+            self.shortcuts.clear()
+        self.shortcuts[key] = plan.find_shortcut(tensor)
 
     def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A function that makes the call on this tensor each time it is called."""
@@ -163,9 +139,12 @@ class Communicator:
         on_gpu = not tensor.is_cpu
 
         def make_call() -> torch.Tensor:
-            if self._refusal or self._pending or self._agree is not None:
-                return self.run(request, tensor)
-            if on_gpu and self._stream is not None:
+            if (
+                self._refusal
+                or self._pending
+                or self._agree is not None
+                or (on_gpu and self._stream is not None)
+            ):
                 return self.run(request, tensor)
             try:
                 call()
@@ -190,12 +169,11 @@ class Communicator:
         key = _key(request, tensor)
         if not tensor.is_cpu:
             return self._queue(request, tensor)
-        if self._is_worker() or not self.is_concurrent:
-            made: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            made.set_result(self.run(request, tensor))
-            return made
-        plan = self._prepare(key, request, tensor)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if self._is_worker() or not self.is_concurrent:
+            future.set_result(self.run(request, tensor))
+            return future
+        plan = self._prepare(key, request, tensor)
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "mpiddp-collectives")
@@ -236,11 +214,8 @@ class Communicator:
         finally:
             # Only now, since the future's callbacks may make calls, in this thread: a call of
             # another thread would run at the same time.
-            self._count_down()
-
-    def _count_down(self) -> None:
-        with self._lock:
-            self._pending -= 1
+            with self._lock:
+                self._pending -= 1
 
     def _check_open(self) -> None:
         if self._refusal:
@@ -272,10 +247,7 @@ class Communicator:
         self._make_barrier()
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part in a reduce-scatter or an all-gather: a view of the flat tensor.
-
-        Rank r of n owns elements ⌊r·count/n⌋ to ⌊(r+1)·count/n⌋.
-        """
+        """This rank's part in a reduce-scatter or an all-gather: a view of the flat tensor."""
         rank, size, count = self.layout.rank, self.layout.size, tensor.numel()
         return tensor.view(-1)[count * rank // size : count * (rank + 1) // size]
 
@@ -285,14 +257,12 @@ class Communicator:
             self._worker.shutdown(wait=True)
         self.shortcuts = {}
         if self._refusal:
-            # Messages may still arrive in what a failed call has prepared: it is kept.
+            # After a failed call messages may still arrive: requests and buffers are kept.
             _kept.append(self._plans)
             return
         self._refusal = "the session of this call is closed"
         self._plans.clear()
-        self._planner.close()
-
-    # ---- preparation ----------------------------------------------------------------------
+        self.planner.close()
 
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
         self._check_open()
@@ -307,7 +277,7 @@ class Communicator:
             raise ConfigurationError(problem)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._planner.make(request, tensor)
+            plan = self.planner.make(request, tensor)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = plan
@@ -316,29 +286,25 @@ class Communicator:
 
 _kept: list[object] = []
 """Kept alive until the process ends."""
-_BARRIER = Request(Call(Collective.ALL_REDUCE))
-
-
-def _do_nothing() -> None:
-    """What there is to do."""
+_BARRIER = Request(Collective.ALL_REDUCE)
 
 
 def _describe(request: Request, tensor: torch.Tensor) -> str:
     if request is _BARRIER:
         return "barrier"
-    call = request.call
+    kind, dtype = request.kind, name_type(tensor.dtype)
     parts = [
-        f"{call.kind.value} of {tensor.numel()} {name_type(tensor.dtype)} on {tensor.device.type}",
-        f"algorithm {call.algorithm}",
-        f"transport {call.transport}",
+        f"{kind.value} of {tensor.numel()} {dtype} on {tensor.device.type}",
+        f"algorithm {request.algorithm}",
+        f"transport {request.transport}",
     ]
-    if call.kind in (Collective.BROADCAST, Collective.REDUCE):
-        parts.append(f"root {call.root}")
-    if call.kind not in (Collective.BROADCAST, Collective.ALL_GATHER):
+    if kind in (Collective.BROADCAST, Collective.REDUCE):
+        parts.append(f"root {request.root}")
+    if kind not in (Collective.BROADCAST, Collective.ALL_GATHER):
         parts.append(f"op {request.operator}")
         if request.reduction_dtype is not None:
             parts.append(f"in {name_type(request.reduction_dtype)}")
-    return ", ".join(parts) + (", fixed order" if call.fixed_order else "")
+    return ", ".join(parts) + (", fixed order" if request.fixed_order else "")
 
 
 def _hold_memory(tensor: torch.Tensor) -> object:

@@ -3,6 +3,10 @@
 A bound program is a list of callables without arguments. It belongs to addresses, not to tensors:
 it keeps no tensor alive, and is found by the addresses of all buffers that it uses. So memory that
 was freed and allocated again either has the same addresses, which is correct, or is a new entry.
+
+A plan belongs to buffers of one length and type, and binds its program to the buffers that it is
+given. Where it cannot work in a buffer (its type is too narrow for sums, or peers cannot reach its
+memory), it works in a copy of the buffer, in a stage that all plans share.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -21,21 +26,43 @@ from mpiddp.collectives.compiler.instructions import (
     Instruction,
     Message,
     Operand,
-    Program,
     Publish,
     Push,
+    RankProgram,
     Reduce,
     Source,
     Start,
     Wait,
 )
-from mpiddp.collectives.operators import Action, Arithmetic, Span, View, convert, make_span
+from mpiddp.collectives.operators import (
+    Action,
+    Arithmetic,
+    Span,
+    View,
+    allocate,
+    convert,
+    copy,
+    make_span,
+)
 from mpiddp.collectives.transport import Messages, Messenger
-from mpiddp.collectives.transport.node_memory import NodeMemory, PeerMemory
+from mpiddp.collectives.transport.node_memory import (
+    PRIVATE,
+    SEGMENT,
+    Location,
+    NodeMemory,
+    PeerMemory,
+)
 from mpiddp.collectives.transport.shared_memory import SharedMemory, view_of
+from mpiddp.collectives.transport.single_copy import LargePages
 
+Value = TypeVar("Value")
+Shortcut = Callable[[torch.Tensor], object]
+NOWHERE = -1
+"""No buffer's address."""
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""
+MOST_MAILBOX_CALLS = 64
+"""Buffers that a mailbox plan knows at a time."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,10 @@ class Description:
         place = "at its end" if last else f"in step {step + 1} of {self.steps}"
         return f"{self.call}, {place}: waited for {where}"
 
+    def entry(self, rank: int) -> str:
+        """The same where ranks begin the call."""
+        return self.wait(0, rank)
+
     def message(self, message: Message) -> str:
         return self.wait(message.step, message.peer)
 
@@ -69,44 +100,29 @@ class Binding:
     """Kept alive with the binding."""
     kept: tuple[object, ...]
     """Kept alive too: views of mapped memory do not keep it mapped."""
-    workspace: int
-    """Bytes used beside the buffer: scratch, copies of peers' data, and wide sums."""
 
     def run(self) -> None:
         for action in self.actions:
             action()
 
-    def between(self, before: Action, after: Action) -> Binding:
-        """The same actions with one more before and after them."""
-        return replace(self, actions=(before, *self.actions, after))
 
+class Recent(Generic[Value]):
+    """The values that were used last, by key: at most ``most``."""
 
-@dataclass
-class Bindings:
-    """The bound programs of one plan that were used last, by their addresses."""
+    def __init__(self, most: int = MOST_BINDINGS) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
-    _entries: OrderedDict[Hashable, Binding] = field(default_factory=OrderedDict)
-
-    def find(self, key: Hashable, make: Callable[[], Binding]) -> Binding:
+    def find(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The one for ``key``; a new one replaces the one that was not used for longest."""
-        entry = self._entries.get(key)
-        if entry is None:
-            if len(self._entries) >= MOST_BINDINGS:
-                self._entries.popitem(last=False)
-            entry = self._entries[key] = make()
-        elif len(self._entries) > 1:
-            self._entries.move_to_end(key)
-        return entry
-
-
-def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
-    """New memory on the device of ``like``; the caller keeps it alive."""
-    device = like.memory.device if isinstance(like.memory, torch.Tensor) else "cpu"
-    tensor = torch.empty(count, dtype=dtype, device=device)
-    if tensor.device.type == "cpu":
-        raw = tensor.view(torch.int16) if dtype in (torch.float16, torch.bfloat16) else tensor
-        return Span(raw.numpy().view(make_span(tensor).memory.dtype), dtype)
-    return Span(tensor, dtype)
+        value = self._values.get(key)
+        if value is None:
+            if len(self._values) >= self._most:
+                self._values.popitem(last=False)
+            value = self._values[key] = make()
+        elif len(self._values) > 1:
+            self._values.move_to_end(key)
+        return value
 
 
 class Workspace:
@@ -118,7 +134,8 @@ class Workspace:
     def find(self, purpose: Hashable, count: int, dtype: torch.dtype, like: Span) -> Span:
         """Room for ``count`` elements for one purpose, on the device of ``like``.
 
-        When it grows, programs that are bound already keep the old memory.
+        When it grows, programs that are bound already keep the old memory. On a GPU each stream has
+        its own, since calls on two streams work at the same time.
         """
         stream = None
         if isinstance(like.memory, torch.Tensor):
@@ -137,34 +154,24 @@ class Stage:
         """With ``shared_memory`` peers can map it."""
         self._shared_memory = shared_memory or SharedMemory()
         self._memory: mmap.mmap | None = None
-        self._size = 0
-        self._on_gpus: dict[tuple[int, int], torch.Tensor] = {}
-        """By device and stream: calls on two streams work at the same time."""
+        self._on_gpus = Workspace()
 
     def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
         """Room for ``count`` elements, with undefined values."""
         size = count * dtype.itemsize
         if isinstance(like.memory, torch.Tensor):
-            return self._find_on_gpu(size, dtype, like.memory)
-        if self._memory is None or size > self._size:
+            room = self._on_gpus.find("stage", size, torch.uint8, like)
+            return Span(room.memory.view(dtype), dtype)
+        if self._memory is None or size > len(self._memory):
             self._memory = self._shared_memory.allocate(size)
-            self._size = size
         return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
-
-    def _find_on_gpu(self, size: int, dtype: torch.dtype, like: torch.Tensor) -> Span:
-        key = (like.get_device(), torch.cuda.current_stream(like.device).cuda_stream)
-        memory = self._on_gpus.get(key)
-        if memory is None or size > memory.numel():
-            memory = torch.empty(size, dtype=torch.uint8, device=like.device)
-            self._on_gpus[key] = memory
-        return Span(memory[:size].view(dtype), dtype)
 
 
 @dataclass(frozen=True)
 class Execution:
     """A program and all that it needs except buffers."""
 
-    program: Program
+    program: RankProgram
     arithmetic: Arithmetic
     signature: int
     """24 bits that differ between different calls."""
@@ -181,40 +188,35 @@ class Execution:
     """Type of the buffers' elements; None for the type that is added and sent."""
 
     @property
-    def count(self) -> int:
-        return self.program.count
-
-    @property
     def is_wide(self) -> bool:
         """Whether it works in a wider type than that of the buffers."""
         return self.buffer_type not in (None, self.arithmetic.dtype)
+
+    @property
+    def memory(self) -> NodeMemory:
+        """That of a program with partners."""
+        assert self.node_memory is not None
+        return self.node_memory
 
     def enter_stage(self, tensor: torch.Tensor) -> tuple[Span, Action, Action]:
         """Room in the stage, and the actions that copy the tensor into it and back."""
         assert self.stage is not None
         buffer = make_span(tensor, self.buffer_type)
-        room = self.stage.find(self.count, self.arithmetic.dtype, buffer)
-        return room, convert(room, buffer, self.count), convert(buffer, room, self.count)
+        count = self.program.count
+        room = self.stage.find(count, self.arithmetic.dtype, buffer)
+        return room, convert(room, buffer, count), convert(buffer, room, count)
 
 
 class _Binder:
-    """Turns instructions into callables on given memory."""
-
     def __init__(self, execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> None:
-        self.workspace = execution.workspace
+        self.execution = execution
         self.program = program = execution.program
-        self.arithmetic = arithmetic = execution.arithmetic
+        self.arithmetic = execution.arithmetic
         self.own = own
         self.peers = peers
-        self.node_memory = execution.node_memory
-        self.description = description = execution.description
         messenger = execution.messenger if program.messages else None
         self.progress = messenger.progress if messenger is not None else None
-        self.scratch = self.workspace.find("scratch", program.scratch, arithmetic.dtype, own)
-        self.bytes = program.scratch * arithmetic.dtype.itemsize
-        self.rooms: dict[int, Span] = {}
-        """Where operands are read to, by their place in a sum."""
-        self.wide: Span | None = None
+        self.scratch = self._find_room("scratch", program.scratch, self.arithmetic.dtype)
         self.messages: Messages | None = None
         if messenger is not None:
             views = [
@@ -222,14 +224,17 @@ class _Binder:
                 for each in program.messages
             ]
             self.messages = messenger.bind(
-                program.messages, views, execution.signature, description.message
+                program.messages, views, execution.signature, execution.description.message
             )
+
+    def _find_room(self, purpose: Hashable, count: int, dtype: torch.dtype) -> Span:
+        return self.execution.workspace.find(purpose, count, dtype, self.own)
 
     def bind(self) -> Binding:
         actions: list[Action] = []
         for instruction in self.program.instructions:
             actions += self._bind(instruction)
-        return Binding(tuple(actions), self.messages, (*self.peers.values(), self.own), self.bytes)
+        return Binding(tuple(actions), self.messages, (*self.peers.values(), self.own))
 
     def _bind(self, instruction: Instruction) -> list[Action]:
         match instruction:
@@ -240,12 +245,10 @@ class _Binder:
                 assert self.messages is not None
                 return [self.messages.finish(number)]
             case Wait(step, rank, stage):
-                assert self.node_memory is not None
                 describe = self._describe(step, rank)
-                return [self.node_memory.wait(rank, stage, describe, self.progress)]
+                return [self.execution.memory.wait(rank, stage, describe, self.progress)]
             case Publish(stage):
-                assert self.node_memory is not None
-                return [self.node_memory.publish(stage)]
+                return [self.execution.memory.publish(stage)]
             case Fetch(step, rank, start, length, slot):
                 target = self.scratch.move(slot, slot + length)
                 return [self.peers[rank].read(start, target, self._describe(step, rank))]
@@ -263,13 +266,15 @@ class _Binder:
             if operand.source is Source.OWN:
                 own = place
             views.append(self._find_operand(reduce, place, operand, actions))
-        needs = self.arithmetic.needs_workspace(own, len(views))
-        workspace = self._find_workspace(reduce.length) if needs else None
+        workspace = None
+        if self.arithmetic.needs_workspace(own, len(views)):
+            room = self._find_room("sum", self._most(), self.arithmetic.accumulation)
+            workspace = room.compute(0, reduce.length)
         out = self.own.compute(start, stop)
         return actions + self.arithmetic.reduce(out, views, own, reduce.final, workspace)
 
     def _describe(self, step: int, rank: int) -> Callable[[], str]:
-        return partial(self.description.wait, step, rank)
+        return partial(self.execution.description.wait, step, rank)
 
     def _find_operand(
         self, reduce: Reduce, place: int, operand: Operand, actions: list[Action]
@@ -283,7 +288,7 @@ class _Binder:
         peer = self.peers[operand.rank]
         view = peer.operand(start, count)
         if view is None:
-            room = self._find_room(place)
+            room = self._find_room(place, self._most(), self.arithmetic.dtype)
             describe = self._describe(reduce.step, operand.rank)
             actions.append(peer.read(start, room.move(0, count), describe))
             view = room.compute(0, count)
@@ -291,22 +296,6 @@ class _Binder:
 
     def _most(self) -> int:
         return min(self.program.block, self.program.count)
-
-    def _find_room(self, place: int) -> Span:
-        if place not in self.rooms:
-            self.rooms[place] = self.workspace.find(
-                place, self._most(), self.arithmetic.dtype, self.own
-            )
-            self.bytes += self._most() * self.arithmetic.dtype.itemsize
-        return self.rooms[place]
-
-    def _find_workspace(self, count: int) -> View:
-        if self.wide is None:
-            self.wide = self.workspace.find(
-                "sum", self._most(), self.arithmetic.accumulation, self.own
-            )
-            self.bytes += self._most() * self.arithmetic.accumulation.itemsize
-        return self.wide.compute(0, count)
 
 
 def bind(execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> Binding:
@@ -317,3 +306,183 @@ def bind(execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> Bi
         peers: the buffers of the program's partners.
     """
     return _Binder(execution, own, peers).bind()
+
+
+# ---- plans --------------------------------------------------------------------------------
+
+
+class Plan:
+    """A prepared call; this one is for one rank, whose buffer is the result."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """Make the call in place on a contiguous tensor of the plan's length and type."""
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        """A function that makes the call on this tensor, while the tensor lives."""
+        return partial(self.run, tensor)
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        """A function that makes the call on any tensor at this one's address."""
+        return self.run
+
+
+class MessagePlan(Plan):
+    """Messages alone."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._bindings: Recent[Binding] = Recent()
+
+    def run(self, tensor: torch.Tensor) -> None:
+        self._find(tensor).run()
+
+    def prepare(self, tensor: torch.Tensor) -> Action:
+        return self._find(tensor).run
+
+    def _find(self, tensor: torch.Tensor) -> Binding:
+        # Calls on two streams of a GPU may not share their scratch space.
+        stream = None if tensor.is_cpu else torch.cuda.current_stream(tensor.device).cuda_stream
+        return self._bindings.find((tensor.data_ptr(), stream), lambda: self._bind(tensor))
+
+    def _bind(self, tensor: torch.Tensor) -> Binding:
+        execution = self._execution
+        if not execution.is_wide:
+            return bind(execution, make_span(tensor, execution.buffer_type), {})
+        stage, put, get = execution.enter_stage(tensor)
+        binding = bind(execution, stage, {})
+        return replace(binding, actions=(put, *binding.actions, get))
+
+
+@dataclass(frozen=True)
+class _Staging:
+    """A buffer's copy in the stage."""
+
+    stage: Span
+    location: Location
+    put: Action
+    get: Action
+
+
+class _Last(NamedTuple):
+    """The last call: the next one on the same buffers needs no look-up, which takes 5 µs."""
+
+    address: int
+    shared_memory: object
+    """All segments of this process; a new object after each change."""
+    location: Location
+    versions: tuple[int, ...]
+    """Of the partners' locations."""
+    binding: Binding
+
+
+class MemoryPlan(Plan):
+    """Works in the memory of the node's ranks, with messages to the other ranks."""
+
+    def __init__(self, execution: Execution, pages: LargePages) -> None:
+        self._execution = execution
+        self._node_memory = execution.memory
+        self._pages = pages
+        self._bindings: Recent[Binding] = Recent()
+        self._stagings: Recent[_Staging] = Recent()
+        """By address of the buffer."""
+        self._last: _Last | None = None
+
+    def run(self, tensor: torch.Tensor) -> None:
+        address, last, node_memory = tensor.data_ptr(), self._last, self._node_memory
+        if (
+            last is not None
+            and last.address == address
+            and last.shared_memory is node_memory.shared_memory.own
+        ):
+            if last.location.kind == PRIVATE:
+                self._pages.visit(tensor)
+            self._run_at(last.location, tensor, address)
+            return
+        place = node_memory.shared_memory.find(address, tensor.numel() * tensor.element_size())
+        if self._execution.is_wide or (place is None and not node_memory.can_copy):
+            staging = self._stagings.find(address, lambda: self._make_staging(tensor))
+            staging.put()
+            self._run_at(staging.location, staging.stage, NOWHERE)
+            staging.get()
+        elif place is None:
+            self._pages.visit(tensor)
+            self._run_at(Location(PRIVATE, address), tensor, address)
+        else:
+            self._run_at(Location(SEGMENT, *place), tensor, address)
+
+    def _make_staging(self, tensor: torch.Tensor) -> _Staging:
+        stage, put, get = self._execution.enter_stage(tensor)
+        size = self._execution.program.count * stage.dtype.itemsize
+        place = self._node_memory.shared_memory.find(stage.address, size)
+        assert place is not None, "the stage of shared memory lies in a segment"
+        return _Staging(stage, Location(SEGMENT, *place), put, get)
+
+    def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
+        """``address``: of the caller's buffer, or NOWHERE for the stage."""
+        execution, node_memory = self._execution, self._node_memory
+        partners = execution.program.partners
+        node_memory.enter(execution.signature, location)
+        node_memory.meet(partners, execution.signature, execution.description.entry)
+        versions = node_memory.versions(partners)
+        last = self._last
+        if last is None or last.location is not location or last.versions != versions:
+            key = (location, tuple(map(node_memory.location, partners)))
+            binding = self._bindings.find(key, lambda: self._bind(memory, key[1]))
+            last = _Last(address, node_memory.shared_memory.own, location, versions, binding)
+            self._last = last
+        last.binding.run()
+
+    def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
+        execution, node_memory = self._execution, self._node_memory
+        own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
+        count, dtype = execution.program.count, execution.arithmetic.dtype
+        peers = {
+            rank: node_memory.find_memory(rank, location, count, dtype)
+            for rank, location in zip(execution.program.partners, locations, strict=True)
+        }
+        return bind(execution, own, peers)
+
+
+@dataclass(frozen=True)
+class MailboxPlan(Plan):
+    """One-shot for small buffers on one node: each rank fills its mailbox and adds up all of them.
+
+    A rank fills its two mailboxes in turn. Before it fills one again, it has seen all other ranks
+    begin the call in between, so none still reads it. So no rank waits at the end of a call.
+    """
+
+    arithmetic: Arithmetic
+    count: int
+    signature: int
+    description: Description
+    node_memory: NodeMemory
+    _calls: Recent[Callable[..., None]] = field(default_factory=lambda: Recent(MOST_MAILBOX_CALLS))
+    """The call on each buffer, by address."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        self.prepare(tensor)()
+
+    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
+        return self.prepare(tensor)
+
+    def prepare(self, tensor: torch.Tensor) -> Callable[..., None]:
+        return self._calls.find(tensor.data_ptr(), lambda: self._bind(make_span(tensor)))
+
+    def _bind(self, own: Span) -> Callable[..., None]:
+        (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
+        return self.node_memory.exchange(
+            self.signature, (put, put_too), (add, add_too), self.description.entry
+        )
+
+    def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
+        node_memory, count, dtype = self.node_memory, self.count, self.arithmetic.dtype
+        boxes = {
+            rank: node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks
+        }
+        put = copy(boxes[node_memory.rank].move(0, count), own.move(0, count))
+        workspace = None
+        if self.arithmetic.widens:
+            workspace = allocate(count, self.arithmetic.accumulation, own).compute(0, count)
+        views = [box.compute(0, count) for box in boxes.values()]
+        out = own.compute(0, count)
+        return put, self.arithmetic.reduce(out, views, None, True, workspace)

@@ -24,8 +24,6 @@ View = Any
 
 
 class Operator(enum.Enum):
-    """How contributions are combined."""
-
     SUM = "sum"
     AVERAGE = "average"
     """The complete sum, divided by the number of contributions."""
@@ -34,38 +32,28 @@ class Operator(enum.Enum):
     MAX = "max"
 
 
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+_KINDS: dict[torch.dtype, np.dtype[Any]] = {
     torch.float64: np.dtype("f8"),
     torch.float32: np.dtype("f4"),
     torch.int64: np.dtype("i8"),
     torch.int32: np.dtype("i4"),
-}
-_RAW: dict[torch.dtype, np.dtype[Any]] = {
     torch.float16: np.dtype("u2"),
     torch.bfloat16: np.dtype("u2"),
+    torch.uint8: np.dtype("u1"),
 }
-"""Types that NumPy copies and torch adds."""
-_KINDS: dict[torch.dtype, np.dtype[Any]] = {**_NUMPY, **_RAW, torch.uint8: np.dtype("u1")}
 """The types as NumPy copies them; bytes are never added."""
+NARROW = (torch.float16, torch.bfloat16)
+"""Types that torch adds, and in which sums are made only on request."""
+TYPES = tuple(dtype for dtype in _KINDS if dtype is not torch.uint8)
 
-TYPES = (*_NUMPY, *_RAW)
-NARROW = tuple(_RAW)
-"""Types in which sums are made only on request."""
-
-_UFUNCS: dict[Operator, np.ufunc] = {
-    Operator.SUM: np.add,
-    Operator.AVERAGE: np.add,
-    Operator.PRODUCT: np.multiply,
-    Operator.MIN: np.minimum,
-    Operator.MAX: np.maximum,
+_FUNCTIONS: dict[Operator, tuple[np.ufunc, Callable[..., torch.Tensor]]] = {
+    Operator.SUM: (np.add, torch.add),
+    Operator.AVERAGE: (np.add, torch.add),
+    Operator.PRODUCT: (np.multiply, torch.mul),
+    Operator.MIN: (np.minimum, torch.minimum),
+    Operator.MAX: (np.maximum, torch.maximum),
 }
-_FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {
-    Operator.SUM: torch.add,
-    Operator.AVERAGE: torch.add,
-    Operator.PRODUCT: torch.mul,
-    Operator.MIN: torch.minimum,
-    Operator.MAX: torch.maximum,
-}
+"""NumPy's and torch's."""
 
 
 def find_operator(name: str) -> Operator:
@@ -130,7 +118,6 @@ class Span:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
         memory = self.memory
         return memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
 
@@ -141,7 +128,7 @@ class Span:
     def compute(self, lo: int, hi: int) -> View:
         """Elements ``lo`` to ``hi``, to be added."""
         part = self.memory[lo:hi]
-        if self.dtype in _RAW and isinstance(part, np.ndarray):
+        if self.dtype in NARROW and isinstance(part, np.ndarray):
             return torch.from_numpy(part.view(np.int16)).view(self.dtype)
         return part
 
@@ -175,30 +162,31 @@ def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Span:
     return Span(torch.as_tensor(memory, device=tensor.device).view(dtype), dtype)
 
 
+def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
+    """New memory on the device of ``like``; the views of a span keep it alive."""
+    if isinstance(like.memory, torch.Tensor):
+        return Span(torch.empty(count, dtype=dtype, device=like.memory.device), dtype)
+    memory = torch.empty(count * dtype.itemsize, dtype=torch.uint8)
+    return Span(memory.numpy().view(_KINDS[dtype]), dtype)
+
+
 def copy(target: View, source: View) -> Action:
     """Copies one view into another of the same type and length."""
     if not isinstance(target, np.ndarray):
         return partial(target.copy_, source)
     if target.size == 0:
-        return _do_nothing
+        return lambda: None
     # A memoryview is as quick as NumPy for long copies, and starts in a third of the time.
     into, out_of = (memoryview(view.data).cast("B") for view in (target, source))
     return partial(into.__setitem__, slice(None), out_of)
-
-
-def _do_nothing() -> None:
-    """What there is to do for no elements."""
 
 
 def convert(target: Span, source: Span, count: int) -> Action:
     """Copies ``count`` elements into memory of any type."""
     if target.dtype == source.dtype:
         return copy(target.move(0, count), source.move(0, count))
-    views = []
-    for span in (target, source):
-        view = span.compute(0, count)
-        views.append(torch.from_numpy(view) if isinstance(view, np.ndarray) else view)
-    return partial(views[0].copy_, views[1])
+    into, out_of = (_as_tensor(span.compute(0, count)) for span in (target, source))
+    return partial(into.copy_, out_of)
 
 
 @dataclass(frozen=True)
@@ -242,7 +230,7 @@ class Arithmetic:
     def _chain(
         self, out: View, operands: Sequence[View], own: int | None, workspace: View
     ) -> list[Action]:
-        combine = _UFUNCS[self.operator]
+        combine, function = _FUNCTIONS[self.operator]
         actions: list[Action] = []
         # ``out`` may be written once own's value in it has been used.
         total = operands[0]
@@ -254,7 +242,6 @@ class Arithmetic:
             elif isinstance(out, np.ndarray):
                 actions.append(partial(combine, total, operand, out=target))
             else:
-                function = _FUNCTIONS[self.operator]
                 actions.append(partial(function, total, operand, out=target))
             total = target
         return actions
@@ -264,7 +251,7 @@ class Arithmetic:
     ) -> list[Action]:
         views = [_as_tensor(view) for view in (workspace, out, *operands)]
         wide, result, first, *others = views
-        function = _FUNCTIONS[self.operator]
+        _, function = _FUNCTIONS[self.operator]
         actions: list[Action] = [partial(wide.copy_, first)]
         actions += [partial(function, wide, other, out=wide) for other in others]
         return [*actions, *self._divide(wide, final), partial(result.copy_, wide)]

@@ -1,328 +1,249 @@
-"""Makes the plan of a call: its schedule, types, transport and program.
+"""Makes the plan of a call, with the schedule and the transport that the user named, or by a rule.
 
-A plan belongs to buffers of one length and type, and binds its program to the buffers that it is
-given. Where it cannot work in a buffer (its type is too narrow for sums, or peers cannot reach its
-memory), it works in a copy of the buffer, in a stage that all plans share.
+The rule of ``auto``, for buffers on the CPU:
+
+- all ranks on one node, shared memory: one-shot up to the size of a mailbox, direct beyond;
+- one rank on each node, MPI: recursive-doubling up to LATENCY_BYTES, ring beyond;
+- several nodes of several ranks, shared memory and MPI: two-level, with direct inside the nodes
+  and recursive-doubling or ring between them, by the same bound;
+- where only messages are possible inside nodes: as one rank on each node.
+
+On GPUs, over NCCL: direct inside a node; between nodes as above, with two levels.
+Broadcast and reduce: a binomial tree up to LATENCY_BYTES; beyond, in the memory of a node, straight
+from or to the root, and over messages a chain in parts. Reduce-scatter and all-gather: direct in
+the memory of a node, ring over messages. With ``fixed_order``: one-shot up to LATENCY_BYTES, direct
+beyond and for reduce-scatter.
 """
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
-from functools import partial
-from typing import NamedTuple, Protocol
+from functools import cached_property
 
 import torch
 
-from mpiddp.collectives.compiler.lowering import Part, compile_part, find_part
-from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.compiler.hazards import Part, find_part
+from mpiddp.collectives.compiler.lowering import Cut, compile_part
 from mpiddp.collectives.executor import (
-    MOST_BINDINGS,
-    Binding,
-    Bindings,
     Description,
     Execution,
+    MailboxPlan,
+    MemoryPlan,
+    MessagePlan,
+    Plan,
+    Recent,
     Stage,
     Workspace,
-    allocate,
-    bind,
 )
 from mpiddp.collectives.operators import (
-    Action,
     Arithmetic,
     Operator,
-    Span,
     choose_accumulation,
-    copy,
     find_operator,
-    make_span,
     name_type,
 )
-from mpiddp.collectives.selection import (
-    BOTH,
-    MPI,
-    SHARED,
-    TORCH,
-    Call,
-    Layout,
-    Selection,
-    select,
-)
 from mpiddp.collectives.transport import Messenger
-from mpiddp.collectives.transport.node_memory import (
-    BLOCK,
-    MAILBOX,
-    NEXT_CALL,
-    PRIVATE,
-    SEGMENT,
-    Location,
-    NodeMemory,
-)
+from mpiddp.collectives.transport.node_memory import BLOCK, MAILBOX, NEXT_CALL, NodeMemory
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.single_copy import LargePages
-from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.schedule import Collective
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.proof import is_order_fixed
+from mpiddp.schedules.registry import Choice, names, parse
+from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
+
+AUTO = "auto"
+MPI, TORCH, SHARED, BOTH = "mpi", "torch", "shared-memory", "shared-memory+mpi"
+TRANSPORTS = (SHARED, BOTH, MPI, TORCH)
+
+LATENCY_BYTES = 32 << 10
+"""Up to this size latency decides, beyond it bandwidth."""
+PART_BYTES = 256 << 10
+"""Of a buffer that is passed along a chain."""
+MOST_PARTS = 64
+MOST_ANALYSES = 64
+"""Schedules whose analysis is kept."""
+NCCL = "torch, on GPUs"
+"""The messenger of transport torch for tensors on GPUs."""
 
 _SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 """Where nothing is added, elements of so many bytes are copied as this type."""
 
 
-MOST_ANALYSES = 64
-"""Schedules whose analysis is kept."""
-MOST_MAILBOX_CALLS = 64
-"""Buffers that a mailbox plan knows at a time."""
-NCCL = "torch, on GPUs"
-"""The messenger of transport torch for tensors on GPUs."""
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The ranks of a communicator."""
+
+    rank: int
+    hosts: tuple[str, ...]
+    """The host of each rank."""
+    nodes: tuple[int, ...]
+    """The node of each rank, by number."""
+    transports: tuple[str, ...]
+    """The transports that connect all ranks, the preferred one first."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Why other transports are not possible."""
+
+    @property
+    def size(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks on this rank's node, itself among them."""
+        return tuple(r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank])
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The ranks node by node; they need not be numbered so."""
+        return tuple(sorted(range(self.size), key=lambda rank: (self.nodes[rank], rank)))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The ranks of each node, in the order of ``order``."""
+        return tuple(map(self.nodes.count, sorted(set(self.nodes))))
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A call as the user makes it. Plans are kept by identity: equal calls are one object."""
+    """What the user asked for. Plans are kept by identity: equal calls are one object."""
 
-    call: Call
+    kind: Collective
+    algorithm: str = AUTO
+    transport: str = AUTO
+    root: int = 0
+    fixed_order: bool = False
     operator: str = "sum"
     reduction_dtype: torch.dtype | None = None
-
-
-# ---- plans --------------------------------------------------------------------------------
-
-
-class Plan(Protocol):
-    """A prepared call."""
-
-    def run(self, tensor: torch.Tensor) -> None:
-        """Make the call in place on a contiguous tensor of the plan's length and type."""
-
-    def prepare(self, tensor: torch.Tensor) -> Action:
-        """A function that makes the call on this tensor, while the tensor lives."""
-
-    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
-        """A function that makes the call on any tensor at this one's address."""
-
-
-Shortcut = Callable[[torch.Tensor], object]
-
-
-class NoPlan:
-    """For one rank: its buffer is the result."""
-
-    def run(self, tensor: torch.Tensor) -> None:
-        """Nothing to do."""
-
-    def prepare(self, tensor: torch.Tensor) -> Action:
-        return partial(self.run, tensor)
-
-    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
-        return self.run
-
-
-@dataclass
-class MessagePlan:
-    """Messages alone."""
-
-    execution: Execution
-    bindings: Bindings = field(default_factory=Bindings)
-
-    def run(self, tensor: torch.Tensor) -> None:
-        self._find(tensor).run()
-
-    def prepare(self, tensor: torch.Tensor) -> Action:
-        return self._find(tensor).run
-
-    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
-        """See ``Plan``; a binding by itself would outlive its place among the last ones."""
-        return self.run
-
-    def _find(self, tensor: torch.Tensor) -> Binding:
-        # Calls on two streams of a GPU may not share their scratch space.
-        stream = None if tensor.is_cpu else torch.cuda.current_stream(tensor.device).cuda_stream
-        return self.bindings.find((tensor.data_ptr(), stream), lambda: self._bind(tensor))
-
-    def _bind(self, tensor: torch.Tensor) -> Binding:
-        execution = self.execution
-        if not execution.is_wide:
-            return bind(execution, make_span(tensor, execution.buffer_type), {})
-        stage, put, get = execution.enter_stage(tensor)
-        return bind(execution, stage, {}).between(put, get)
+    allows_servers: bool = False
+    """Whether an all-reduce may leave out the buffers of dedicated servers: to measure that."""
 
 
 @dataclass(frozen=True)
-class _Staging:
-    """A buffer's copy in the stage."""
-
-    stage: Span
-    location: Location
-    put: Action
-    get: Action
+class Selection:
+    schedule: Schedule
+    name: str
+    """Of the algorithm, with its parameters."""
+    transport: str
 
 
-NOWHERE = -1
-"""No buffer's address."""
+def select(request: Request, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
+    """The schedule and the transport for a buffer of ``size`` bytes.
 
-
-class _Last(NamedTuple):
-    """The last call: the next one on the same buffers needs no look-up, which takes 5 µs."""
-
-    address: int
-    shared_memory: object
-    """All segments of this process; a new object after each change."""
-    location: Location
-    versions: tuple[int, ...]
-    """Of the partners' locations."""
-    binding: Binding
-
-
-@dataclass
-class MemoryPlan:
-    """Works in the memory of the node's ranks, with messages to the other ranks."""
-
-    execution: Execution
-    pages: LargePages
-    """Of all plans."""
-    bindings: Bindings = field(default_factory=Bindings)
-
-    _stagings: dict[int, _Staging] = field(default_factory=dict)
-    """By address of the buffer."""
-    _last: _Last | None = None
-
-    @property
-    def _node_memory(self) -> NodeMemory:
-        node_memory = self.execution.node_memory
-        assert node_memory is not None
-        return node_memory
-
-    def run(self, tensor: torch.Tensor) -> None:
-        address, last, node_memory = tensor.data_ptr(), self._last, self._node_memory
-        if (
-            last is not None
-            and last.address == address
-            and last.shared_memory is node_memory.shared_memory.own
-        ):
-            if last.location.kind == PRIVATE:
-                self.pages.visit(tensor)
-            self._run_at(last.location, tensor, address)
-            return
-        place = node_memory.shared_memory.find(address, tensor.numel() * tensor.element_size())
-        if self.execution.is_wide or (place is None and not node_memory.can_copy):
-            self._run_staged(tensor)
-        elif place is None:
-            self.pages.visit(tensor)
-            self._run_at(Location(PRIVATE, address), tensor, address)
-        else:
-            self._run_at(Location(SEGMENT, *place), tensor, address)
-
-    def prepare(self, tensor: torch.Tensor) -> Action:
-        return partial(self.run, tensor)
-
-    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
-        return self.run
-
-    def _run_staged(self, tensor: torch.Tensor) -> None:
-        staging = self._stagings.get(tensor.data_ptr())
-        if staging is None:
-            if len(self._stagings) >= MOST_BINDINGS:
-                self._stagings.clear()
-            staging = self._stagings[tensor.data_ptr()] = self._make_staging(tensor)
-        staging.put()
-        self._run_at(staging.location, staging.stage, NOWHERE)
-        staging.get()
-
-    def _make_staging(self, tensor: torch.Tensor) -> _Staging:
-        stage, put, get = self.execution.enter_stage(tensor)
-        size = self.execution.count * stage.dtype.itemsize
-        place = self._node_memory.shared_memory.find(stage.address, size)
-        assert place is not None, "the stage of shared memory lies in a segment"
-        return _Staging(stage, Location(SEGMENT, *place), put, get)
-
-    def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
-        """``address``: of the caller's buffer, or NOWHERE for the stage."""
-        execution, node_memory = self.execution, self._node_memory
-        partners = execution.program.partners
-        node_memory.enter(execution.signature, location)
-        node_memory.meet(partners, execution.signature, self._describe)
-        versions = node_memory.versions(partners)
-        last = self._last
-        if last is None or last.location is not location or last.versions != versions:
-            key = (location, tuple(map(node_memory.location, partners)))
-            binding = self.bindings.find(key, lambda: self._bind(memory, key[1]))
-            last = _Last(address, node_memory.shared_memory.own, location, versions, binding)
-            self._last = last
-        last.binding.run()
-
-    def _describe(self, rank: int) -> str:
-        return self.execution.description.wait(0, rank)
-
-    def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
-        execution, node_memory = self.execution, self._node_memory
-        own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
-        count, dtype = execution.count, execution.arithmetic.dtype
-        peers = {
-            rank: node_memory.resolver.find_memory(rank, location, count, dtype)
-            for rank, location in zip(execution.program.partners, locations, strict=True)
-        }
-        return bind(execution, own, peers)
-
-
-class MailboxPlan:
-    """One-shot for small buffers on one node: each rank fills its mailbox and adds up all of them.
-
-    A rank fills its two mailboxes in turn. Before it fills one again, it has seen all other ranks
-    begin the call in between, so none still reads it. So no rank waits at the end of a call.
+    Raises ConfigurationError for what does not exist, is not possible here or would leave out
+    ranks, ScheduleError for an algorithm that does not do what it promises.
     """
-
-    def __init__(
-        self,
-        arithmetic: Arithmetic,
-        count: int,
-        signature: int,
-        description: Description,
-        node_memory: NodeMemory,
-    ) -> None:
-        self._arithmetic = arithmetic
-        self._count = count
-        self._signature = signature
-        self._description = description
-        self._node_memory = node_memory
-        self._bindings: dict[int, Callable[..., None]] = {}
-        """The call on each buffer, by address."""
-
-    def run(self, tensor: torch.Tensor) -> None:
-        self.prepare(tensor)()
-
-    def find_shortcut(self, tensor: torch.Tensor) -> Shortcut:
-        return self.prepare(tensor)
-
-    def prepare(self, tensor: torch.Tensor) -> Callable[..., None]:
-        call = self._bindings.get(tensor.data_ptr())
-        if call is None:
-            if len(self._bindings) >= MOST_MAILBOX_CALLS:
-                self._bindings.clear()
-            call = self._bindings[tensor.data_ptr()] = self._bind(make_span(tensor))
-        return call
-
-    def _describe(self, rank: int) -> str:
-        return self._description.wait(0, rank)
-
-    def _bind(self, own: Span) -> Callable[..., None]:
-        (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
-        return self._node_memory.exchange(
-            self._signature, (put, put_too), (add, add_too), self._describe
+    transport = _select_transport(request.transport, layout, on_gpu)
+    if not 0 <= request.root < layout.size:
+        raise ConfigurationError(f"root must be 0 to {layout.size - 1}, found {request.root}")
+    if request.algorithm == AUTO:
+        name = _choose_name(request, size, layout, transport, on_gpu=on_gpu)
+    else:
+        name = request.algorithm
+    choice = parse(name)
+    schedule = _make_schedule(request, choice, layout)
+    if request.fixed_order and not is_order_fixed(schedule):
+        raise ConfigurationError(
+            f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
+            f"use {_list_fixed(request, layout)}"
         )
+    return Selection(schedule, str(choice), transport)
 
-    def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
-        node_memory, count, dtype = self._node_memory, self._count, self._arithmetic.dtype
-        boxes = {
-            rank: node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks
-        }
-        put = copy(boxes[node_memory.rank].move(0, count), own.move(0, count))
-        workspace = None
-        if self._arithmetic.widens:
-            workspace = allocate(count, self._arithmetic.accumulation, own).compute(0, count)
-        views = [box.compute(0, count) for box in boxes.values()]
-        out = own.compute(0, count)
-        return put, self._arithmetic.reduce(out, views, None, True, workspace)
+
+def _select_transport(wish: str, layout: Layout, on_gpu: bool) -> str:
+    if wish != AUTO and wish not in TRANSPORTS:
+        raise ConfigurationError(
+            f"no transport is called {wish!r}; there are auto, {', '.join(TRANSPORTS)}"
+        )
+    if on_gpu and wish not in (AUTO, TORCH):
+        raise ConfigurationError(
+            f"transport {wish} works on CPU memory, but the tensor is on a GPU: use torch"
+        )
+    if wish == AUTO:
+        return TORCH if on_gpu else layout.transports[0]
+    if wish not in layout.transports:
+        reason = layout.absent.get(wish, "")
+        raise ConfigurationError(
+            f"transport {wish} is not possible here: {reason}; possible: "
+            f"{', '.join(layout.transports)}"
+        )
+    return wish
+
+
+def _choose_name(
+    request: Request, size: int, layout: Layout, transport: str, *, on_gpu: bool
+) -> str:
+    """The rule of the module's docstring."""
+    is_short = size <= LATENCY_BYTES
+    in_memory = transport == SHARED or (on_gpu and len(layout.sizes) == 1)
+    if request.kind in (Collective.BROADCAST, Collective.REDUCE):
+        if is_short:
+            return "binomial-tree"
+        if in_memory:
+            return "gather-broadcast"
+        return f"naive-ring:segments={min(MOST_PARTS, -(-size // PART_BYTES))}"
+    if request.kind is not Collective.ALL_REDUCE:
+        return "direct" if in_memory or request.fixed_order else "ring"
+    if request.fixed_order:
+        return "one-shot" if is_short else "direct"
+    if transport == SHARED and size <= MAILBOX:
+        return "one-shot"
+    if in_memory:
+        return "direct"
+    between = "recursive-doubling" if is_short else "ring"
+    has_levels = transport == BOTH or on_gpu
+    if has_levels and 1 < len(layout.sizes) < layout.size:
+        return f"two-level:inner=direct,outer={between}"
+    return between
+
+
+def _make_schedule(request: Request, choice: Choice, layout: Layout) -> Schedule:
+    schedule = _build(request.kind, request.root, choice, layout)
+    left_out = schedule.ranks - len(schedule.members)
+    if left_out and not request.allows_servers and request.kind is Collective.ALL_REDUCE:
+        raise ConfigurationError(
+            f"{choice} leaves out the buffers of {left_out} of {schedule.ranks} ranks, which "
+            "only serve: use gather-broadcast or direct, which include them"
+        )
+    return schedule
+
+
+@functools.lru_cache(maxsize=64)
+def _build(kind: Collective, root: int, choice: Choice, layout: Layout) -> Schedule:
+    nodes = order = None
+    if choice.algorithm.knows_nodes and len(layout.sizes) > 1:
+        nodes, order = layout.sizes, layout.order
+    if kind is Collective.ALL_REDUCE:
+        return choice.build(layout.size, nodes, order)
+    half = choice.build_half(kind, layout.size, nodes, order)
+    if kind in (Collective.REDUCE, Collective.BROADCAST):
+        if len(set(half.owners)) > 1 or len(half.members) < half.ranks:
+            raise ConfigurationError(
+                f"{choice} has no single root, so it makes no {kind.value}: binomial-tree, "
+                "gather-broadcast and naive-ring do"
+            )
+        return segment(rotate(half, (root - half.owners[0]) % half.ranks), choice.segments)
+    if half.owners != tuple(range(layout.size)) or choice.segments > 1:
+        raise ConfigurationError(
+            f"{choice} on {layout.size} ranks does not give each rank one part of the buffer, in "
+            f"order, so it makes no {kind.value}: ring and direct do"
+        )
+    return half
+
+
+def _list_fixed(request: Request, layout: Layout) -> str:
+    fitting = []
+    for name in names():
+        try:
+            schedule = _make_schedule(request, parse(name), layout)
+        except (ConfigurationError, ScheduleError):
+            continue
+        if is_order_fixed(schedule):
+            fitting.append(name)
+    return ", ".join(fitting)
 
 
 # ---- planning -----------------------------------------------------------------------------
@@ -348,7 +269,7 @@ class Planner:
         self._stage, self._private_stage = Stage(shared_memory), Stage(None)
         self._workspace = Workspace()
         self._pages = LargePages()
-        self._parts: dict[tuple[int, bool], Part] = {}
+        self._parts: Recent[Part] = Recent(MOST_ANALYSES)
 
     def close(self) -> None:
         """Give back what messengers and node_memory hold."""
@@ -359,8 +280,8 @@ class Planner:
 
     def make(self, request: Request, tensor: torch.Tensor) -> Plan:
         """The plan of a call on tensors like this one. Raises ConfigurationError."""
-        call, dtype = request.call, tensor.dtype
-        if call.kind in _SUMS:
+        dtype = tensor.dtype
+        if request.kind in _SUMS:
             operator = find_operator(request.operator)
             accumulation = choose_accumulation(operator, dtype, request.reduction_dtype)
         else:
@@ -368,12 +289,12 @@ class Planner:
             accumulation = dtype
         on_gpu = tensor.device.type != "cpu"
         size = tensor.numel() * tensor.element_size()
-        selection = select(call, size, self.layout, on_gpu=on_gpu)
+        selection = select(request, size, self.layout, on_gpu=on_gpu)
         if self.layout.size == 1:
-            return NoPlan()
+            return Plan()
         signature = _sign(request, selection, tensor)
         description = Description(
-            f"{call.kind.value} ({selection.name} over {selection.transport})",
+            f"{request.kind.value} ({selection.name} over {selection.transport})",
             len(selection.schedule.steps),
             dict(enumerate(self.layout.hosts)),
         )
@@ -407,12 +328,8 @@ class Planner:
         in_memory = selection.transport in (SHARED, BOTH)
         # The part keeps its schedule alive, so that no other schedule can get the same id.
         key = (id(selection.schedule), in_memory)
-        if key not in self._parts:
-            if len(self._parts) >= MOST_ANALYSES:
-                self._parts.clear()
-            group = self.layout.neighbours if in_memory else (self.layout.rank,)
-            self._parts[key] = find_part(selection.schedule, self.layout.rank, group)
-        return self._parts[key]
+        group = self.layout.neighbours if in_memory else (self.layout.rank,)
+        return self._parts.find(key, lambda: find_part(selection.schedule, self.layout.rank, group))
 
     def find_messenger(self, selection: Selection, *, on_gpu: bool) -> Messenger | None:
         """The messenger of a transport; collective where it is the first time.

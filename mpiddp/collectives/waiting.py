@@ -102,11 +102,10 @@ class Waiter:
 
         In a small call all ranks mostly come while these last.
         """
-        pauses: dict[Policy, tuple[Callable[[], object], ...]] = {
-            Policy.SPIN: FIRST_SPINS * (_do_nothing,),
-            Policy.YIELD: FIRST_YIELDS * (os.sched_yield,),
-        }
-        return pauses.get(self.policy, ())
+        if self.policy is Policy.SLEEP:
+            return ()
+        spins = self.policy is Policy.SPIN
+        return FIRST_SPINS * (_do_nothing,) if spins else FIRST_YIELDS * (os.sched_yield,)
 
     def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
         """Return once ``test()`` is true.

@@ -1,7 +1,7 @@
 """Collective algorithms as data: what is sent, step by step. No torch, no MPI.
 
 ``schedule`` says what an algorithm is, ``algorithms`` has those that are here, ``registry`` finds
-them by name; ``proof``, ``cost`` and ``replay`` work on any of them.
+them by name; ``proof`` and ``cost`` work on any of them.
 """
 
 # They register themselves, whichever module of the package is wanted.

@@ -15,13 +15,7 @@ from collections.abc import Sequence
 
 from mpiddp.schedules import formulas
 from mpiddp.schedules.cost import check_nodes, split_in_two
-from mpiddp.schedules.registry import (
-    Choice,
-    check_servers,
-    find_inner,
-    find_outer,
-    register,
-)
+from mpiddp.schedules.registry import Choice, check_servers, find_inner, find_outer, register
 from mpiddp.schedules.schedule import (
     Collective,
     Schedule,
@@ -148,15 +142,12 @@ def grow_tree(n: int) -> list[list[tuple[int, int]]]:
         edges = []
         for parent in level:
             reach = (parent & -parent) // 2
-            right = next((parent + far for far in _list_reaches(reach) if parent + far <= n), None)
+            below = (parent + (reach >> bit) for bit in range(reach.bit_length()))
+            right = next((child for child in below if child <= n), None)
             edges += [(child, parent) for child in (parent - reach, right) if reach and child]
         levels.append(edges)
         level = [child for child, _ in edges]
     return levels[:-1]
-
-
-def _list_reaches(reach: int) -> list[int]:
-    return [reach >> bit for bit in range(reach.bit_length())]
 
 
 @register("double-tree", formulas.double_tree)

@@ -13,9 +13,10 @@ real pipelines of small segments are quicker; and switches above the nodes may b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Link:
+class MessageCost:
     """The cost of a message between two ranks."""
 
     latency: float
@@ -41,9 +42,9 @@ class Link:
 class Machine:
     """What messages and additions take. Raises ConfigurationError for what cannot be."""
 
-    inside: Link
+    inside: MessageCost
     """Between two ranks of one node."""
-    between: Link
+    between: MessageCost
     """Between ranks of two nodes; no quicker than inside."""
     addition: float = 0.0
     """γ: seconds for each byte that arrives to be added."""
@@ -78,7 +79,7 @@ class Machine:
 
 def flat(latency: float, seconds_per_byte: float, addition: float = 0.0) -> Machine:
     """A machine on which all pairs of ranks are alike."""
-    link = Link(latency, seconds_per_byte)
+    link = MessageCost(latency, seconds_per_byte)
     return Machine(link, link, addition)
 
 
@@ -120,7 +121,6 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """All steps, one after the other."""
         return math.fsum(step.seconds for step in self.steps)
 
 
@@ -166,8 +166,6 @@ def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
 
 
 class _Counter:
-    """Counts steps on one machine."""
-
     def __init__(self, machine: Machine, node_of: Integers, nodes: int) -> None:
         self._machine, self._node_of, self._nodes = machine, node_of, nodes
         self._ranks = len(node_of)
@@ -264,3 +262,94 @@ def _count_rounds(count: int, factor: int) -> int:
     while reached < count:
         rounds, reached = rounds + 1, reached * factor
     return rounds
+
+
+# ---- closed forms: prices for more ranks than can be simulated ----------------------------
+
+
+class Load(NamedTuple):
+    """Messages, and their volume as a multiple of the buffer."""
+
+    messages: float = 0
+    volume: float = 0
+
+    def scaled(self, messages: float, volume: float) -> Load:
+        return Load(self.messages * messages, self.volume * volume)
+
+
+NOTHING = Load()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps that are alike for the rank that decides how long they take."""
+
+    steps: int
+    near: Load = NOTHING
+    """What it sends (or receives) in each step within its node."""
+    far: Load = NOTHING
+    """What it sends to other nodes."""
+    link: float = 0.0
+    """Volume over its node's link in each step, of all its ranks together."""
+    added: float = 0.0
+    """What it adds in each step, as a multiple of the buffer."""
+
+    def seconds(self, size: float, machine: Machine) -> float:
+        near, far = machine.inside, machine.between
+        rank = (
+            self.near.messages * near.latency
+            + self.near.volume * size * near.seconds_per_byte
+            + self.far.messages * far.latency
+            + self.far.volume * size * far.seconds_per_byte
+        )
+        link = far.latency + self.link * size * machine.uplink if self.link else 0.0
+        return self.steps * (max(rank, link) + self.added * size * machine.addition)
+
+
+def make_phase(steps: int, nodes: int, messages: float, volume: float, added: float = 0.0) -> Phase:
+    """Steps whose slowest message goes to another node, if there is one."""
+    load = Load(messages, volume)
+    return Phase(steps, *((load, NOTHING) if nodes == 1 else (NOTHING, load)), added=added)
+
+
+def exchange_phase(nodes: int, each: int, share: float, added: float) -> Phase:
+    """One step in which everybody sends ``share`` of the buffer to everybody."""
+    others = (nodes - 1) * each
+    near, far = Load(1, share).scaled(each - 1, each - 1), Load(1, share).scaled(others, others)
+    return Phase(1 if nodes * each > 1 else 0, near, far, each * far.volume, added)
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """A few kinds of steps, each with the load of its slowest rank.
+
+    For chunks of equal size its price is that of ``simulate``, as the tests show.
+    """
+
+    phases: tuple[Phase, ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    def seconds(self, size: float, machine: Machine) -> float:
+        return math.fsum(phase.seconds(size, machine) for phase in self.phases)
+
+    @property
+    def near(self) -> Load:
+        """The sum of all steps' loads within nodes."""
+        return _sum_loads(phase.near.scaled(phase.steps, phase.steps) for phase in self.phases)
+
+    @property
+    def far(self) -> Load:
+        """The sum of all steps' loads between nodes."""
+        return _sum_loads(phase.far.scaled(phase.steps, phase.steps) for phase in self.phases)
+
+    @property
+    def added(self) -> float:
+        """The sum of all steps' additions, as a multiple of the buffer."""
+        return math.fsum(phase.steps * phase.added for phase in self.phases)
+
+
+def _sum_loads(loads: Iterable[Load]) -> Load:
+    return Load(*map(sum, zip(NOTHING, *loads, strict=True)))

@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiddp.schedules.closed_form import (
-    NOTHING,
-    Load,
-    Phase,
-    exchange_phase,
-    make_phase,
-)
+from mpiddp.schedules.cost import NOTHING, Load, Phase, exchange_phase, make_phase
 from mpiddp.schedules.registry import check_servers, find_inner, find_outer
 
 LARGEST_NODE = 256

@@ -1,4 +1,4 @@
-"""Proves that a schedule keeps its promise, without running it.
+"""Replays a schedule on values of any kind, and so proves that it keeps its promise.
 
 The proof propagates the exact state, with symbols for the contributions, like SCCL (Cai et al.,
 PPoPP'21). Equal reduction trees show that two ranks hold bitwise equal sums. Most algorithms need
@@ -7,24 +7,103 @@ no symbols: if a rank never uses what it has sent away, counting the contributio
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpiddp.errors import ScheduleError
-from mpiddp.schedules.replay import State, replay
 from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Step, Transfer, halve
 
+Value = TypeVar("Value")
+State = list[list[Value | None]]
+"""For each rank and each chunk what it holds; None for nothing that is part of any result."""
 Table = NDArray[np.int64]
 
 FEW_RANKS = 16
 """Beyond them ``passes_on`` is asked first, which takes a quarter of the time that symbols take."""
 GIVEN_AWAY = -1
+_SOURCE = itemgetter(0)
+
+
+# ---- replay -------------------------------------------------------------------------------
+
+
+def replay(
+    schedule: Schedule,
+    contribution: Callable[[int, int], Value],
+    add: Callable[[Sequence[Value]], Value],
+) -> Iterator[State[Value]]:
+    """The state before the first step and after each one; always the same list, changed.
+
+    ``contribution(rank, chunk)`` is what a contributor begins with; ``add`` sums at least two
+    values, in the order in which a rank would, or raises ValueError. Raises ScheduleError where
+    that happens, where a rank sends what it does not hold, and where what a step leaves behind
+    would depend on timing: a chunk copied into twice, or copied into and reduced.
+    """
+    state: State[Value] = [[None] * schedule.chunks for _ in range(schedule.ranks)]
+    for chunk in range(schedule.chunks):
+        for rank in schedule.contributors(chunk):
+            state[rank][chunk] = contribution(rank, chunk)
+    yield state
+    for number, step in enumerate(schedule.steps):
+        try:
+            _take(state, step, add)
+        except ValueError as error:
+            raise ScheduleError(f"step {number}: {error}") from None
+        yield state
+
+
+def finish(
+    schedule: Schedule,
+    contribution: Callable[[int, int], Value],
+    add: Callable[[Sequence[Value]], Value],
+) -> State[Value]:
+    """The state after the last step; as ``replay``."""
+    *_, state = replay(schedule, contribution, add)
+    return state
+
+
+def _take(state: State[Value], step: Step, add: Callable[[Sequence[Value]], Value]) -> None:
+    copied: dict[tuple[int, int], Value] = {}
+    added: dict[tuple[int, int], list[tuple[int, Value]]] = {}
+    for src, dst, lo, hi, reduce in step:
+        row = state[src]
+        for chunk in range(lo, hi):
+            value, place = row[chunk], (dst, chunk)
+            if value is None:
+                raise ValueError(
+                    f"rank {src} sends chunk {chunk} to rank {dst}, but holds nothing of it"
+                )
+            if not reduce:
+                if place in copied:
+                    raise ValueError(f"chunk {chunk} of rank {dst} is copied into twice")
+                copied[place] = value
+            elif place in added:
+                added[place].append((src, value))
+            else:
+                added[place] = [(src, value)]
+    for (rank, chunk), operands in added.items():
+        own = state[rank][chunk]
+        if own is not None:
+            operands.append((rank, own))
+        if len(operands) > 1:
+            operands.sort(key=_SOURCE)
+            state[rank][chunk] = add([value for _, value in operands])
+        else:
+            state[rank][chunk] = operands[0][1]
+    for (rank, chunk), value in copied.items():
+        if (rank, chunk) in added:
+            raise ValueError(f"chunk {chunk} of rank {rank} is both copied into and reduced")
+        state[rank][chunk] = value
+
+
+# ---- the proof ----------------------------------------------------------------------------
 
 
 def prove(schedule: Schedule) -> None:
@@ -47,7 +126,6 @@ def prove(schedule: Schedule) -> None:
     _check_roles(schedule)
     if schedule.ranks > FEW_RANKS and passes_on(schedule):
         return
-    _check_form(schedule)
     coarse = _merge_chunks(schedule)
     try:
         _check_content(coarse)
@@ -78,21 +156,10 @@ def prove_half(whole: Schedule, kind: Collective) -> Schedule:
 def _check_content(schedule: Schedule) -> None:
     for number, step in enumerate(schedule.steps):
         _check_landing(number, step)
-    _check_result(schedule)
-
-
-def _check_form(schedule: Schedule) -> None:
-    ranks, chunks = schedule.ranks, schedule.chunks
-    for number, step in enumerate(schedule.steps):
-        for transfer in step:
-            src, dst, lo, hi, _ = transfer
-            if not (
-                0 <= src < ranks and 0 <= dst < ranks and src != dst and 0 <= lo < hi <= chunks
-            ):
-                raise ScheduleError(
-                    f"step {number}: {transfer} is not a message between two of {ranks} ranks "
-                    f"with some of {chunks} chunks"
-                )
+    trees = _Trees(schedule.ranks)
+    state = finish(schedule, lambda rank, _: rank, trees.add)
+    for chunk in range(schedule.chunks):
+        _check_holders(schedule, trees, state, chunk)
 
 
 def _check_roles(schedule: Schedule) -> None:
@@ -115,26 +182,13 @@ def _check_roles(schedule: Schedule) -> None:
 
 def _merge_chunks(schedule: Schedule) -> Schedule:
     """Neighbouring chunks that no transfer and no owner tells apart, as one."""
-    owners = schedule.owners
-    cuts = {0, schedule.chunks}
-    cuts.update(chunk for chunk in range(1, len(owners)) if owners[chunk] != owners[chunk - 1])
-    for step in schedule.steps:
-        for _, _, lo, hi, _ in step:
-            cuts.add(lo)
-            cuts.add(hi)
-    if len(cuts) == schedule.chunks + 1:
+    firsts, table = _tabulate(schedule)
+    if len(firsts) == schedule.chunks:
         return schedule
-    ends = sorted(cuts)
-    steps = tuple(
-        tuple(
-            Transfer(t.src, t.dst, bisect.bisect(ends, t.lo) - 1, bisect.bisect(ends, t.hi) - 1,
-                     t.reduce)
-            for t in step
-        )
-        for step in schedule.steps
-    )  # fmt: skip
-    kept = tuple(owners[lo] for lo in ends[:-1]) if owners else ()
-    return replace(schedule, chunks=len(ends) - 1, steps=steps, owners=kept)
+    rows = map(Transfer._make, table.tolist())
+    steps = tuple(tuple(islice(rows, len(step))) for step in schedule.steps)
+    owners = tuple(schedule.owners[first] for first in firsts) if schedule.owners else ()
+    return replace(schedule, chunks=len(firsts), steps=steps, owners=owners)
 
 
 def _check_landing(number: int, step: Step) -> None:
@@ -151,12 +205,11 @@ def _check_landing(number: int, step: Step) -> None:
         )
 
 
-class _AddedTwiceError(Exception):
-    """Says whose contribution; who knows the step, adds it."""
-
-
 class _Trees:
-    """Reduction trees, each known by a number: equal numbers, equal trees."""
+    """Reduction trees, each known by a number: equal numbers, equal trees.
+
+    Two trees that differ in the order of the operands of an addition are equal.
+    """
 
     def __init__(self, leaves: int) -> None:
         self._contributions = [1 << leaf for leaf in range(leaves)]
@@ -173,9 +226,7 @@ class _Trees:
     def _make(self, operands: tuple[int, int]) -> int:
         left, right = self._contributions[operands[0]], self._contributions[operands[1]]
         if left & right:
-            raise _AddedTwiceError(
-                f"the contribution of {_name_ranks(left & right)} is added twice"
-            )
+            raise ValueError(f"the contribution of {_name_ranks(left & right)} is added twice")
         self._contributions.append(left | right)
         self._known[operands] = tree = len(self._contributions) - 1
         return tree
@@ -185,34 +236,13 @@ class _Trees:
 
 
 def _name_ranks(mask: int) -> str:
-    return _name([rank for rank in range(mask.bit_length()) if mask >> rank & 1])
+    ranks = [str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
 
 
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _check_result(schedule: Schedule) -> None:
-    trees = _Trees(schedule.ranks)
-    states = replay(schedule, lambda rank, _: rank, trees.add)
-    state = next(states)
-    for step in range(len(schedule.steps)):
-        try:
-            state = next(states)
-        except _AddedTwiceError as twice:
-            raise ScheduleError(f"step {step}: {twice}") from None
-    for chunk in range(schedule.chunks):
-        _check_holders(schedule, trees, state, chunk, schedule.holders(chunk))
-
-
-def _check_holders(
-    schedule: Schedule,
-    trees: _Trees,
-    state: State[int],
-    chunk: int,
-    holders: Sequence[int],
-) -> None:
+def _check_holders(schedule: Schedule, trees: _Trees, state: State[int], chunk: int) -> None:
     wanted = sum(1 << rank for rank in schedule.contributors(chunk))
+    holders = schedule.holders(chunk)
     first = state[holders[0]][chunk]
     for rank in holders:
         held = state[rank][chunk]
@@ -239,11 +269,10 @@ def passes_on(schedule: Schedule) -> bool:
     added is sent nowhere else in that step, and afterwards neither sent nor added to. So no
     contribution is part of two values that are not whole, whole ones are copies of one sum, and
     since nothing is added to them, a value of as many contributions as there are has each once.
+
+    Raises ScheduleError where a transfer is not between two ranks of chunks that exist.
     """
-    found = _tabulate(schedule)
-    if found is None:
-        return False
-    chunks, table = found
+    chunks, table = _tabulate(schedule)
     whole = len(schedule.contributors(0))
     held = np.zeros(schedule.ranks * len(chunks), np.int64)
     for place, chunk in enumerate(chunks):
@@ -279,22 +308,26 @@ def passes_on(schedule: Schedule) -> bool:
     )
 
 
-def _tabulate(schedule: Schedule) -> tuple[list[int], Table] | None:
+def _tabulate(schedule: Schedule) -> tuple[list[int], Table]:
     """The first one of all chunks that are alike; and a row for each transfer, of these chunks.
 
-    None where a transfer is not between two ranks of chunks that exist.
+    Raises ScheduleError where a transfer is not between two ranks of chunks that exist.
     """
+    ranks, chunks, owners = schedule.ranks, schedule.chunks, np.array(schedule.owners)
     numbers = chain.from_iterable(chain.from_iterable(schedule.steps))
     table = np.fromiter(numbers, np.int64).reshape(-1, len(Transfer._fields))
     src, dst, lo, hi, _ = table.T
-    ranks, owners = schedule.ranks, np.array(schedule.owners)
-    if not (
-        np.all((src >= 0) & (src < ranks) & (dst >= 0) & (dst < ranks) & (src != dst))
-        and np.all((lo >= 0) & (lo < hi) & (hi <= schedule.chunks))
-    ):
-        return None
+    is_right = (src >= 0) & (src < ranks) & (dst >= 0) & (dst < ranks) & (src != dst)
+    is_right &= (lo >= 0) & (lo < hi) & (hi <= chunks)
+    if not is_right.all():
+        transfers = ((number, each) for number, step in enumerate(schedule.steps) for each in step)
+        number, transfer = next(islice(transfers, int(is_right.argmin()), None))
+        raise ScheduleError(
+            f"step {number}: {transfer} is not a message between two of {ranks} ranks with some "
+            f"of {chunks} chunks"
+        )
     changes = np.flatnonzero(owners[1:] != owners[:-1]) + 1
-    ends = np.unique(np.concatenate([[0, schedule.chunks], changes, lo, hi]))
+    ends = np.unique(np.concatenate([[0, chunks], changes, lo, hi]))
     table[:, 2:4] = np.searchsorted(ends, table[:, 2:4])
     return ends[:-1].tolist(), table
 
@@ -332,8 +365,8 @@ def check_programs(programs: Sequence[Rounds]) -> None:
     sends of these rounds go to such rounds, so none blocks; all their receives are sent to by
     such rounds, so none lacks its message, and t is left by all.
     """
-    sent: dict[tuple[int, int], Messages] = defaultdict(list)
-    expected: dict[tuple[int, int], Messages] = defaultdict(list)
+    sent: dict[tuple[int, int], list[_Sent]] = defaultdict(list)
+    expected: dict[tuple[int, int], list[_Sent]] = defaultdict(list)
     for rank, program in enumerate(programs):
         last = -1
         for step, receives, sends in program:
@@ -344,29 +377,79 @@ def check_programs(programs: Sequence[Rounds]) -> None:
                 expected[transfer[0], rank].append((step, transfer))
             for transfer in sends:
                 sent[rank, transfer[1]].append((step, transfer))
-    if sent != expected:
-        raise ScheduleError(_describe_misfit(sent, expected))
+    for src, dst in sorted(sent.keys() | expected.keys()):
+        messages = zip_longest(sent[src, dst], expected[src, dst])
+        for number, (left, right) in enumerate(messages):
+            if left != right:
+                raise ScheduleError(
+                    f"message {number} from rank {src} to rank {dst} is {_describe(left)} for the "
+                    f"sender, {_describe(right)} for the receiver"
+                )
 
 
-Messages = list[tuple[int, Transfer]]
+_Sent = tuple[int, Transfer]
+"""A transfer with the number of its step."""
 
 
-def _describe_misfit(
-    sent: Mapping[tuple[int, int], Messages], expected: Mapping[tuple[int, int], Messages]
-) -> str:
-    pairs = sorted(sent.keys() | expected.keys())
-    src, dst = next(pair for pair in pairs if sent.get(pair) != expected.get(pair))
-    messages = zip_longest(sent.get((src, dst), ()), expected.get((src, dst), ()))
-    number, (left, right) = next((n, pair) for n, pair in enumerate(messages) if len(set(pair)) > 1)
-    return (
-        f"message {number} from rank {src} to rank {dst} is {_describe(left)} for the sender, "
-        f"{_describe(right)} for the receiver"
-    )
-
-
-def _describe(message: tuple[int, Transfer] | None) -> str:
+def _describe(message: _Sent | None) -> str:
     if message is None:
         return "none"
     step, transfer = message
     kind = "" if transfer.reduce else "a copy of "
     return f"{kind}chunks {transfer.lo} to {transfer.hi} in step {step}"
+
+
+# ---- how sums are made --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where a schedule completes its sums."""
+
+    final: frozenset[tuple[int, int, int]]
+    """Step, rank and chunk of each addition after which every contribution is in the chunk."""
+    is_single: bool
+    """Whether each sum is made at once from original contributions, so that no partial sum is
+    rounded on the way."""
+
+
+def find_sums(schedule: Schedule) -> Sums:
+    whole = sum(1 << rank for rank in schedule.members)
+    held = {
+        (rank, chunk): 1 << rank
+        for chunk in range(schedule.chunks)
+        for rank in schedule.contributors(chunk)
+    }
+    final, is_single = set(), True
+    for number, step in enumerate(schedule.steps):
+        after: dict[tuple[int, int], int] = {}
+        passed_on = set()
+        for src, dst, lo, hi, reduce in step:
+            for chunk in range(lo, hi):
+                value, place = held.get((src, chunk), 0), (dst, chunk)
+                if reduce:
+                    is_single = is_single and value.bit_count() == 1
+                    if value == whole and len(schedule.members) > 1:
+                        passed_on.add(place)
+                    value |= after.get(place, held.get(place, 0))
+                after[place] = value
+        reduced = {(t.dst, chunk) for t in step if t.reduce for chunk in range(t.lo, t.hi)}
+        is_single = is_single and all(after[place] == whole for place in reduced)
+        # A sum that was complete when it arrived is not completed again.
+        complete = {place for place in reduced - passed_on if after[place] == whole}
+        final |= {(number, rank, chunk) for rank, chunk in complete}
+        held |= after
+    return Sums(frozenset(final), is_single)
+
+
+def is_order_fixed(schedule: Schedule) -> bool:
+    """Whether all chunks are summed in the same order, independent of where the buffer is cut.
+
+    The two operands of one addition may be swapped, which changes no bit. Where nothing is added,
+    it is.
+    """
+    if schedule.collective in (Collective.ALL_GATHER, Collective.BROADCAST):
+        return True
+    state = finish(schedule, lambda rank, _: rank, _Trees(schedule.ranks).add)
+    results = {state[rank][c] for c in range(schedule.chunks) for rank in schedule.holders(c)}
+    return len(results) <= 1

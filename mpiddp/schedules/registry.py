@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.closed_form import ClosedForm, Phase
-from mpiddp.schedules.cost import Machine, Simulation, check_nodes, simulate
+from mpiddp.schedules.cost import ClosedForm, Machine, Phase, Simulation, check_nodes, simulate
 from mpiddp.schedules.proof import prove, prove_half
 from mpiddp.schedules.schedule import Collective, Schedule, relabel, segment
 
@@ -56,11 +55,9 @@ class Algorithm:
         return re.split(r"(?<=[.])\s", text)[0]
 
 
-def _find_no_phases(nodes: int, each: int, **parameters: Any) -> None:
-    """The closed form of an algorithm that has none."""
-
-
-def register(name: str, phases: Phases = _find_no_phases) -> Callable[[Maker], Maker]:
+def register(
+    name: str, phases: Phases = lambda nodes, each, **parameters: None
+) -> Callable[[Maker], Maker]:
     """Register an algorithm, which is then proved, priced, drawn, run and tested like all others.
 
     The function returns the same schedule whenever it is given the same arguments, since only the
@@ -114,12 +111,7 @@ def find_inner(name: str) -> Algorithm:
 
     Raises ConfigurationError if it has none, or does not exist.
     """
-    algorithm = find(name)
-    if not _has_halves(algorithm):
-        raise ConfigurationError(
-            f"{name} has no halves, so it cannot be the inner level; {_expect(_has_halves)}"
-        )
-    return algorithm
+    return _find_level(name, "inner", "has no halves", lambda one: bool(one.make(2).owners))
 
 
 def find_outer(name: str) -> Algorithm:
@@ -127,25 +119,20 @@ def find_outer(name: str) -> Algorithm:
 
     Raises ConfigurationError if it does, or does not exist.
     """
+    why = "knows of nodes itself" if find(name).knows_nodes else "would leave a node out"
+    return _find_level(
+        name, "outer", why, lambda one: not one.knows_nodes and len(one.make(2).members) == 2
+    )
+
+
+def _find_level(name: str, level: str, why: str, fits: Callable[[Algorithm], bool]) -> Algorithm:
     algorithm = find(name)
-    if not _joins_all(algorithm):
-        why = "knows of nodes itself" if algorithm.knows_nodes else "would leave a node out"
+    if not fits(algorithm):
+        fitting = ", ".join(one.name for one in _algorithms.values() if fits(one))
         raise ConfigurationError(
-            f"{name} {why}, so it cannot be the outer level; {_expect(_joins_all)}"
+            f"{name} {why}, so it cannot be the {level} level; expected one of {fitting}"
         )
     return algorithm
-
-
-def _has_halves(algorithm: Algorithm) -> bool:
-    return bool(algorithm.make(2).owners)
-
-
-def _joins_all(algorithm: Algorithm) -> bool:
-    return not algorithm.knows_nodes and len(algorithm.make(2).members) == 2
-
-
-def _expect(fits: Callable[[Algorithm], bool]) -> str:
-    return f"expected one of {', '.join(one.name for one in _algorithms.values() if fits(one))}"
 
 
 def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
@@ -162,8 +149,6 @@ def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """The price of an all-reduce."""
-
     seconds: float
     source: str
     """``simulated``, or ``closed form``."""
@@ -257,10 +242,6 @@ class Choice:
             return None
         phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)
         return None if phases is None else ClosedForm(tuple(phases))
-
-    def price(self, size: int, machine: Machine, nodes: Sequence[int], *, item: int = 4) -> Price:
-        """The price for ``size`` bytes; see ``prices``."""
-        return self.prices([size], machine, nodes, item=item)[0]
 
     def prices(
         self, sizes: Sequence[int], machine: Machine, nodes: Sequence[int], *, item: int = 4

@@ -95,24 +95,6 @@ class Schedule:
 # ---- making schedules ---------------------------------------------------------------------
 
 
-def scatter(
-    ranks: int,
-    steps: Iterable[Iterable[Transfer]],
-    *,
-    owners: Sequence[int],
-    members: Iterable[int] | None = None,
-) -> Schedule:
-    """A reduce-scatter, one chunk per owner; a reduce, if there is one owner."""
-    return Schedule(
-        Collective.REDUCE if len(set(owners)) == 1 else Collective.REDUCE_SCATTER,
-        ranks,
-        len(owners),
-        tuple(map(tuple, steps)),
-        tuple(range(ranks) if members is None else members),
-        tuple(owners),
-    )
-
-
 def all_reduce(
     ranks: int,
     chunks: int,
@@ -130,6 +112,22 @@ def all_reduce(
         tuple(range(ranks) if members is None else members),
         tuple(owners),
     )
+
+
+def scatter(
+    ranks: int,
+    steps: Iterable[Iterable[Transfer]],
+    *,
+    owners: Sequence[int],
+    members: Iterable[int] | None = None,
+) -> Schedule:
+    """A reduce-scatter, one chunk per owner; a reduce, if there is one owner."""
+    whole = all_reduce(ranks, len(owners), steps, members=members, owners=owners)
+    return replace(whole, collective=_first_half(owners))
+
+
+def _first_half(owners: Sequence[int]) -> Collective:
+    return Collective.REDUCE if len(set(owners)) == 1 else Collective.REDUCE_SCATTER
 
 
 def reverse(schedule: Schedule) -> Schedule:
@@ -164,13 +162,10 @@ def halve(schedule: Schedule) -> tuple[Schedule, Schedule]:
     """
     if schedule.collective is not Collective.ALL_REDUCE or not schedule.owners:
         raise ValueError(f"an {schedule.collective.value} without owners has no halves")
-    first, second = Collective.REDUCE_SCATTER, Collective.ALL_GATHER
-    if len(set(schedule.owners)) == 1:
-        first, second = Collective.REDUCE, Collective.BROADCAST
-    middle = len(schedule.steps) // 2
+    kind, middle = _first_half(schedule.owners), len(schedule.steps) // 2
     return (
-        replace(schedule, collective=first, steps=schedule.steps[:middle]),
-        replace(schedule, collective=second, steps=schedule.steps[middle:]),
+        replace(schedule, collective=kind, steps=schedule.steps[:middle]),
+        replace(schedule, collective=MIRROR[kind], steps=schedule.steps[middle:]),
     )
 
 

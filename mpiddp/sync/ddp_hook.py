@@ -8,7 +8,7 @@ collective calls and gives its result back.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,16 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.collectives.bootstrap import find_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.operators import Operator, choose_accumulation
-from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import AUTO, BOTH, SHARED, Call, Selection, select
+from mpiddp.collectives.planner import AUTO, BOTH, SHARED, Request, Selection, select
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.replay import find_sums
+from mpiddp.schedules.proof import find_sums
 from mpiddp.schedules.schedule import Collective
 
 SHARED_MEMORY_FILES = "/dev/shm"
 """The directory of torch's shared memory."""
-_AGREEMENT = Request(Call(Collective.ALL_REDUCE), "min")
+_AGREEMENT = Request(Collective.ALL_REDUCE, operator="min")
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,14 @@ class ScheduleHook:
         self.overlap = synchronization.overlap and self.can_overlap
         """May be changed between two steps, on all ranks alike."""
         self._wire_dtype = synchronization.wire_dtype
-        self._call = Call(
-            Collective.ALL_REDUCE, synchronization.algorithm, synchronization.transport
+        self._request = Request(
+            Collective.ALL_REDUCE,
+            synchronization.algorithm,
+            synchronization.transport,
+            operator="average",
         )
         selection = self._select(0, on_gpu)
-        communicator.make_ready(selection, on_gpu=on_gpu)
-        self._request = Request(self._call, "average")
+        communicator.planner.find_messenger(selection, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = selection.transport in (SHARED, BOTH)
@@ -73,7 +74,7 @@ class ScheduleHook:
         """For each bucket's storage, a buffer of the narrower type."""
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
-        return select(self._call, size, self._communicator.layout, on_gpu=on_gpu)
+        return select(self._request, size, self._communicator.layout, on_gpu=on_gpu)
 
     def synchronize(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook; ``bucket`` is a ``torch.distributed.GradBucket``."""
@@ -109,7 +110,7 @@ class ScheduleHook:
         if request is None:
             selection = self._select(wire.numel() * wire.element_size(), not wire.is_cpu)
             adds_once = find_sums(selection.schedule).is_single
-            request = Request(self._call, "average", None if adds_once else wire.dtype)
+            request = replace(self._request, reduction_dtype=None if adds_once else wire.dtype)
             self._narrow_requests[wire.numel()] = request
         return request
 

@@ -22,7 +22,7 @@ from benchmarks.models import explain, numerics, prove, simulate
 from benchmarks.training_step import command as training_step
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
-from mpiddp.schedules.closed_form import Phase
+from mpiddp.schedules.cost import Phase
 from mpiddp.schedules.schedule import Transfer, all_reduce
 
 

@@ -17,12 +17,12 @@ from benchmarks.models.drawing import page as pages
 from benchmarks.models.drawing.page import LARGEST, OFFERED, draw_page
 from browser import Page
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.cost import Link, Machine, flat
+from mpiddp.schedules.cost import Machine, MessageCost, flat
 from mpiddp.schedules.registry import Choice, find, names, parse
 from mpiddp.schedules.schedule import Schedule
 
 FLAT = flat(5e-6, 8e-11, 2e-11)
-USUAL = Machine(Link(1e-6, 8e-11), Link(1e-5, 8e-10), 1e-10)
+USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
 
 
 # ---- without a browser --------------------------------------------------------------------
@@ -60,7 +60,11 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("machine", "size", "message"),
     [
-        (Machine(Link(0, 1e-9), Link(0, 1e-9), 1e-9, shared=5e-10), 1, "whose link is as fast as"),
+        (
+            Machine(MessageCost(0, 1e-9), MessageCost(0, 1e-9), 1e-9, shared=5e-10),
+            1,
+            "whose link is as fast as",
+        ),
         (flat(0, 0, 1e-9), 1, "bandwidths of 0.001 to 1,000,000 Gbit/s, not inf"),
         (flat(0, 1e-9, 0), 1, "additions of 0.001 to 1,000,000 GB/s, not inf"),
         (flat(1e4, 1e-9, 1e-9), 1, r"latencies of 0 to 1,000,000 µs, not 1e\+10: use the terminal"),

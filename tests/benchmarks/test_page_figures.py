@@ -15,19 +15,19 @@ from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.models import explain
 from benchmarks.models.drawing.figures import Loads, describe_bound
 from browser import Page
-from mpiddp.schedules.cost import Link, Machine, bound, flat, simulate
+from mpiddp.schedules.cost import Machine, MessageCost, bound, flat, simulate
+from mpiddp.schedules.proof import replay
 from mpiddp.schedules.registry import Choice, find, names, parse
-from mpiddp.schedules.replay import replay
 from mpiddp.schedules.schedule import Schedule, segment
 
 FLAT = flat(5e-6, 8e-11, 2e-11)
-USUAL = Machine(Link(1e-6, 8e-11), Link(1e-5, 8e-10), 1e-10)
+USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
 MACHINES = {
     "flat": FLAT,
     "usual": USUAL,
-    "latency": Machine(Link(0.0, 1e-12), Link(1e-3, 1e-11), 1e-12),
-    "bandwidth": Machine(Link(1e-7, 1e-9), Link(1e-7, 1e-7), 1e-9),
-    "additions": Machine(Link(0.0, 1e-12), Link(0.0, 2e-12), 1e-7),
+    "latency": Machine(MessageCost(0.0, 1e-12), MessageCost(1e-3, 1e-11), 1e-12),
+    "bandwidth": Machine(MessageCost(1e-7, 1e-9), MessageCost(1e-7, 1e-7), 1e-9),
+    "additions": Machine(MessageCost(0.0, 1e-12), MessageCost(0.0, 2e-12), 1e-7),
 }
 ITEM = 4
 
@@ -117,7 +117,7 @@ return JSON.stringify(names.map((name) => {
 
 
 def compute(page: Page, choices: Sequence[str], setting: Setting) -> list[Any]:
-    def spell(link: Link) -> Mapping[str, float]:
+    def spell(link: MessageCost) -> Mapping[str, float]:
         return {"latency": link.latency, "secondsPerByte": link.seconds_per_byte}
 
     machine = {

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from crews import Crew
 from mpiddp.collectives import communicator
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 
@@ -109,7 +108,7 @@ def calls(machine, monkeypatch):
     return found
 
 
-REQUEST = Request(Call(Collective.ALL_REDUCE, "ring"))
+REQUEST = Request(Collective.ALL_REDUCE, "ring")
 
 
 def test_a_call_that_was_begun_goes_beside_the_current_stream(machine, calls):

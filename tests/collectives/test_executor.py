@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import interleavings
 import promises
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.executor import MOST_BINDINGS, Binding, Bindings, Description
+from mpiddp.collectives.executor import MOST_BINDINGS, Binding, Description, Recent, Workspace
 from mpiddp.collectives.operators import NARROW, TYPES, Operator
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
-from mpiddp.schedules.replay import find_sums
+from mpiddp.schedules.proof import find_sums
 from thread_ranks import Team
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -117,6 +117,11 @@ def test_elements_around_the_buffers_are_nobody_s_business(nodes):
 # ---- memory beside the buffer -------------------------------------------------------------
 
 
+def count_bytes(workspace: Workspace) -> int:
+    spaces = workspace._spaces.values()
+    return sum(len(space.memory) * space.dtype.itemsize for space in spaces)
+
+
 @pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
 def test_in_memory_a_binding_takes_no_more_than_blocks_beside_what_is_read_early(name, ranks):
@@ -126,10 +131,10 @@ def test_in_memory_a_binding_takes_no_more_than_blocks_beside_what_is_read_early
     for dtype, accumulation in ((torch.float32, None), (torch.float16, torch.float32)):
         buffers = [torch.zeros(count, dtype=dtype) for _ in range(ranks)]
         team = Team(schedule, buffers, [ranks], accumulation=accumulation, cell=cell)
-        for program, binding in zip(team.programs, team.bindings, strict=True):
+        for program, workspace in zip(team.programs, team.workspaces, strict=True):
             wide = (accumulation or dtype).itemsize
             blocks = most * cell * dtype.itemsize + cell * wide
-            assert binding.workspace <= program.scratch * dtype.itemsize + blocks
+            assert count_bytes(workspace) <= program.scratch * dtype.itemsize + blocks
 
 
 @pytest.mark.parametrize("name", ["direct", "gather-broadcast", "central", "one-shot"])
@@ -137,24 +142,24 @@ def test_over_messages_nothing_is_taken_beside_the_scratch_space_but_a_block(nam
     schedule = promises.build(name, 4)
     buffers = [torch.zeros(400) for _ in range(4)]
     team = Team(schedule, buffers, cell=10, message=10)
-    for program, binding in zip(team.programs, team.bindings, strict=True):
-        assert 0 <= binding.workspace - 4 * program.scratch <= 4 * 10
+    for program, workspace in zip(team.programs, team.workspaces, strict=True):
+        assert 0 <= count_bytes(workspace) - 4 * program.scratch <= 4 * 10
 
 
 def test_a_team_of_one_takes_nothing():
-    (binding,) = Team(promises.build("ring", 1), [torch.zeros(100)]).bindings
-    assert binding.workspace == 0 and binding.actions == ()
+    team = Team(promises.build("ring", 1), [torch.zeros(100)])
+    assert count_bytes(team.workspaces[0]) == 0 and team.bindings[0].actions == ()
 
 
 # ---- what is kept -------------------------------------------------------------------------
 
 
 def make_binding() -> Binding:
-    return Binding(actions=(), messages=None, kept=(), workspace=0)
+    return Binding(actions=(), messages=None, kept=())
 
 
 def test_bindings_are_made_once_for_each_key():
-    bindings, made = Bindings(), []
+    bindings, made = Recent(), []
 
     def make():
         made.append(make_binding())
@@ -165,7 +170,7 @@ def test_bindings_are_made_once_for_each_key():
 
 
 def test_the_binding_that_was_unused_longest_makes_room():
-    bindings = Bindings()
+    bindings = Recent()
     kept = {key: bindings.find(key, make_binding) for key in range(MOST_BINDINGS)}
     assert bindings.find(0, make_binding) is kept[0]
     bindings.find("one more", make_binding)

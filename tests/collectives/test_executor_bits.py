@@ -13,7 +13,7 @@ import oracle
 import promises
 from mpiddp.collectives.operators import NARROW, Operator, choose_accumulation
 from mpiddp.schedules import registry
-from mpiddp.schedules.replay import find_sums
+from mpiddp.schedules.proof import find_sums
 from thread_ranks import Team
 
 SINGLE = ("one-shot", "direct", "direct:servers=2", "central", "central:servers=2",

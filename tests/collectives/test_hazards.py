@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import interleavings
 import promises
 from mpiddp.collectives.compiler.hazards import ENTERED, done_stage, find_dependencies, read_stage
-from mpiddp.collectives.compiler.instructions import Program, Publish, Wait
+from mpiddp.collectives.compiler.instructions import Publish, RankProgram, Wait
 from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import prove
@@ -38,14 +38,14 @@ def draw_buffers(schedule: Schedule, count: int, seed: int = 0) -> list[np.ndarr
     return [numbers.integers(-(2**40), 2**40, count) for _ in range(schedule.ranks)]
 
 
-def play(schedule: Schedule, programs: Sequence[Program], seed: int) -> None:
+def play(schedule: Schedule, programs: Sequence[RankProgram], seed: int) -> None:
     """Raise something unless the promises are kept in this order of events."""
     before = draw_buffers(schedule, programs[0].count, seed)
     after = interleavings.play(programs, before, seed)
     promises.check(schedule, *(list(map(torch.from_numpy, side)) for side in (before, after)))
 
 
-def goes_wrong(schedule: Schedule, programs: Sequence[Program], seed: int) -> bool:
+def goes_wrong(schedule: Schedule, programs: Sequence[RankProgram], seed: int) -> bool:
     try:
         play(schedule, programs, seed)
     except (AssertionError, ValueError):
@@ -200,7 +200,7 @@ def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
 # ---- without one of them ------------------------------------------------------------------
 
 
-def list_victims(kind: type, *sizes: int) -> list[tuple[Schedule, list[Program], int, int]]:
+def list_victims(kind: type, *sizes: int) -> list[tuple[Schedule, list[RankProgram], int, int]]:
     """All instructions of a kind: the schedule, the programs, the rank, and where it stands."""
     victims = []
     for ranks in sizes:

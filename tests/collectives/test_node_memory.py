@@ -12,7 +12,6 @@ import torch
 from crews import Crew
 from mpiddp.collectives.executor import Description
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
 from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
     NEXT_CALL,
@@ -210,7 +209,7 @@ def test_a_rank_that_looks_seldom_sees_the_last_place():
     assert one.location(1) == Location(PRIVATE, 4)
 
 
-# ---- letters ------------------------------------------------------------------------------
+# ---- exchanges ----------------------------------------------------------------------------
 
 
 def exchange(node_memory, signature, puts, adds):
@@ -218,7 +217,7 @@ def exchange(node_memory, signature, puts, adds):
     return node_memory.exchange(signature, (put, put), (add, add), describe)
 
 
-def test_letters_of_another_call_are_an_error():
+def test_exchanges_of_another_call_are_an_error():
     one, other = make_pair()
     one.enter(1, None)
     other.enter(1, None)
@@ -230,11 +229,11 @@ def test_letters_of_another_call_are_an_error():
     assert (len(puts), len(adds)) == (1, 0)
 
 
-def test_a_letter_is_no_stage_of_a_call_in_memory():
+def test_an_exchange_is_no_stage_of_a_call_in_memory():
     one, other = make_pair()
     other.enter(1, None)
     one.enter(1, None)
-    # One works in memory, the other puts a letter.
+    # One works in memory, the other exchanges.
     one.enter(5, None)
     with pytest.raises(ConfigurationError, match="rank 0 makes another collective call"):
         exchange(other, 6, [], [])()
@@ -263,11 +262,11 @@ def test_a_writer_that_is_ahead_in_memory_is_no_error():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("count", [1, 77, MAILBOX // 4])
-def test_letters_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
+def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
     crew = Crew([0] * ranks)
-    letter = Request(Call(Collective.ALL_REDUCE, "one-shot"))
-    broadcast = Request(Call(Collective.BROADCAST, "binomial-tree", root=ranks - 1))
-    turns = random.Random(count).choices("lllb", k=40)
+    one_shot = Request(Collective.ALL_REDUCE, "one-shot")
+    broadcast = Request(Collective.BROADCAST, "binomial-tree", root=ranks - 1)
+    turns = random.Random(count).choices("ooob", k=40)
 
     def part(rank, communicator):
         dice = random.Random(rank)
@@ -276,7 +275,7 @@ def test_letters_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
             if dice.random() < 0.2:
                 time.sleep(0.001 * dice.random())
             tensor = torch.full((count,), float(number * ranks + rank), dtype=torch.float32)
-            communicator.run(letter if kind == "l" else broadcast, tensor)
+            communicator.run(one_shot if kind == "o" else broadcast, tensor)
             expected = sum(range(number * ranks, (number + 1) * ranks))
             if kind == "b":
                 expected = number * ranks + ranks - 1

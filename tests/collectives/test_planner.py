@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import promises
 from crews import Crew
 from mpiddp.collectives.communicator import MOST_PLANS
-from mpiddp.collectives.executor import MOST_BINDINGS
+from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
 from mpiddp.collectives.operators import TYPES, Operator
-from mpiddp.collectives.planner import MOST_MAILBOX_CALLS, Request
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, Call
+from mpiddp.collectives.planner import BOTH, MPI, SHARED, Request
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry
@@ -38,7 +37,7 @@ def draw_numbers(rank: int, turn: int, count: int, dtype: torch.dtype) -> torch.
     return torch.randint(-8, 9, (count,), generator=generator).to(dtype)
 
 
-def check_result(call: Call, operator, communicator, tensor, before) -> None:
+def check_result(call: Request, operator, communicator, tensor, before) -> None:
     """AssertionError unless this rank has what the call promises it."""
     rank, size, count = communicator.layout.rank, len(before), tensor.numel()
     part = slice(count * rank // size, count * (rank + 1) // size)
@@ -89,7 +88,7 @@ def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
         dtype = data.draw(st.sampled_from(TYPES), "type")
         root = data.draw(st.integers(0, len(nodes) - 1), "root")
         wish = torch.float64 if dtype is torch.float32 and data.draw(st.booleans()) else None
-        request = Request(Call(kind, "auto", transport, root), operator.value, wish)
+        request = Request(kind, "auto", transport, root, False, operator.value, wish)
         count = data.draw(st.sampled_from(counts), "count")
         memory = data.draw(
             st.lists(st.sampled_from(["private", "shared"]), min_size=len(nodes),
@@ -103,7 +102,7 @@ def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
             tensor = make_buffer(communicator, memory[rank], count, dtype)
             tensor.copy_(before[rank])
             assert communicator.run(request, tensor) is tensor
-            check_result(request.call, operator, communicator, tensor, before)
+            check_result(request, operator, communicator, tensor, before)
 
     crew.run(part)
 
@@ -114,7 +113,7 @@ def test_every_algorithm_makes_its_all_reduce_over_every_transport(nodes, name):
     crew = Crew(nodes, longest=64)
     members = range(len(nodes) - 1) if name == "central" else range(len(nodes))
     requests = [
-        Request(Call(Collective.ALL_REDUCE, name, transport, allows_servers=True), operator)
+        Request(Collective.ALL_REDUCE, name, transport, allows_servers=True, operator=operator)
         for transport in crew.communicators[0].layout.transports
         for operator in ("sum", "average")
     ]
@@ -143,7 +142,7 @@ def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
     # Each rank adds less than the last bit of a bfloat16: alone it would be lost.
     values = [256.0, 1.0, 1.0]
     crew = Crew(nodes, can_copy=can_copy)
-    request = Request(Call(Collective.ALL_REDUCE, name))
+    request = Request(Collective.ALL_REDUCE, name)
 
     def part(rank, communicator):
         for count in (5, 5000, 40_000, 7):
@@ -156,7 +155,7 @@ def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
 
 def test_sums_of_halves_beyond_their_range_are_averaged():
     crew = Crew([0, 1, 0])
-    request = Request(Call(Collective.ALL_REDUCE, "ring"), "average")
+    request = Request(Collective.ALL_REDUCE, "ring", operator="average")
 
     def part(rank, communicator):
         tensor = torch.full((9,), 60000.0 + 32 * rank, dtype=torch.float16)
@@ -174,7 +173,7 @@ def test_sums_of_halves_beyond_their_range_are_averaged():
 @pytest.mark.parametrize("count", [64, MAILBOX])
 def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
     crew = Crew(nodes, can_copy=can_copy)
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         dice, kept = random.Random(rank), []
@@ -194,7 +193,7 @@ def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
 
 def test_more_buffers_than_are_remembered_take_turns():
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         tensors = [torch.zeros(4) for _ in range(MOST_MAILBOX_CALLS + 3)]
@@ -209,7 +208,7 @@ def test_more_buffers_than_are_remembered_take_turns():
 
 def test_more_kinds_of_calls_than_are_remembered_are_made_anew():
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         for count in (*range(1, MOST_PLANS + 5), *range(1, 5)):
@@ -222,7 +221,7 @@ def test_more_kinds_of_calls_than_are_remembered_are_made_anew():
 
 def test_a_stage_that_grows_is_found_by_the_others():
     crew = Crew([0, 0, 0], can_copy=False)
-    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+    request = Request(Collective.ALL_REDUCE, "direct")
 
     def part(rank, communicator):
         for count in (20_000, 30_000, 20_000, 90_000, 20_000, 30_000):
@@ -239,7 +238,7 @@ def test_a_stage_that_grows_is_found_by_the_others():
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
 def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
     crew = Crew(nodes)
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
     total = sum(range(len(nodes)))
 
     def part(rank, communicator):
@@ -262,7 +261,7 @@ def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
 
 def test_a_call_that_fails_later_says_so_through_its_future():
     crew = Crew([0, 0], seconds=0.3)
-    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+    request = Request(Collective.ALL_REDUCE, "direct")
 
     def part(rank, communicator):
         if rank == 0:
@@ -275,7 +274,7 @@ def test_a_call_that_fails_later_says_so_through_its_future():
 
 def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE, "direct"))
+    request = Request(Collective.ALL_REDUCE, "direct")
 
     def part(rank, communicator):
         def chain(_):
@@ -310,7 +309,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come():
 @pytest.mark.parametrize("name", ["one-shot", "direct", "ring"])
 def test_another_count_is_an_error_on_a_neighbour(count, name):
     crew = Crew([0, 0], seconds=2)
-    request = Request(Call(Collective.ALL_REDUCE, name, SHARED))
+    request = Request(Collective.ALL_REDUCE, name, SHARED)
 
     def part(rank, communicator):
         communicator.run(request, torch.zeros(count + rank))
@@ -331,7 +330,7 @@ def test_another_count_is_an_error_on_a_neighbour(count, name):
 )
 def test_a_tensor_that_cannot_be_used_is_refused_on_each_rank(tensor, message):
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
     for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
         assert isinstance(error, ConfigurationError) and message in str(error)
 
@@ -341,7 +340,7 @@ def test_a_tensor_that_cannot_be_used_is_refused_on_each_rank(tensor, message):
 def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
     crew = Crew([0, 1, 1])
     requests = [
-        Request(Call(kind, transport=transport, root=1))
+        Request(kind, transport=transport, root=1)
         for kind in (Collective.BROADCAST, Collective.ALL_GATHER)
     ]
 
@@ -351,14 +350,14 @@ def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
             before = [each.to(dtype) for each in before]
             tensor = before[rank].clone()
             communicator.run(request, tensor)
-            check_result(request.call, None, communicator, tensor, before)
+            check_result(request, None, communicator, tensor, before)
 
     crew.run(part)
 
 
 def test_elements_of_16_bytes_are_refused():
     crew = Crew([0, 0])
-    request = Request(Call(Collective.BROADCAST))
+    request = Request(Collective.BROADCAST)
     tensor = torch.zeros(4, dtype=torch.complex128)
     for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
         assert str(error) == "expected elements of 1, 2, 4 or 8 bytes, found complex128"
@@ -367,7 +366,7 @@ def test_elements_of_16_bytes_are_refused():
 @pytest.mark.parametrize("count", [4, 100_000])
 def test_a_backward_pass_notices_that_what_it_needs_has_changed(count):
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         values = torch.ones(count, requires_grad=True) * 3
@@ -381,7 +380,7 @@ def test_a_backward_pass_notices_that_what_it_needs_has_changed(count):
 
 def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
     crew = Crew([0, 0], seconds=1.0)
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         if rank == 0:
@@ -405,7 +404,7 @@ def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
 @pytest.mark.parametrize("transport", [SHARED, MPI])
 def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, transport):
     crew = Crew([0, 0], seconds=0.3)
-    request = Request(Call(Collective.ALL_REDUCE, "direct", transport))
+    request = Request(Collective.ALL_REDUCE, "direct", transport)
 
     def call(communicator, tensor):
         if way == "prepare":
@@ -430,7 +429,7 @@ def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, t
 
 def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE), "max")
+    request = Request(Collective.ALL_REDUCE, operator="max")
 
     def part(rank, communicator):
         communicator.run(request, torch.zeros(1))
@@ -444,7 +443,7 @@ def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_prepared_call_keeps_its_memory_where_it_is(dtype):
     crew = Crew([0, 0])
-    request = Request(Call(Collective.ALL_REDUCE))
+    request = Request(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         tensor = torch.ones(3, dtype=dtype)

@@ -11,7 +11,6 @@ import launchers
 from crews import Crew
 from mpiddp.collectives.operators import make_span
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.selection import Call
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
@@ -98,7 +97,7 @@ def test_a_call_that_was_begun_lets_the_current_stream_go_on(device, monkeypatch
             tensor.add_(tensor)
 
     monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
-    request = Request(Call(Collective.ALL_REDUCE, "ring"))
+    request = Request(Collective.ALL_REDUCE, "ring")
     buckets = [torch.empty(1 << 20, device=device) for _ in range(3)]
     torch.cuda.synchronize(device)
     futures = []
@@ -135,7 +134,7 @@ def test_a_tensor_on_another_gpu_is_refused(device):
     calls = Crew([0, 0]).communicators[0]
     calls._device = device
     with pytest.raises(ConfigurationError, match="found one on cuda:1"):
-        calls.run(Request(Call(Collective.ALL_REDUCE)), torch.ones(3, device="cuda:1"))
+        calls.run(Request(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))
 
 
 WITHOUT_NCCL = """

@@ -16,7 +16,7 @@ import torch
 
 import mpiddp
 from mpiddp import calls
-from mpiddp.collectives.selection import Call, select
+from mpiddp.collectives.planner import Request, select
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
@@ -246,7 +246,7 @@ def make_call(row: Row, rank: int, size: int, device: torch.device = CPU) -> lis
 def name_choice(size: int) -> str:
     """What ``auto`` chooses for an all-reduce of ``size`` bytes."""
     layout = calls.find_communicator().layout
-    chosen = select(Call(Collective.ALL_REDUCE), size, layout, on_gpu=False)
+    chosen = select(Request(Collective.ALL_REDUCE), size, layout, on_gpu=False)
     return f"{chosen.name} over {chosen.transport}"
 
 

@@ -15,8 +15,8 @@ import oracle
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import (
-    Link,
     Machine,
+    MessageCost,
     StepPrice,
     bound,
     check_nodes,
@@ -54,7 +54,7 @@ def test_a_central_server_of_two_workers_by_hand():
 def test_two_levels_on_two_nodes_of_two_by_hand(shared, between):
     # Of 8 bytes, ranks of a node exchange 4, and two pairs exchange 2 bytes between the nodes,
     # twice: each in 10 + 2·3 s, if the nodes' links carry both pairs' 4 bytes in that time.
-    machine = Machine(Link(1, 1), Link(10, 3), 0.5, shared)
+    machine = Machine(MessageCost(1, 1), MessageCost(10, 3), 0.5, shared)
     run = simulate(build("two-level", 4, (2, 2)), 8, machine, (2, 2))
     inside = 1 + 4
     wanted = [inside + 4 * 0.5, between + 2 * 0.5, between, inside]
@@ -67,7 +67,7 @@ def test_ranks_of_a_node_share_its_link_each_way():
     out = [Transfer(rank, rank + 3, 0, 4, False) for rank in range(3)]
     into = [Transfer(6, 2, 0, 8, True)]
     schedule = all_reduce(7, 8, [out, into, out + into])
-    machine = Machine(Link(1, 0.5), Link(2, 3), 1, 2)
+    machine = Machine(MessageCost(1, 0.5), MessageCost(2, 3), 1, 2)
     run = simulate(schedule, 8, machine, (3, 3, 1))
     # One rank takes 2 + 4·3 s, three of them keep the link busy for 2 + 12·2 s.
     # Rank 6 has its link alone: 2 + 8·3 s, and 8 s to add.
@@ -81,14 +81,16 @@ def test_ranks_of_a_node_share_its_link_each_way():
 def test_a_node_hears_several_others_over_one_link():
     # Each of nodes 0 to 2 has its own link; node 3 hears 3·8 bytes over one: 2 + 24·2 s.
     step = [Transfer(rank, rank + 3, 0, 8, True) for rank in range(3)]
-    machine = Machine(Link(1, 0.5), Link(2, 3), 1, 2)
+    machine = Machine(MessageCost(1, 0.5), MessageCost(2, 3), 1, 2)
     assert simulate(all_reduce(6, 8, [step]), 8, machine, (1, 1, 1, 3)).seconds == 50 + 8
     assert simulate(all_reduce(6, 8, [step]), 8, machine).seconds == 2 + 8 * 3 + 8
 
 
 def test_messages_within_a_node_do_not_use_its_link():
     step = [Transfer(0, 1, 0, 1, False), Transfer(2, 4, 0, 1, False), Transfer(3, 5, 0, 1, False)]
-    run = simulate(all_reduce(6, 1, [step]), 10, Machine(Link(1, 4), Link(2, 5), 0, 5), (4, 2))
+    run = simulate(
+        all_reduce(6, 1, [step]), 10, Machine(MessageCost(1, 4), MessageCost(2, 5), 0, 5), (4, 2)
+    )
     # The first takes 1 + 10·4 s; the other two share a link: 2 + 20·5 s.
     assert run.seconds == 102
 
@@ -211,7 +213,7 @@ def test_a_message_at_most_doubles_the_ranks_that_know_a_contribution(members, r
     for servers in (0, 1):
         limits = bound(100, flat(7, 0), (1,) * (members + servers), members)
         assert limits.latency == 7 * rounds
-    limits = bound(100, Machine(Link(7, 0), Link(7, 0)), (members,))
+    limits = bound(100, Machine(MessageCost(7, 0), MessageCost(7, 0)), (members,))
     assert limits.latency == 7 * rounds
 
 
@@ -255,7 +257,7 @@ def test_a_node_with_several_ranks_can_hear_several_others_at_once():
     schedule, nodes = many_doors(), (4, 4, 4)
     prove(schedule)
     oracle.check(schedule, 5, 0)
-    machine = Machine(Link(0, 0), Link(1, 0))
+    machine = Machine(MessageCost(0, 0), MessageCost(1, 0))
     price = simulate(schedule, 5, machine, nodes).seconds
     assert price == 1
     assert bound(5, machine, nodes).seconds <= price
@@ -266,7 +268,7 @@ def test_a_node_with_several_ranks_can_hear_several_others_at_once():
     [((4,) * 5, 1), ((4,) * 6, 2), ((4,) * 25, 2), ((4, 1, 1, 1, 1), 1), ((1,) * 5, 3), ((9,), 0)],
 )
 def test_a_node_of_four_ranks_knows_five_times_as_many_nodes_after_each_message(nodes, rounds):
-    assert bound(1, Machine(Link(0, 0), Link(1, 0)), nodes).latency == rounds
+    assert bound(1, Machine(MessageCost(0, 0), MessageCost(1, 0)), nodes).latency == rounds
 
 
 # ---- machines and nodes -------------------------------------------------------------------
@@ -277,20 +279,20 @@ def test_a_node_of_four_ranks_knows_five_times_as_many_nodes_after_each_message(
 def test_figures_of_a_machine_must_be_sensible(place, figure):
     a, b, c, d, gamma, shared = [figure if n == place else 1.0 for n in range(6)]
     with pytest.raises(ConfigurationError, match="latencies and seconds per byte must be >= 0"):
-        Machine(Link(a, b), Link(c, d), gamma, shared)
+        Machine(MessageCost(a, b), MessageCost(c, d), gamma, shared)
 
 
-@pytest.mark.parametrize("far", [Link(0.5, 1), Link(1, 0.5)])
+@pytest.mark.parametrize("far", [MessageCost(0.5, 1), MessageCost(1, 0.5)])
 def test_the_network_cannot_be_quicker_than_a_node(far):
     with pytest.raises(ConfigurationError, match="between nodes cannot be quicker than inside"):
-        Machine(Link(1, 1), far)
+        Machine(MessageCost(1, 1), far)
 
 
 def test_a_shared_link_cannot_be_slower_than_one_rank():
     with pytest.raises(ConfigurationError, match=r"cannot need 3 s"):
-        Machine(Link(1, 1), Link(1, 2), 0, 3)
-    assert Machine(Link(1, 1), Link(1, 2)).uplink == 2
-    assert Machine(Link(1, 1), Link(1, 2), 0, 0).uplink == 0
+        Machine(MessageCost(1, 1), MessageCost(1, 2), 0, 3)
+    assert Machine(MessageCost(1, 1), MessageCost(1, 2)).uplink == 2
+    assert Machine(MessageCost(1, 1), MessageCost(1, 2), 0, 0).uplink == 0
 
 
 @settings(deadline=None)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
-from mpiddp.schedules.closed_form import ClosedForm, Load, Phase
-from mpiddp.schedules.cost import Link, Machine, flat, simulate
+from mpiddp.schedules.cost import ClosedForm, Load, Machine, MessageCost, Phase, flat, simulate
 from mpiddp.schedules.schedule import halve
 from prices import FULL, ODD, WITH_HALVES, build, close, machines
 
@@ -126,7 +125,7 @@ def test_a_wrong_closed_form_is_found(monkeypatch):
 def test_a_closed_form_by_hand():
     # Three steps of one message near and two far, on a link that four ranks share.
     phase = Phase(3, Load(1, 0.5), Load(2, 0.25), link=4, added=0.125)
-    machine = Machine(Link(1, 2), Link(10, 20), 3, 5)
+    machine = Machine(MessageCost(1, 2), MessageCost(10, 20), 3, 5)
     assert phase.seconds(16, machine) == 3 * (10 + 4 * 16 * 5 + 2 * 3)
     assert phase.seconds(16, replace(machine, shared=1)) == 3 * (1 + 8 * 2 + 20 + 4 * 20 + 2 * 3)
     form = ClosedForm((phase, Phase(1, near=Load(1, 1)), Phase(0, near=Load(9, 9), added=9)))
@@ -219,7 +218,7 @@ def test_the_price_of_two_levels_is_the_one_that_is_documented(hosts, size):
     # Direct inside and ring between, over links that ranks share without any gain.
     schedule, nodes = build("two-level", hosts * size, (size,) * hosts), (size,) * hosts
     bytes_ = 8 * schedule.chunks
-    machine = Machine(Link(3, 2), Link(7, 5), 0.25)
+    machine = Machine(MessageCost(3, 2), MessageCost(7, 5), 0.25)
     inside = 2 * (size - 1) * 3 + (size - 1) / size * bytes_ * (2 * 2 + 0.25)
     between = 2 * (hosts - 1) * 7 + 2 * (hosts - 1) / hosts * bytes_ * 5
     between += (hosts - 1) / (hosts * size) * bytes_ * 0.25
@@ -280,7 +279,7 @@ def test_the_halves_of_a_price_add_up(name):
 def test_1024_ranks_are_simulated(name):
     nodes = (8,) * 128 if name == "two-level" else (1,) * 1024
     choice = registry.parse(name)
-    price = choice.price(2**22, ODD, nodes)
+    price = choice.prices([2**22], ODD, nodes)[0]
     assert price.source == "simulated" and len(price.simulation.steps) == price.form.steps
     if name != "central":
         assert close(price.seconds, price.form.seconds(2**22, ODD))
@@ -298,7 +297,7 @@ def no_simulation(monkeypatch):
 @pytest.mark.usefixtures("no_simulation")
 @pytest.mark.parametrize("name", registry.names())
 def test_65536_ranks_are_priced_by_the_closed_form(name):
-    price = registry.parse(name).price(2**30, ODD, (1,) * 65536)
+    price = registry.parse(name).prices([2**30], ODD, (1,) * 65536)[0]
     assert (price.source, price.simulation) == ("closed form", None)
     assert price.seconds == price.form.seconds(2**30, ODD) > 0
     formula = {**LITERATURE, **POWERS_OF_TWO, "two-level": LITERATURE["ring"]}[name]
@@ -309,7 +308,7 @@ def test_65536_ranks_are_priced_by_the_closed_form(name):
 
 @pytest.mark.usefixtures("no_simulation")
 def test_65536_ranks_on_nodes_of_eight_are_priced_on_two_levels():
-    price = registry.parse("two-level").price(2**30, ODD, (8,) * 8192)
+    price = registry.parse("two-level").prices([2**30], ODD, (8,) * 8192)[0]
     assert price.source == "closed form"
     inside = 14 * 3e-6 + 2**30 * 7 / 8 * (2 * 7e-11 + 17e-12)
     # Eight ranks at 13e-10 seconds per byte are quicker than their link at 5e-10.
@@ -322,24 +321,24 @@ def test_65536_ranks_on_nodes_of_eight_are_priced_on_two_levels():
 def test_what_has_no_closed_form_is_not_priced_at_65536_ranks(text):
     words = f"{text} has no closed form for 65536 ranks on 8192 nodes, and more than 1024 are not"
     with pytest.raises(ConfigurationError, match=words):
-        registry.parse(text).price(2**30, ODD, (8,) * 8192)
+        registry.parse(text).prices([2**30], ODD, (8,) * 8192)[0]
 
 
 def test_the_last_number_of_ranks_that_is_simulated_is_1024():
     choice, machine = registry.parse("binomial-tree"), flat(1, 0)
-    assert choice.price(4, machine, (1,) * 1024).source == "simulated"
-    assert choice.price(4, machine, (1,) * 1025).source == "closed form"
+    assert choice.prices([4], machine, (1,) * 1024)[0].source == "simulated"
+    assert choice.prices([4], machine, (1,) * 1025)[0].source == "closed form"
 
 
 def test_a_price_rounds_the_buffer_down_to_whole_elements():
     choice = registry.parse("one-shot")
-    assert choice.price(11, flat(0, 1), (1, 1)).seconds == 8
-    assert choice.price(11, flat(0, 1), (1, 1), item=2).seconds == 10
+    assert choice.prices([11], flat(0, 1), (1, 1))[0].seconds == 8
+    assert choice.prices([11], flat(0, 1), (1, 1), item=2)[0].seconds == 10
 
 
 def test_a_price_beyond_the_simulated_rounds_alike():
     """As the documentation says of the size, whatever the source."""
-    price = registry.parse("one-shot").price(11, flat(0, 1), (1,) * 1025)
+    price = registry.parse("one-shot").prices([11], flat(0, 1), (1,) * 1025)[0]
     assert price.seconds == 1024 * 8
 
 

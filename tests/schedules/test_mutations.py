@@ -6,6 +6,7 @@ all-reduce as good as the original, which the oracle confirms.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
@@ -17,7 +18,7 @@ import pytest
 import oracle
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules import registry
-from mpiddp.schedules.cost import Link, Machine, flat, simulate
+from mpiddp.schedules.cost import Machine, MessageCost, flat, simulate
 from mpiddp.schedules.proof import passes_on, prove
 
 CASES = (*((ranks, 1) for ranks in (2, 3, 4, 5, 6, 8)), (3, 2), (4, 2))
@@ -29,7 +30,7 @@ MACHINES = (
     flat(1.0, 0.0),
     flat(0.0, 1.0),
     flat(0.0, 0.0, 1.0),
-    Machine(Link(1.0, 2**-5), Link(5.0, 2**-2), 2**-7, 2**-3),
+    Machine(MessageCost(1.0, 2**-5), MessageCost(5.0, 2**-2), 2**-7, 2**-3),
 )
 
 
@@ -183,7 +184,8 @@ def judge(mutant, name, case):
     try:
         prove(mutant)
     except ScheduleError:
-        assert not passes_on(mutant)
+        with contextlib.suppress(ScheduleError):
+            assert not passes_on(mutant)
         return "refused"
     signs = set()
     for found, before in zip(prices(mutant), original_prices(name, case), strict=True):

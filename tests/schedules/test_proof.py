@@ -105,8 +105,10 @@ def test_all_that_arrives_is_added_in_the_order_of_the_sources():
 )
 def test_a_message_needs_two_ranks_and_some_chunks(transfer):
     steps = [[add(0, 1)], [copy(1, 0)], [transfer]]
-    refuse(all_reduce(2, 1, steps), "step 2:", str(transfer), "two of 2 ranks", "some of 1 chunks")
-    assert not passes_on(all_reduce(2, 1, steps))
+    schedule, words = all_reduce(2, 1, steps), ("two of 2 ranks", "some of 1 chunks")
+    refuse(schedule, "step 2:", str(transfer), *words)
+    with pytest.raises(ScheduleError, match="step 2:"):
+        passes_on(schedule)
 
 
 @pytest.mark.parametrize("members", [(0, 2), (0, -1), ()])

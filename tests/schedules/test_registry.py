@@ -182,7 +182,7 @@ def test_nodes_must_add_up(name, nodes):
 @pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "two-level"])
 def test_no_price_without_ranks_on_each_node(name, nodes):
     with pytest.raises(ConfigurationError):
-        registry.parse(name).price(1024, MACHINE, nodes)
+        registry.parse(name).prices([1024], MACHINE, nodes)[0]
 
 
 @pytest.mark.parametrize("nodes", [(1,) * 8, (2,) * 4, (4, 3, 1), (8,) * 256, (1,) * 1025])
@@ -202,14 +202,14 @@ def test_what_cannot_be_built_has_no_price_for_any_number_of_ranks(text, nodes):
     with pytest.raises(ConfigurationError):
         choice.build(sum(nodes), nodes)
     with pytest.raises(ConfigurationError):
-        choice.price(1024, MACHINE, nodes)
+        choice.prices([1024], MACHINE, nodes)[0]
 
 
 def test_a_price_for_each_size():
     choice, nodes = registry.parse("one-shot"), (1, 1)
     prices = choice.prices([4, 40, 0], MACHINE, nodes)
     assert [price.seconds for price in prices] == [5, 41, 0]
-    assert choice.price(40, MACHINE, nodes).seconds == prices[1].seconds
+    assert choice.prices([40], MACHINE, nodes)[0].seconds == prices[1].seconds
     assert {price.source for price in prices} == {"simulated"}
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import oracle
 import promises
 from mpiddp.schedules import registry
-from mpiddp.schedules.proof import prove
-from mpiddp.schedules.replay import find_sums, is_order_fixed, replay
+from mpiddp.schedules.proof import find_sums, is_order_fixed, prove, replay
 from mpiddp.schedules.schedule import Transfer, all_reduce, halve, segment
 
 AT_ONCE = {"one-shot", "direct", "central", "gather-broadcast"}

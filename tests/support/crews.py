@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -9,36 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from in_process import InProcessMessenger, Office
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import Planner
-from mpiddp.collectives.selection import BOTH, MPI, SHARED, Layout
-from mpiddp.collectives.transport.node_memory import (
-    Location,
-    NodeMemory,
-    NodeResolver,
-    PeerMemory,
-    block_size,
-)
+from mpiddp.collectives.planner import BOTH, MPI, SHARED, Layout, Planner
+from mpiddp.collectives.transport.node_memory import NodeMemory, block_size
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.waiting import Policy, Waiter
 
-
-class PeersResolver:
-    """Peers are ranks of this process, each with segments of its own numbering."""
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._resolvers = {
-            rank: NodeResolver({rank: os.getpid()}, SharedMemory()) for rank in ranks
-        }
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        """As other processes would find it."""
-        return self._resolvers[rank].find_memory(rank, location, count, dtype)
+SEGMENTS = 1_000_000
+"""The most that a rank of a crew makes."""
 
 
 class Crew:
@@ -60,6 +40,9 @@ class Crew:
         absent = {SHARED: "the ranks are on several nodes"} if len(set(nodes)) > 1 else {}
         hosts = tuple(f"host{node}" for node in nodes)
         self.shared_memory = [SharedMemory() for _ in nodes]
+        for rank, shared_memory in enumerate(self.shared_memory):
+            # They are one process, in which no number is to stand for two segments.
+            shared_memory._numbers = itertools.count(1 + SEGMENTS * rank)
         self.blocks = {
             node: self.shared_memory[0].allocate(block_size(nodes.count(node)))
             for node in set(nodes)
@@ -69,8 +52,8 @@ class Crew:
         for rank, node in enumerate(nodes):
             ranks = [each for each, other in enumerate(nodes) if other == node]
             block, shared_memory = self.blocks[node], self.shared_memory[rank]
-            resolver = PeersResolver(ranks)
-            node_memory = NodeMemory(rank, ranks, block, waiter, resolver, shared_memory, can_copy)
+            processes = dict.fromkeys(ranks, os.getpid())
+            node_memory = NodeMemory(rank, processes, block, waiter, shared_memory, can_copy)
             messenger = partial(InProcessMessenger, office, rank, waiter, longest, flows)
             layout = Layout(rank, hosts, self.nodes, possible, absent)
             planner = Planner(layout, shared_memory, node_memory, {MPI: messenger})

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.collectives.operators import Action, View, copy
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter

@@ -22,9 +22,9 @@ from mpiddp.collectives.compiler.instructions import (
     Finish,
     Message,
     Operand,
-    Program,
     Publish,
     Push,
+    RankProgram,
     Reduce,
     Source,
     Start,
@@ -92,7 +92,7 @@ def own(rank: int, start: int, length: int) -> Area:
 class Graph:
     """What happens before what."""
 
-    programs: Sequence[Program]
+    programs: Sequence[RankProgram]
     before: list[list[int]] = field(default_factory=list)
     """For each node those that come before it."""
     names: list[str] = field(default_factory=list)
@@ -250,7 +250,7 @@ def _keep(table: dict, key: object, value: object, what: str) -> None:
     table[key] = value
 
 
-def check(programs: Sequence[Program]) -> None:
+def check(programs: Sequence[RankProgram]) -> None:
     """Raise DeadlockError, RaceError or MisfitError if anything can go wrong in any order."""
     Graph(programs).check()
 
@@ -263,7 +263,7 @@ Test = Callable[[], bool]
 class _Run:
     """The memory, and one generator per rank that yields what it waits for."""
 
-    def __init__(self, programs: Sequence[Program], buffers: Sequence[np.ndarray]) -> None:
+    def __init__(self, programs: Sequence[RankProgram], buffers: Sequence[np.ndarray]) -> None:
         self.buffers = [np.array(buffer) for buffer in buffers]
         self._scratch = [
             np.full(program.scratch, 99, self.buffers[0].dtype) for program in programs
@@ -308,7 +308,7 @@ class _Run:
             yield
             target[half] = total
 
-    def play(self, rank: int, program: Program) -> Iterator[Test]:
+    def play(self, rank: int, program: RankProgram) -> Iterator[Test]:
         """One rank."""
         self._progress[rank] = ENTERED
         yield lambda: all(self._progress[each] >= ENTERED for each in program.partners)
@@ -348,7 +348,9 @@ def _at_once() -> bool:
     return True
 
 
-def play(programs: Sequence[Program], buffers: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def play(
+    programs: Sequence[RankProgram], buffers: Sequence[np.ndarray], seed: int
+) -> list[np.ndarray]:
     """The buffers afterwards, in the order that ``seed`` stands for.
 
     Even seeds draw the next mover anew each time; odd ones always let the first that can move, in

@@ -8,7 +8,7 @@ import math
 from hypothesis import strategies as st
 
 from mpiddp.schedules import registry
-from mpiddp.schedules.cost import Link, Machine
+from mpiddp.schedules.cost import Machine, MessageCost
 
 WITH_HALVES = tuple(name for name in registry.names() if registry.parse(name).build(4).owners)
 FULL = tuple(
@@ -17,7 +17,7 @@ FULL = tuple(
     if name != "two-level" and len(registry.parse(name).build(5).members) == 5
 )
 """They leave nobody out, so that they may connect nodes, and lower bounds hold for them."""
-ODD = Machine(Link(3e-6, 7e-11), Link(11e-6, 13e-10), 17e-12, 5e-10)
+ODD = Machine(MessageCost(3e-6, 7e-11), MessageCost(11e-6, 13e-10), 17e-12, 5e-10)
 
 
 def close(found, wanted):
@@ -29,11 +29,11 @@ def machines(draw):
     """All that a Machine may be, within what floating point multiplies without loss."""
     figures = st.one_of(st.just(0.0), st.floats(1e-30, 1e3))
     latency, per_byte, more, further, gamma = (draw(figures) for _ in range(5))
-    far = Link(latency + more, per_byte + further)
+    far = MessageCost(latency + more, per_byte + further)
     shared = draw(
         st.one_of(st.none(), st.floats(0, 1).map(lambda part: part * far.seconds_per_byte))
     )
-    return Machine(Link(latency, per_byte), far, gamma, shared)
+    return Machine(MessageCost(latency, per_byte), far, gamma, shared)
 
 
 @functools.cache

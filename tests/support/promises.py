@@ -8,8 +8,9 @@ from functools import reduce
 import torch
 from hypothesis import strategies as st
 
-from mpiddp.collectives.compiler.instructions import Program
-from mpiddp.collectives.compiler.lowering import Cut, compile_part, find_part
+from mpiddp.collectives.compiler.hazards import find_part
+from mpiddp.collectives.compiler.instructions import RankProgram
+from mpiddp.collectives.compiler.lowering import Cut, compile_part
 from mpiddp.collectives.operators import Operator
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import (
@@ -145,7 +146,7 @@ def group_ranks(nodes: Sequence[int]) -> list[range]:
 
 def compile_all(
     schedule: Schedule, count: int, nodes: Sequence[int], cut: Cut | None = None
-) -> list[Program]:
+) -> list[RankProgram]:
     """Every rank's program."""
     cut = cut or Cut(1 << 20, 1 << 20, True)
     groups = group_ranks(nodes)
@@ -156,6 +157,6 @@ def compile_all(
 
 def compile_program(
     schedule: Schedule, rank: int, count: int, group: Collection[int], cut: Cut
-) -> Program:
+) -> RankProgram:
     """The instructions of ``rank`` for ``count`` elements; ``group`` shares its memory with it."""
     return compile_part(find_part(schedule, rank, group), count, cut)

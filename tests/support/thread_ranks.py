@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from in_process import InProcessMessenger, Office
-from mpiddp.collectives.compiler.tiling import Cut
-from mpiddp.collectives.executor import Binding, Description, Execution, bind
+from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
 from mpiddp.collectives.operators import Arithmetic, Operator, Span, make_span, map_memory
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
@@ -29,8 +29,8 @@ from promises import compile_program
 SECONDS = 20.0
 
 
-class ThreadResolver:
-    """Peers are threads of this process."""
+class ThreadMemory(NodeMemory):
+    """Its peers are threads of this process."""
 
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
@@ -82,14 +82,14 @@ class Team:
                 blocks[group] = SharedMemory().allocate(block_size(len(group)))
             block = blocks[group]
             self.node_memories.append(
-                NodeMemory(rank, group, block, waiter, ThreadResolver(), SharedMemory(), True)
+                ThreadMemory(rank, dict.fromkeys(group, 0), block, waiter, SharedMemory(), True)
             )
         self.spans = [make_span(buffer) for buffer in buffers]
-        resolver = ThreadResolver()
         self.bindings: list[Binding] = []
+        self.workspaces = [Workspace() for _ in range(ranks)]
         for rank, program in enumerate(self.programs):
             peers = {
-                peer: resolver.find_memory(
+                peer: self.node_memories[rank].find_memory(
                     peer, Location(PRIVATE, buffers[peer].data_ptr()), len(buffers[peer]), dtype
                 )
                 for peer in program.partners
@@ -99,7 +99,7 @@ class Team:
                 bind(
                     Execution(
                         program, arithmetic, 7, self.description, messenger,
-                        self.node_memories[rank],
+                        self.node_memories[rank], self.workspaces[rank],
                     ),
                     self.spans[rank],
                     peers,

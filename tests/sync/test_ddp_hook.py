@@ -14,8 +14,7 @@ import hooked
 from crews import Crew
 from mpiddp.collectives import bootstrap
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import NCCL
-from mpiddp.collectives.selection import MPI
+from mpiddp.collectives.planner import MPI, NCCL
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Options
@@ -150,13 +149,13 @@ def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
 def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, made):
     communicator = Crew(nodes).communicators[0]
     ScheduleHook(Synchronization("ring", **options), communicator, on_gpu=False)
-    assert set(communicator._planner._messengers) == made
+    assert set(communicator.planner._messengers) == made
 
 
 def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
     communicator = Crew([0, 0]).communicators[0]
     session = SimpleNamespace(backend="gloo", timeout=60.0)
-    communicator._planner._makers = {NCCL: lambda: bootstrap._make_group(session, True)}
+    communicator.planner._makers = {NCCL: lambda: bootstrap._make_group(session, True)}
     with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
         ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)
 

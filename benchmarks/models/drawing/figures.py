@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiddp.schedules.cost import Link, Machine, bound
-from mpiddp.schedules.replay import replay
+from mpiddp.schedules.cost import Machine, MessageCost, bound
+from mpiddp.schedules.proof import replay
 from mpiddp.schedules.schedule import Schedule
 
 Integers = NDArray[np.int64]
@@ -68,9 +68,9 @@ def describe_bound(schedule: Schedule, nodes: Sequence[int]) -> list[float]:
     product counts; and of the bytes' addition. Without messages inside nodes the first ones hold
     as well, since a rank is a node then.
     """
-    unit, members = Link(1, 1), len(schedule.members)
+    unit, members = MessageCost(1, 1), len(schedule.members)
     inside = bound(1, Machine(unit, unit, 1), nodes, members)
-    between = bound(1, Machine(Link(0, 0), unit, 1), nodes, members)
+    between = bound(1, Machine(MessageCost(0, 0), unit, 1), nodes, members)
     return [
         inside.latency, between.latency, inside.bandwidth, between.bandwidth, inside.addition,
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-from mpiddp.schedules.replay import replay
+from mpiddp.schedules.proof import replay
 from mpiddp.schedules.schedule import Schedule
 
 Holdings = tuple[tuple[frozenset[int], ...], ...]

@@ -1,4 +1,4 @@
-"""Which rank has to wait for which other where ranks work in each other's memory.
+"""One rank's part of a schedule, and for whom it waits where ranks work in each other's memory.
 
 With messages, a receive is the wait. In shared memory a rank reads another rank's buffer, to add it
 to its own, and writes its results into the others' buffers. Each rank publishes its progress. This
@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mpiddp.schedules.schedule import Schedule, Step, Transfer
+from mpiddp.schedules.proof import Sums, find_sums
+from mpiddp.schedules.schedule import Rounds, Schedule, Step, Transfer, project
 
 ENTERED = 0
 """The stage of a rank that has made the call: its buffer may be touched."""
@@ -125,7 +126,6 @@ class _Analysis:
         return self._writers.get(place) or {place[0]: ENTERED}
 
     def find_leaving(self, rank: int) -> Stages:
-        """What the rank waits for in the end."""
         waits: Stages = {}
         for places in (self._writers, self._readers):
             for (owner, _), stages in places.items():
@@ -156,3 +156,32 @@ def find_dependencies(schedule: Schedule, rank: int, group: Iterable[int]) -> De
         analysis.find_leaving(rank),
         frozenset(waits[rank] for waits in analysis.waits() if rank in waits),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One rank's part of a schedule, for buffers of any length."""
+
+    schedule: Schedule
+    rank: int
+    group: frozenset[int]
+    """The other ranks that share their memory with this one."""
+    rounds: Rounds
+    needs: Dependencies
+    ends: Mapping[int, set[int]]
+    """For each chunk the steps in which this rank completes it."""
+    sums: Sums
+
+
+def find_part(schedule: Schedule, rank: int, group: Collection[int]) -> Part:
+    """The part of ``rank``; ``group`` shares its memory with it."""
+    others = frozenset(group) - {rank}
+    needs = Dependencies({}, {}, frozenset(), {}, frozenset())
+    if others:
+        needs = find_dependencies(schedule, rank, group)
+    sums = find_sums(schedule)
+    ends: dict[int, set[int]] = defaultdict(set)
+    for step, dst, chunk in sums.final:
+        if dst == rank:
+            ends[chunk].add(step)
+    return Part(schedule, rank, others, project(schedule)[rank], needs, ends, sums)

@@ -93,8 +93,6 @@ class Start(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Wait for a message."""
-
     message: int
 
 
@@ -102,12 +100,11 @@ Instruction = Wait | Publish | Fetch | Push | Reduce | Start | Finish
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """One rank's part of a collective on ``count`` elements."""
 
     rank: int
     count: int
-    steps: int
     instructions: tuple[Instruction, ...]
     messages: tuple[Message, ...]
     scratch: int

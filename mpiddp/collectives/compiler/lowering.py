@@ -14,89 +14,246 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
-from mpiddp.collectives.compiler.hazards import (
-    ENTERED,
-    Dependencies,
-    Stages,
-    done_stage,
-    find_dependencies,
-    read_stage,
-)
+from mpiddp.collectives.compiler.hazards import ENTERED, Part, Stages, done_stage, read_stage
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
     Instruction,
+    Message,
     Operand,
-    Program,
     Publish,
     Push,
+    RankProgram,
     Reduce,
     Source,
     Start,
     Wait,
 )
-from mpiddp.collectives.compiler.tiling import Cut, Grid, Incoming, Outgoing, Pieces, Scratch
-from mpiddp.schedules.replay import Sums, find_sums
-from mpiddp.schedules.schedule import Round, Rounds, Schedule, Transfer, project
+from mpiddp.schedules.schedule import Round, Transfer
+
+# ---- pieces -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One rank's part of a schedule, for buffers of any length."""
+@dataclass(frozen=True)
+class Cut:
+    """How a transport cuts a buffer."""
 
-    schedule: Schedule
-    rank: int
-    group: frozenset[int]
-    """The other ranks that share their memory with this one."""
-    rounds: Rounds
-    needs: Dependencies
-    ends: Mapping[int, frozenset[int]]
-    """For each chunk the steps in which this rank completes it."""
-    sums: Sums
+    cell: int
+    """The most elements of a chunk that are added, copied or sent at once."""
+    message: int
+    """The most elements of one message, which may hold several short chunks."""
+    flows: bool
+    """Whether messages may start before their step, and receives be posted before theirs. Without,
+    all messages of a step start at once."""
 
 
-def find_part(schedule: Schedule, rank: int, group: Collection[int]) -> Part:
-    """The part of ``rank``; ``group`` shares its memory with it."""
-    others = frozenset(group) - {rank}
-    needs = Dependencies({}, {}, frozenset(), {}, frozenset())
-    if others:
-        needs = find_dependencies(schedule, rank, group)
-    sums = find_sums(schedule)
-    ends: dict[int, set[int]] = defaultdict(set)
-    for step, dst, chunk in sums.final:
-        if dst == rank:
-            ends[chunk].add(step)
-    frozen = {chunk: frozenset(steps) for chunk, steps in ends.items()}
-    return Part(schedule, rank, others, project(schedule)[rank], needs, frozen, sums)
+class Grid:
+    """The cells of a buffer: every chunk in parts of equal length, up to one element."""
+
+    def __init__(self, bounds: Sequence[int], cell: int) -> None:
+        self.edges = [0]
+        """Where each cell begins, and where the last one ends."""
+        self.first: list[int] = []
+        """The first cell of each chunk, and the number of cells."""
+        self.chunks: list[int] = []
+        """The chunk of each cell."""
+        for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
+            self.first.append(len(self.edges) - 1)
+            parts = -(-(hi - lo) // cell)
+            self.edges += [lo + (hi - lo) * part // parts for part in range(1, parts + 1)]
+            self.chunks += [chunk] * parts
+        self.first.append(len(self.edges) - 1)
+
+    def cells(self, transfer: Transfer) -> range:
+        """The cells that a transfer moves; none if its chunks are empty."""
+        return range(self.first[transfer.lo], self.first[transfer.hi])
+
+    def length(self, cells: range) -> int:
+        return self.edges[cells.stop] - self.edges[cells.start]
+
+    def group(self, cells: range, most: int) -> Iterator[range]:
+        """Neighbouring cells together, as long as they have no more than ``most`` elements.
+
+        Both ends of a transfer group alike.
+        """
+        start = cells.start
+        for cell in cells:
+            if cell > start and self.edges[cell + 1] - self.edges[start] > most:
+                yield range(start, cell)
+                start = cell
+        if len(cells):
+            yield range(start, cells.stop)
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """A message, or a copy into the memory of another rank of the node."""
+
+    step: int
+    peer: int
+    cells: range
+    waits: Stages
+    message: int | None
+    """Its number, if it is one."""
+    missing: int = 0
+    """Cells that do not have the value yet that is to leave."""
+    may_flow: bool = True
+    is_started: bool = False
+    is_finished: bool = False
+
+
+@dataclass(eq=False)
+class Incoming:
+    """A message that arrives, or an addition that is fetched early."""
+
+    step: int
+    transfer: Transfer
+    cells: range
+    message: int | None = None
+    slot: int | None = None
+    is_posted: bool = False
+    is_finished: bool = False
+    missing: int = 0
+    """Cells whose scratch space is still needed."""
+
+    @property
+    def src(self) -> int:
+        return self.transfer.src
+
+    @property
+    def reduce(self) -> bool:
+        """Whether it lands beside the buffer, and is added then."""
+        return self.transfer.reduce
+
+
+class Pieces:
+    """The rounds of one rank, cut; by step."""
+
+    def __init__(self, part: Part, grid: Grid, cut: Cut) -> None:
+        self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)
+        self.arriving: dict[int, list[Incoming]] = defaultdict(list)
+        """Messages."""
+        self.fetched: dict[int, list[Incoming]] = defaultdict(list)
+        """Additions that are read early from a neighbour's memory."""
+        self.direct: dict[int, list[Transfer]] = defaultdict(list)
+        """Additions straight from a neighbour's memory."""
+        self.messages: list[Message] = []
+        self.triggers: dict[tuple[int, int], list[Outgoing]] = defaultdict(list)
+        """By cell and step: what may leave once the cell has the value of that step."""
+        self._grid = grid
+        self._cut = cut
+        self._group = part.group
+        self._needs = part.needs
+        self._written: dict[int, int | None] = {}
+        """For each cell the step that changed it last; None if a neighbour did."""
+        self._tags: dict[tuple[bool, int], int] = defaultdict(int)
+        for number, receives, sends in part.rounds:
+            for transfer in sends:
+                self._cut_send(number, transfer)
+            for transfer in receives:
+                self._cut_receive(number, transfer)
+                is_remote = transfer.src in part.group and not transfer.reduce
+                for cell in grid.cells(transfer):
+                    self._written[cell] = None if is_remote else number
+
+    def _cut_send(self, number: int, transfer: Transfer) -> None:
+        is_local = transfer.dst in self._group
+        if is_local and transfer.reduce:
+            # Its destination fetches it.
+            return
+        key = (number, transfer)
+        waits = dict(self._needs.reading.get(key, {}))
+        if is_local:
+            for rank, stage in self._needs.writing.get(key, {}).items():
+                waits[rank] = max(stage, waits.get(rank, stage))
+        most = self._cut.cell if is_local else self._cut.message
+        for cells in self._grid.group(self._grid.cells(transfer), most):
+            message = None if is_local else self._number(True, number, transfer.dst, cells)
+            piece = Outgoing(number, transfer.dst, cells, waits, message)
+            self.outgoing[number].append(piece)
+            self._watch(piece)
+
+    def _watch(self, piece: Outgoing) -> None:
+        """Note which cells it waits for. It may flow if this rank itself makes them, not before."""
+        steps = {cell: self._written.get(cell, -1) for cell in piece.cells}
+        for cell, step in steps.items():
+            if step is not None and step >= 0:
+                piece.missing += 1
+                self.triggers[cell, step].append(piece)
+        piece.may_flow = self._cut.flows and None not in steps.values() and piece.missing > 0
+
+    def _cut_receive(self, number: int, transfer: Transfer) -> None:
+        cells = self._grid.cells(transfer)
+        if transfer.src not in self._group:
+            for part in self._grid.group(cells, self._cut.message):
+                message = self._number(False, number, transfer.src, part)
+                piece = Incoming(number, transfer, part, message, missing=len(part))
+                self.arriving[number].append(piece)
+        elif (number, transfer) in self._needs.early:
+            self.fetched[number] += [
+                Incoming(number, transfer, part, missing=len(part))
+                for part in self._grid.group(cells, self._cut.cell)
+            ]
+        elif transfer.reduce:
+            self.direct[number].append(transfer)
+
+    def _number(self, sends: bool, step: int, peer: int, cells: range) -> int:
+        tag = self._tags[sends, peer]
+        self._tags[sends, peer] += 1
+        start, length = self._grid.edges[cells.start], self._grid.length(cells)
+        self.messages.append(Message(sends, step, peer, start, length, False, tag))
+        return len(self.messages) - 1
+
+
+class Scratch:
+    """Space beside the buffer: slots of one length, enough for what lands there in any step."""
+
+    def __init__(self, pieces: Pieces, grid: Grid, steps: Sequence[int]) -> None:
+        landing = [(*pieces.arriving[step], *pieces.fetched[step]) for step in steps]
+        added = [[piece for piece in each if piece.reduce] for each in landing]
+        self._length = max((grid.length(p.cells) for step in added for p in step), default=0)
+        slots = max(map(len, added), default=0)
+        self.size = slots * self._length
+        """Elements."""
+        self.free = list(range(slots - 1, -1, -1))
+
+    def take(self, piece: Incoming) -> int:
+        """Give it a slot; returns the slot's first element."""
+        piece.slot = self.free.pop() * self._length
+        return piece.slot
+
+    def release(self, piece: Incoming, cells: int) -> None:
+        """``cells`` of its cells have been added; after the last one its slot is free."""
+        piece.missing -= cells
+        if piece.missing == 0 and piece.slot is not None:
+            self.free.append(piece.slot // self._length)
+
+
+# ---- instructions -------------------------------------------------------------------------
 
 
 class _Compiler:
     def __init__(self, part: Part, count: int, cut: Cut) -> None:
-        schedule = part.schedule
-        self.schedule = schedule
-        self.rank = part.rank
-        self.group = part.group
-        self.cut = cut
-        self.grid = Grid(schedule.bounds(count), cut.cell)
-        self.count = count
-        self.rounds = part.rounds
+        self.part = part
         self.needs = part.needs
-        self.ends = part.ends
-        self.pieces = Pieces(self.rounds, self.grid, cut, self.group, self.needs)
-        self.scratch = Scratch(self.pieces, self.grid, [each.step for each in self.rounds])
+        self.cut = cut
+        self.count = count
+        self.grid = Grid(part.schedule.bounds(count), cut.cell)
+        self.pieces = Pieces(part, self.grid, cut)
+        self.scratch = Scratch(self.pieces, self.grid, [each.step for each in part.rounds])
         self.instructions: list[Instruction] = []
         # Nobody works in the memory of a rank that has not entered: the executor waits for that.
-        self.known: Stages = dict.fromkeys(self.group, ENTERED)
+        self.known: Stages = dict.fromkeys(part.group, ENTERED)
         self.flying: dict[int, list[Outgoing]] = defaultdict(list)
         """By cell, the messages that were started and not yet finished."""
         self.unsettled: set[int] = set()
         """Cells that are still to be added, or taken in, in the present step."""
-        self.holds = [part.rank in schedule.contributors(chunk) for chunk in range(schedule.chunks)]
-
-    # ---- instructions -------------------------------------------------------------------
+        chunks = range(part.schedule.chunks)
+        self.holds = [part.rank in part.schedule.contributors(chunk) for chunk in chunks]
 
     def emit_waits(self, step: int, waits: Stages) -> None:
         for rank, stage in sorted(waits.items()):
@@ -108,9 +265,8 @@ class _Compiler:
         return all(self.known.get(rank, -1) >= stage for rank, stage in waits.items())
 
     def emit_publish(self, stage: int) -> None:
-        if stage not in self.needs.published:
-            return
-        self.instructions.append(Publish(stage))
+        if stage in self.needs.published:
+            self.instructions.append(Publish(stage))
 
     def _land(self, cells: range, step: int | None = None) -> None:
         """Wait for the messages that leave from these cells, which are about to change.
@@ -118,16 +274,17 @@ class _Compiler:
         For those up to ``step`` alone, if it is given.
         """
         for cell in cells:
-            still = []
-            for piece in self.flying.pop(cell, []):
-                if step is not None and piece.step > step:
-                    still.append(piece)
-                elif not piece.is_finished:
-                    assert piece.message is not None
-                    self.instructions.append(Finish(piece.message))
-                    piece.is_finished = True
-            if still:
-                self.flying[cell] = still
+            pieces = self.flying.pop(cell, [])
+            for piece in pieces:
+                if step is None or piece.step <= step:
+                    self._finish(piece)
+            if later := [piece for piece in pieces if not piece.is_finished]:
+                self.flying[cell] = later
+
+    def _finish(self, piece: Incoming | Outgoing) -> None:
+        if piece.message is not None and not piece.is_finished:
+            self.instructions.append(Finish(piece.message))
+            piece.is_finished = True
 
     def _start(self, pieces: Sequence[Outgoing], receives: Sequence[Incoming] = ()) -> None:
         """One instruction for all that starts at once."""
@@ -148,7 +305,7 @@ class _Compiler:
     def _post(self, piece: Incoming) -> None:
         """Give a receive its place; ``_start`` makes it."""
         assert piece.message is not None
-        if piece.is_added:
+        if piece.reduce:
             slot = self.scratch.take(piece)
             message = self.pieces.messages[piece.message]
             self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
@@ -163,7 +320,7 @@ class _Compiler:
             self.emit_waits(step, out.waits)
         arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_posted]
         for piece in arriving:
-            if not piece.is_added:
+            if not piece.reduce:
                 self.emit_waits(step, self.needs.writing.get((step, piece.transfer), {}))
             self._post(piece)
         self._start([out for out in leaving if out.message is not None], arriving)
@@ -183,110 +340,87 @@ class _Compiler:
             self.emit_waits(step, self.needs.reading.get((step, piece.transfer), {}))
             slot = self.scratch.take(piece)
             start, count = self.grid.edges[piece.cells.start], self.grid.length(piece.cells)
-            self.instructions.append(Fetch(step, piece.transfer.src, start, count, slot))
+            self.instructions.append(Fetch(step, piece.src, start, count, slot))
         self.emit_publish(read_stage(step))
-
-    # ---- additions and arrivals ---------------------------------------------------------
 
     def _settle(self, this: Round, following: Round | None) -> None:
         """Add and take in cell by cell; let go on what can."""
         step = this.step
-        pieces = [*self.pieces.arriving[step], *self.pieces.fetched[step]]
         arrivals: dict[int, list[_Arrival]] = defaultdict(list)
-        for piece in pieces:
+        for piece in (*self.pieces.arriving[step], *self.pieces.fetched[step]):
             for cell in piece.cells:
-                arrivals[cell].append((piece.transfer.src, piece))
+                arrivals[cell].append(piece)
         for transfer in self.pieces.direct[step]:
             for cell in self.grid.cells(transfer):
-                arrivals[cell].append((transfer.src, transfer))
+                arrivals[cell].append(transfer)
         for entry in arrivals.values():
-            entry.sort(key=lambda pair: pair[0])
-        self._emit_reduce_waits(this)
+            entry.sort(key=attrgetter("src"))
+        for transfer in this.receives:
+            if transfer in self.pieces.direct[step]:
+                self.emit_waits(step, self.needs.reading.get((step, transfer), {}))
+            if transfer.reduce:
+                self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
         self.unsettled = set(arrivals)
-        for run in self._find_runs(sorted(arrivals), arrivals):
-            each = [arrival for _, arrival in arrivals[run.start]]
-            self._settle_run(this.step, run, each)
+        for run in self._find_runs(arrivals):
+            self._settle_run(step, run, arrivals[run.start])
             self.unsettled.difference_update(run)
-            self._release_run(run, each)
-            self._let_go(this.step, run)
+            for arrival in arrivals[run.start]:
+                if isinstance(arrival, Incoming):
+                    self.scratch.release(arrival, len(run))
+            self._let_go(step, run)
             if following is not None:
                 self._post_ahead(following)
         for transfer in this.receives:
             self.holds[transfer.lo : transfer.hi] = [True] * (transfer.hi - transfer.lo)
 
-    def _emit_reduce_waits(self, this: Round) -> None:
-        for transfer in this.receives:
-            key = (this.step, transfer)
-            if transfer in self.pieces.direct[this.step]:
-                self.emit_waits(this.step, self.needs.reading.get(key, {}))
-            if transfer.reduce:
-                self.emit_waits(this.step, self.needs.writing.get(key, {}))
-
-    def _find_runs(
-        self, cells: Sequence[int], arrivals: Mapping[int, Sequence[_Arrival]]
-    ) -> Iterator[range]:
+    def _find_runs(self, arrivals: Mapping[int, Sequence[_Arrival]]) -> Iterator[range]:
         """Neighbouring cells whose arrivals are parts of the same, up to a block."""
-        start = 0
-        while start < len(cells):
-            first, stop = cells[start], start + 1
-            while stop < len(cells) and self._belongs(
-                first, cells[stop - 1], cells[stop], arrivals
-            ):
-                stop += 1
-            yield range(first, cells[stop - 1] + 1)
-            start = stop
+        run = range(0)
+        for cell in sorted(arrivals):
+            if run and self._belongs(run, cell, arrivals):
+                run = range(run.start, cell + 1)
+                continue
+            if run:
+                yield run
+            run = range(cell, cell + 1)
+        if run:
+            yield run
 
-    def _belongs(
-        self, first: int, last: int, cell: int, arrivals: Mapping[int, Sequence[_Arrival]]
-    ) -> bool:
-        chunk, other = self.grid.chunks[first], self.grid.chunks[cell]
+    def _belongs(self, run: range, cell: int, arrivals: Mapping[int, Sequence[_Arrival]]) -> bool:
+        chunk, other = self.grid.chunks[run.start], self.grid.chunks[cell]
+        ends = self.part.ends
         return (
-            cell == last + 1
-            and arrivals[cell] == arrivals[first]
+            cell == run.stop
+            and arrivals[cell] == arrivals[run.start]
             and self.holds[other] == self.holds[chunk]
-            and self.ends.get(other) == self.ends.get(chunk)
-            and self.grid.length(range(first, cell + 1)) <= self.cut.cell
+            and ends.get(other) == ends.get(chunk)
+            and self.grid.length(range(run.start, cell + 1)) <= self.cut.cell
         )
 
-    def _settle_run(self, step: int, run: range, arrivals: Sequence[Incoming | Transfer]) -> None:
+    def _settle_run(self, step: int, run: range, arrivals: Sequence[_Arrival]) -> None:
         for arrival in arrivals:
-            if isinstance(arrival, Transfer) or arrival.message is None or arrival.is_finished:
-                continue
-            self.instructions.append(Finish(arrival.message))
-            arrival.is_finished = True
-        operands = [self._make_operand(run, arrival) for arrival in arrivals if _is_added(arrival)]
+            if isinstance(arrival, Incoming):
+                self._finish(arrival)
+        operands = [self._make_operand(run, arrival) for arrival in arrivals if arrival.reduce]
         if not operands:
             return
         start = self.grid.edges[run.start]
         chunk = self.grid.chunks[run.start]
         if self.holds[chunk]:
-            operands.append(Operand(Source.OWN, self.rank, start))
+            operands.append(Operand(Source.OWN, self.part.rank, start))
         operands.sort(key=lambda operand: operand.rank)
         self._land(run)
-        self.instructions.append(
-            Reduce(
-                step,
-                start,
-                self.grid.length(run),
-                tuple(operands),
-                step in self.ends.get(chunk, ()),
-            )
-        )
+        final = step in self.part.ends.get(chunk, ())
+        length = self.grid.length(run)
+        self.instructions.append(Reduce(step, start, length, tuple(operands), final))
 
-    def _make_operand(self, run: range, arrival: Incoming | Transfer) -> Operand:
+    def _make_operand(self, run: range, arrival: _Arrival) -> Operand:
         start = self.grid.edges[run.start]
         if isinstance(arrival, Transfer):
             return Operand(Source.PEER, arrival.src, start)
         assert arrival.slot is not None
         offset = start - self.grid.edges[arrival.cells.start]
-        return Operand(Source.SCRATCH, arrival.transfer.src, arrival.slot + offset)
-
-    def _release_run(self, run: range, arrivals: Sequence[Incoming | Transfer]) -> None:
-        for arrival in arrivals:
-            if isinstance(arrival, Incoming):
-                self.scratch.release(arrival, len(run))
-
-    # ---- what flows ahead of its step ---------------------------------------------------
+        return Operand(Source.SCRATCH, arrival.src, arrival.slot + offset)
 
     def _let_go(self, step: int, run: range) -> None:
         ready = []
@@ -316,8 +450,8 @@ class _Compiler:
         self._start([], posted)
 
     def _can_post(self, piece: Incoming) -> bool:
-        if piece.is_added:
-            return not self.scratch.is_full
+        if piece.reduce:
+            return bool(self.scratch.free)
         # In place: nothing may still leave from there, or be read from there.
         key = (piece.step, piece.transfer)
         if not self._is_known(self.needs.writing.get(key, {})):
@@ -326,21 +460,16 @@ class _Compiler:
             not other.is_finished for cell in piece.cells for other in self.flying.get(cell, ())
         )
 
-    def compile(self) -> Program:
-        for this, following in itertools.zip_longest(self.rounds, self.rounds[1:]):
+    def compile(self) -> RankProgram:
+        for this, following in itertools.zip_longest(self.part.rounds, self.part.rounds[1:]):
             self.emit_round(this, following)
         self._land(range(len(self.grid.chunks)))
-        self.emit_waits(len(self.schedule.steps), self.needs.leaving)
-        partners = {
-            instruction.rank
-            for instruction in self.instructions
-            if isinstance(instruction, (Fetch, Push))
-        }
+        self.emit_waits(len(self.part.schedule.steps), self.needs.leaving)
+        partners = {each.rank for each in self.instructions if isinstance(each, (Fetch, Push))}
         partners |= {t.src for transfers in self.pieces.direct.values() for t in transfers}
-        return Program(
-            self.rank,
+        return RankProgram(
+            self.part.rank,
             self.count,
-            len(self.schedule.steps),
             tuple(self.instructions),
             tuple(self.pieces.messages),
             self.scratch.size,
@@ -349,16 +478,12 @@ class _Compiler:
         )
 
 
-_Arrival = tuple[int, Incoming | Transfer]
-"""What arrives for a cell: its source, and the message, what was fetched early, or the transfer
-that is added straight from the source's memory."""
+_Arrival = Incoming | Transfer
+"""What arrives for a cell: a message, what was fetched early, or the transfer that is added from
+where it lies in the memory of its source."""
 
 
-def _is_added(arrival: Incoming | Transfer) -> bool:
-    return arrival.reduce if isinstance(arrival, Transfer) else arrival.is_added
-
-
-def compile_part(part: Part, count: int, cut: Cut) -> Program:
+def compile_part(part: Part, count: int, cut: Cut) -> RankProgram:
     """The instructions of a part for ``count`` elements.
 
     With all ranks in its group there are no messages, with nobody in it there is nothing else.

@@ -1,7 +1,7 @@
 """Ways from one rank's memory to another's.
 
 A transport carries messages (`Messenger`), lets ranks of a node work in each other's memory
-(`memory.NodeMemory`), or does both: one inside nodes, the other between them.
+(`node_memory.NodeMemory`), or does both: one inside nodes, the other between them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.collectives.operators import Action, View
 
 Describe = Callable[[Message], str]
@@ -31,8 +31,6 @@ class Messages(Protocol):
 
 
 class Messenger(Protocol):
-    """Carries messages between any two ranks."""
-
     def cut(self, itemsize: int) -> Cut:
         """How long messages may be, for elements of ``itemsize`` bytes."""
 

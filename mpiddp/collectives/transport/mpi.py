@@ -9,11 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.collectives.operators import Action, View
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.mpi.mpi import find_thread_limit
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,22 +25,6 @@ NETWORK_MESSAGE = 60 << 10
 """Bytes of a message between nodes. With its header it stays within the eager limit of Open MPI's
 TCP transport (64 KiB), beyond which each message needs a handshake. While one message is added, the
 next one is on its way."""
-
-
-def find_thread_limit() -> str:
-    """MPI's level of thread support in this process; empty for MPI_THREAD_MULTIPLE.
-
-    Below that, two threads must not call MPI at the same time. The level depends on how MPI was
-    built, or on the program, if it has initialised MPI itself.
-    """
-    from mpi4py import MPI
-
-    names = {
-        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-    }
-    return names.get(MPI.Query_thread(), "")
 
 
 def check_thread() -> None:
@@ -148,7 +133,10 @@ class MpiMessenger:
         self._communicator.Iprobe()
 
     def close(self) -> None:
-        """Free all requests and the communicator. Collective."""
+        """Free all requests and the communicator. Collective.
+
+        Not for a rank whose call failed: messages to it may still be under way.
+        """
         for bound in list(self._bound):
             bound.free()
         self._communicator.Free()

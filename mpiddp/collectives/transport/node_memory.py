@@ -13,13 +13,13 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
 from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
-from mpiddp.collectives.transport.single_copy import bind_read, bind_write
+from mpiddp.collectives.transport.single_copy import bind_copy
 from mpiddp.collectives.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 
@@ -54,19 +54,6 @@ class Location(NamedTuple):
     """Offset in it, in bytes."""
 
 
-class PeerMemory(Protocol):
-    """A peer's buffer."""
-
-    def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
-        """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
-
-    def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
-        """Puts ``source`` at element ``start``."""
-
-    def operand(self, start: int, count: int) -> View | None:
-        """A view of the elements; None where they must be read first."""
-
-
 @dataclass(frozen=True)
 class MappedMemory:
     """A peer's buffer in memory that this process has mapped."""
@@ -76,68 +63,40 @@ class MappedMemory:
     """Kept alive with it."""
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
+        """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
         return copy(target, self.span.move(start, start + len(target)))
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
+        """Puts ``source`` at element ``start``."""
         return copy(self.span.move(start, start + len(source)), source)
 
     def operand(self, start: int, count: int) -> View | None:
+        """A view of the elements; None where they must be read first."""
         return self.span.compute(start, start + count)
 
 
 @dataclass(frozen=True)
 class PrivateMemory:
-    """A peer's buffer in its private memory."""
+    """A peer's buffer in its private memory; the methods are those of ``MappedMemory``."""
 
     process: int
     address: int
     dtype: torch.dtype
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
-        address = self.address + start * self.dtype.itemsize
-        return bind_read(self.process, target, address, describe)
+        return bind_copy(self.process, target, self._find(start), describe)
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
-        address = self.address + start * self.dtype.itemsize
-        return bind_write(self.process, source, address, describe)
+        return bind_copy(self.process, source, self._find(start), describe, writes=True)
 
     def operand(self, start: int, count: int) -> View | None:
         return None
 
-
-class Resolver(Protocol):
-    """Finds a peer's buffer."""
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        """The memory at a location of ``rank``."""
+    def _find(self, start: int) -> int:
+        return self.address + start * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class NodeResolver:
-    """For peers that are other processes of this node."""
-
-    processes: Mapping[int, int]
-    """Process id of each rank."""
-    shared_memory: SharedMemory
-
-    def find_memory(
-        self, rank: int, location: Location, count: int, dtype: torch.dtype
-    ) -> PeerMemory:
-        process = self.processes[rank]
-        if location.kind == PRIVATE:
-            return PrivateMemory(process, location.first, dtype)
-        place = Place(location.first, location.second, location.third)
-        try:
-            memory = self.shared_memory.map_foreign(process, place)
-        except (FileNotFoundError, ProcessLookupError):
-            raise PeerLostError(
-                f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
-        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
+PeerMemory = MappedMemory | PrivateMemory
 
 
 def is_ordered() -> bool:
@@ -152,13 +111,6 @@ def block_size(ranks: int) -> int:
 
 class DifferentCallError(ConfigurationError):
     """Not all ranks make the same call."""
-
-
-def _differ(rank: int, own: int) -> DifferentCallError:
-    return DifferentCallError(
-        f"rank {rank} makes another collective call than rank {own}, or with another count, type "
-        "or algorithm: MPIDDP_DEBUG=1 shows both"
-    )
 
 
 def _join(actions: Sequence[Action]) -> Action:
@@ -179,33 +131,32 @@ class NodeMemory:
     def __init__(
         self,
         rank: int,
-        ranks: Sequence[int],
+        processes: Mapping[int, int],
         block: mmap.mmap,
         waiter: Waiter,
-        resolver: Resolver,
         shared_memory: SharedMemory,
         can_copy: bool,
     ) -> None:
         """
         Args:
-            ranks: of this node, in the same order on all of them.
+            processes: of this node's ranks, by number, in the same order on all of them.
             block: ``block_size`` bytes, zeros at first, mapped by all.
             can_copy: whether these ranks can read and write each other's private memory.
         """
         self.rank = rank
-        self.ranks = tuple(ranks)
+        self.ranks = tuple(processes)
+        self._processes = processes
         self.waiter = waiter
         self._pauses = waiter.first_pauses
-        self.resolver = resolver
         self.shared_memory = shared_memory
         self.can_copy = can_copy
         self.base = 0
         """This rank's progress at stage 0 of its present call."""
         self._block = memoryview(block)
-        self.words = self._block[: 8 * WORDS * len(ranks)].cast("q")
-        self.places = {each: WORDS * index for index, each in enumerate(ranks)}
+        self.words = self._block[: 8 * WORDS * len(processes)].cast("q")
+        self.places = {each: WORDS * index for index, each in enumerate(processes)}
         """Index of each rank's first word."""
-        self._mailboxes = address_of(block) + 8 * WORDS * len(ranks)
+        self._mailboxes = address_of(block) + 8 * WORDS * len(processes)
         self._own = self.places[rank]
         self._told: Location | None = None
         self.parity = 0
@@ -227,13 +178,6 @@ class NodeMemory:
                 words[word] = value
         words[own] = self.base
 
-    def check(self, rank: int, signature: int) -> None:
-        """Raise ConfigurationError if ``rank``, which has entered, makes a different call."""
-        header = self.words[self.places[rank] + _HEADER]
-        # A rank that has left the call may have begun the next one.
-        if header != self.base | signature and header - self.base < NEXT_CALL:
-            raise _differ(rank, self.rank)
-
     def versions(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Numbers that change when the buffers of these ranks, which have entered, change."""
         words, places = self.words, self.places
@@ -243,6 +187,27 @@ class NodeMemory:
         """Where the buffer of a rank lies, once the rank has entered."""
         first = self.places[rank] + _KIND
         return Location(*self.words[first : first + len(Location._fields)])
+
+    def find_memory(
+        self, rank: int, location: Location, count: int, dtype: torch.dtype
+    ) -> PeerMemory:
+        """The buffer of ``rank``, which is at that location.
+
+        Raises PeerLostError where it is gone, ConfigurationError where it cannot be mapped.
+        """
+        process = self._processes[rank]
+        if location.kind == PRIVATE:
+            return PrivateMemory(process, location.first, dtype)
+        place = Place(location.first, location.second, location.third)
+        try:
+            memory = self.shared_memory.map_foreign(process, place)
+        except (FileNotFoundError, ProcessLookupError):
+            raise PeerLostError(
+                f"rank {rank}'s tensor cannot be mapped: its process is gone, or has let go of it"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
+        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
         """A mailbox of a rank; only that rank writes it."""
@@ -287,15 +252,29 @@ class NodeMemory:
 
         return wait
 
-    def meet(self, ranks: Iterable[int], signature: int, describe: Callable[[int], str]) -> None:
-        """Wait until these ranks have entered the present call, and check that it is the same."""
+    def meet(
+        self,
+        ranks: Iterable[int],
+        signature: int,
+        describe: Callable[[int], str],
+        word: int = _HEADER,
+    ) -> None:
+        """Wait until these ranks have entered the present call, and check that it is the same.
+
+        ``word``: the one that has the signature. Raises ConfigurationError for another call.
+        """
         words, base = self.words, self.base
         for rank in ranks:
             place = self.places[rank]
             if words[place] < base:
                 self._await(rank, base, describe)
-            if words[place + _HEADER] != base | signature:
-                self.check(rank, signature)
+            found = words[place + word]
+            # A rank that has left the call may have begun the next one.
+            if found != base | signature and found - base < NEXT_CALL:
+                raise DifferentCallError(
+                    f"rank {rank} makes another collective call than rank {self.rank}, or with "
+                    "another count, type or algorithm: MPIDDP_DEBUG=1 shows both"
+                )
 
     def _await(self, rank: int, target: int, describe: Callable[[int], str]) -> None:
         place, words = self.places[rank], self.words
@@ -355,22 +334,11 @@ class NodeMemory:
                     if words[place] >= base:
                         break
                 if words[place] != here:
-                    self.meet_mailboxes(signature, describe)
+                    self.meet(self.ranks, signature, describe, word=0)
                     break
             sums[parity]()
 
         return exchange
-
-    def meet_mailboxes(self, signature: int, describe: Callable[[int], str]) -> None:
-        """Wait until all ranks have entered the present exchange, and check that it is the same."""
-        words, base = self.words, self.base
-        for rank in self.ranks:
-            place = self.places[rank]
-            if words[place] < base:
-                self._await(rank, base, describe)
-            found = words[place]
-            if found != base | signature and found - base < NEXT_CALL:
-                raise _differ(rank, self.rank)
 
     def close(self) -> None:
         self.words.release()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 import mmap
 import os
 import re
@@ -149,11 +150,9 @@ class SharedMemory:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros in a segment of its own, which is freed with it."""
-        count = 1
-        for length in shape:
-            if length < 0:
-                raise ConfigurationError(f"expected lengths >= 0, found {tuple(shape)}")
-            count *= length
+        if min(shape, default=0) < 0:
+            raise ConfigurationError(f"expected lengths >= 0, found {tuple(shape)}")
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         memory = self.allocate(count * dtype.itemsize)

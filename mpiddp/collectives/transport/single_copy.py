@@ -38,27 +38,32 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-_Call = Callable[..., int]
-
-
-def _find(name: str) -> _Call | None:
+def _find(name: str, result: type, *arguments: type) -> Callable[..., int] | None:
+    """A function of the C library; None where it has none of this name."""
+    function: ctypes._NamedFuncPointer | None
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if function is None:
-        return None
-    vector = ctypes.POINTER(_Vector)
-    number = ctypes.c_ulong
-    function.argtypes = (ctypes.c_int, vector, number, vector, number, number)
-    function.restype = ctypes.c_ssize_t
-    found: _Call = function
-    return found
+    if function is not None:
+        function.restype, function.argtypes = result, arguments
+    return function
 
 
-_read = _find("process_vm_readv")
-_write = _find("process_vm_writev")
+_vectors = (ctypes.POINTER(_Vector), ctypes.c_ulong)
+_arguments = (ctypes.c_ssize_t, ctypes.c_int, *_vectors, *_vectors, ctypes.c_ulong)
+_read = _find("process_vm_readv", *_arguments)
+_write = _find("process_vm_writev", *_arguments)
+_madvise = _find("madvise", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def _bind(call: _Call, process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
-    """Copies ``own.nbytes`` bytes between the array ``own`` and the other process."""
+def bind_copy(
+    process: int, own: Any, address: int, describe: Callable[[], str], *, writes: bool = False
+) -> Action:
+    """Fills the array ``own`` from ``address`` of the other process; ``writes``: the other way.
+
+    Errors begin with ``describe()``: PeerLostError where the process is gone, ConfigurationError
+    where its memory cannot be copied.
+    """
+    call = _write if writes else _read
+    assert call is not None
     size = own.nbytes
     # A reference of ctypes keeps alive what it refers to.
     local = ctypes.byref(_Vector(own.ctypes.data, size))
@@ -93,22 +98,6 @@ def _fail(number: int, describe: Callable[[], str]) -> NoReturn:
     )
 
 
-def bind_read(process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
-    """Fills the array ``own`` from ``address`` of the other process.
-
-    Errors begin with ``describe()``: PeerLostError where the process is gone, ConfigurationError
-    where its memory cannot be copied.
-    """
-    assert _read is not None
-    return _bind(_read, process, own, address, describe)
-
-
-def bind_write(process: int, own: Any, address: int, describe: Callable[[], str]) -> Action:
-    """Writes the array ``own`` to ``address`` of the other process; see ``bind_read``."""
-    assert _write is not None
-    return _bind(_write, process, own, address, describe)
-
-
 def can_copy(process: int, address: int, expected: bytes) -> bool:
     """Whether the other process's memory can be read and written, and holds ``expected``."""
     if _read is None or _write is None:
@@ -123,16 +112,6 @@ def can_copy(process: int, address: int, expected: bytes) -> bool:
 
 
 # ---- large pages --------------------------------------------------------------------------
-
-
-def _find_madvise() -> ctypes._NamedFuncPointer | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-    if function is not None:
-        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return function
-
-
-_madvise = _find_madvise()
 
 
 def is_welcome(setting: Path = SETTING) -> bool:

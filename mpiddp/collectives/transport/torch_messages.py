@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.tiling import Cut
+from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.collectives.operators import Action, View
 from mpiddp.collectives.transport import Describe
 from mpiddp.errors import PeerLostError

@@ -254,3 +254,19 @@ def _load(contents: bytearray, ends: Sequence[int]) -> list[Any]:
     """The values of pickles that lie one behind the other."""
     view = memoryview(contents)
     return [pickle.loads(view[start:end]) for start, end in itertools.pairwise((0, *ends))]
+
+
+def find_thread_limit() -> str:
+    """MPI's level of thread support in this process; empty for MPI_THREAD_MULTIPLE.
+
+    Below that, two threads must not call MPI at the same time. The level depends on how MPI was
+    built, or on the program, if it has initialised MPI itself.
+    """
+    from mpi4py import MPI
+
+    names = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    }
+    return names.get(MPI.Query_thread(), "")

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpiddp.collectives.transport.mpi import find_thread_limit
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.pauses import Pauses
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import LONGEST_PAUSE, Array, PendingMessage, Wire
