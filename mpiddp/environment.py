@@ -158,6 +158,13 @@ WAIT = "MPIDDP_WAIT"
 MESSAGE_BYTES = "MPIDDP_MESSAGE_BYTES"
 """The longest message over MPI; longer ones are sent in parts."""
 
+# What the front (`launch/front.py`) tells the ranks that it starts.
+STATE_HOME = "XDG_STATE_HOME"
+JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
+"""A private directory of the job (`launch/job_directory.py`)."""
+ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
+"""Which start of the job's ranks this is: another one at each restart."""
+
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
 SLURM_KILL_BAD_EXIT = "SLURM_KILL_BAD_EXIT"
@@ -258,17 +265,23 @@ def is_set(names: Iterable[str], variables: Mapping[str, str] | None = None) -> 
     return any(variables.get(name) for name in names)
 
 
+def job_identity(variables: Mapping[str, str] | None = None) -> str | None:
+    """The Slurm job's id as users write it: ARRAY_TASK where there is an array; None outside."""
+    variables = os.environ if variables is None else variables
+    job = variables.get(SLURM_JOB_ID) or None
+    array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
+    return f"{array}_{task}" if job and array and task else job
+
+
 def job_name(variables: Mapping[str, str] | None = None) -> str | None:
     """Name of the Slurm job with its id (array id and task where there are), or None.
 
     It is the same after a requeue, so a run finds its own directory again.
     """
     variables = os.environ if variables is None else variables
-    job = variables.get(SLURM_JOB_ID)
-    if not job:
+    identity = job_identity(variables)
+    if identity is None:
         return None
-    array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
-    identity = f"{array}_{task}" if array and task else job
     # Slurm lets a job's name hold anything; a directory's name must stay one component.
     name = (variables.get(SLURM_JOB_NAME) or "job").replace("/", "-").lstrip(".")
     return f"{name}-{identity}"
