@@ -32,6 +32,10 @@ class Outcome:
     """Step of training, None before the first."""
     attempt: int
     """Of the run, counted from 1."""
+    lost_rank: int | None = None
+    """The rank that was lost, or left early, where that ended the attempt."""
+    lost_host: str | None = None
+    """Its host, where the rank did not leave by itself."""
 
 
 def write_report(directory: Path, rank: int, text: str, outcome: Outcome | None) -> str:

@@ -17,6 +17,8 @@ CONSOLE_SECONDS = 3.0
 """How long the console may take to accept a report."""
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""
+HURRY_SECONDS = 0.4
+"""How long each of the two may take where all ranks leave by themselves."""
 
 
 class ReportedExit(SystemExit):
@@ -64,29 +66,29 @@ def flush_output() -> None:
             stream.flush()
 
 
-def end_process(code: int, *, is_shared: bool, has_mpi: bool) -> NoReturn:
+def end_process(code: int, *, is_shared: bool, has_mpi: bool, is_hurried: bool = False) -> NoReturn:
     """End this process with ``code``, and the job where other processes belong to it.
 
-    A process that is alone ends as Python ends, by an exception: functions registered for the
-    exit are run.
+    ``is_hurried``: all processes of the job end by themselves, and are killed soon. A process that
+    is alone ends as Python ends, by an exception: functions registered for the exit are run.
     """
     is_stuck = is_shared or threading.current_thread() is not threading.main_thread()
     try:
         try:
-            BackgroundCall(flush_output).finish(CONSOLE_SECONDS)
+            BackgroundCall(flush_output).finish(HURRY_SECONDS if is_hurried else CONSOLE_SECONDS)
         except BaseException:
             # The interpreter would wait for its streams, or give its own exit code.
             is_stuck = True
         if has_mpi and is_shared:
-            abort(code)
+            abort(code, HURRY_SECONDS if is_hurried else ABORT_SECONDS)
     finally:
         if is_stuck:
             os._exit(code)
         raise ReportedExit(code)
 
 
-def abort(code: int) -> None:
-    """MPI_Abort, and the end of this process even where that does not return.
+def abort(code: int, seconds: float = ABORT_SECONDS) -> None:
+    """MPI_Abort, and the end of this process even where that does not return in ``seconds``.
 
     On a node that is cut off, Slurm's daemon waits for minutes to pass the word on. MPI is called
     without the interpreter's lock, which mpi4py would hold, so that the other thread can run.
@@ -94,13 +96,13 @@ def abort(code: int) -> None:
     from mpi4py import MPI
 
     def leave() -> None:
-        time.sleep(ABORT_SECONDS)
+        time.sleep(seconds)
         os._exit(code)
 
     try:
         threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
     except RuntimeError:  # The interpreter is shutting down: Python 3.12 starts no threads then.
-        end_soon(ABORT_SECONDS)
+        end_soon(seconds)
     size = MPI._sizeof(MPI.Comm)
     handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
     ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))

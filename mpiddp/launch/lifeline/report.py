@@ -1,0 +1,44 @@
+"""The report of a lost rank: on the console, in the logs, and in ``outcome.json``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from mpiddp.errors import PeerLostError
+from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.failure.outcome import Outcome, write_report
+from mpiddp.launch.failure.termination import print_report
+from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.verdict import Loss
+
+REPORT_SECONDS = 1.0
+"""How long the others' end waits for a report."""
+
+
+def report(
+    loss: Loss, membership: Membership, step: int | None, run: tuple[Path, int] | None
+) -> None:
+    """Say that a rank was lost, as far as console and files take it within REPORT_SECONDS."""
+    reason = loss.describe(membership.size)
+    text = f"mpiddp: {reason}\n"
+
+    def tell() -> None:
+        print_report(text)
+        if run is None:
+            return
+        directory, attempt = run
+        outcome = Outcome(
+            code=PeerLostError.exit_code,
+            reason=reason,
+            rank=membership.rank,
+            host=membership.hostname,
+            step=step,
+            attempt=attempt,
+            lost_rank=loss.rank,
+            lost_host=loss.hostname if loss.blames_host else None,
+        )
+        write_report(directory, membership.rank, text, outcome)
+
+    with contextlib.suppress(LateError):
+        BackgroundCall(tell).finish(REPORT_SECONDS)
