@@ -47,6 +47,7 @@ def parse(
     """
     parser = make_parser("python -m mpiddp", DESCRIPTION, USAGE)
     parser.add_launch_options(Options().timeout, "phase of start-up")
+    parser.add_lifeline_option()
     own, module, rest = _split(arguments)
     values = parser.read(own, show_help=show_help)
     if module is None and not rest:
@@ -56,7 +57,7 @@ def parse(
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     """Cut before the script or after ``-m MODULE``, as Python itself does."""
-    takes_value = ("--timeout", "--interface")
+    takes_value = ("--timeout", "--interface", "--lifeline-timeout")
     position = 0
     while position < len(arguments):
         word = arguments[position]

@@ -25,6 +25,7 @@ def main() -> None:
             timeout=configuration.timeout,
             interface=configuration.interface,
             allow_shared_gpu=configuration.allow_shared_gpu,
+            lifeline_timeout=configuration.lifeline_timeout,
         )
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while

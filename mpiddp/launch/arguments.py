@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,16 @@ class Parser(argparse.ArgumentParser):
             "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
         )
 
+    def add_lifeline_option(self) -> None:
+        """Add the option of `Options` that only a launch that does work has."""
+        self.add_argument(
+            "--lifeline-timeout",
+            type=float,
+            default=Options().lifeline_timeout,
+            metavar="SECONDS",
+            help="after which a node that nothing is heard of is lost (default: %(default)g)",
+        )
+
 
 def make_parser(program: str, description: str, usage: str | None = None) -> Parser:
     """A parser whose help keeps the lines of ``description``."""
@@ -57,6 +68,6 @@ def make_parser(program: str, description: str, usage: str | None = None) -> Par
 
 
 def read_options(values: argparse.Namespace) -> Options:
-    """The options that were added, and ``backend`` where there is one."""
-    backend = getattr(values, "backend", "auto")
-    return Options(backend, values.timeout, values.interface, values.allow_shared_gpu)
+    """The options that were added; the others have their defaults."""
+    names = [field.name for field in dataclasses.fields(Options) if hasattr(values, field.name)]
+    return Options(**{name: getattr(values, name) for name in names})
