@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp import environment
+from mpiddp.errors import PeerLostError
 
 LOCK = "lock"
 ATTEMPT = "attempt"
@@ -113,6 +114,15 @@ def is_superseded() -> bool:
         return (path / ATTEMPT).read_text() != token
     except OSError:
         return False
+
+
+def check_attempt() -> None:
+    """Raise PeerLostError in a process whose attempt has been replaced by a later one."""
+    if is_superseded():
+        raise PeerLostError(
+            "the job was restarted without this rank, which could not be reached: it writes "
+            "nothing more, and ends"
+        )
 
 
 def _state_directory() -> Path:

@@ -8,6 +8,7 @@ tracebacks and exit codes.
 from __future__ import annotations
 
 import atexit
+import builtins
 import importlib.util
 import io
 import os
@@ -96,7 +97,7 @@ def _prepare_text(
         main.__dict__.update(
             __file__=location,
             __cached__=None,
-            __builtins__=__builtins__,
+            __builtins__=builtins,
             __loader__=SourceFileLoader("__main__", location),
         )
         sys.argv = words
