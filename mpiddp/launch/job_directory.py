@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import stat
-import tempfile
 from pathlib import Path
+from typing import Any
 
 from mpiddp import environment
+from mpiddp.errors import PeerLostError
 
 LOCK = "lock"
 ATTEMPT = "attempt"
+OUTCOME = "outcome.json"
 
 
 def choose_name() -> str:
@@ -33,8 +36,8 @@ def choose_name() -> str:
 def make(name: str) -> Path:
     """Make an empty directory that is this process's, until it ends.
 
-    It is called ``NAME``, or ``NAME-2`` and so on while another process has that one. Raises OSError
-    where none can be made.
+    It is called ``NAME``, or ``NAME-2`` and so on while another process has that one. Raises
+    OSError where none can be made.
     """
     try:
         parent = _make_private(_state_directory())
@@ -47,6 +50,14 @@ def make(name: str) -> Path:
         if _is_private(path) and _take(path):
             return path
         number += 1
+
+
+def make_or_none() -> Path | None:
+    """A directory for this process's job; None where none can be made."""
+    try:
+        return make(choose_name())
+    except OSError:
+        return None
 
 
 def remove(path: Path) -> None:
@@ -76,10 +87,19 @@ def list_running() -> list[Path]:
 def begin_attempt(path: Path, token: str) -> None:
     """Say which attempt runs from now on; what the one before has left is removed."""
     with contextlib.suppress(FileNotFoundError):
-        (path / "outcome.json").unlink()
+        (path / OUTCOME).unlink()
     temporary = path / f"{ATTEMPT}.new"
     temporary.write_text(token)
     temporary.replace(path / ATTEMPT)
+
+
+def read_outcome(path: Path) -> dict[str, Any] | None:
+    """The outcome in a directory: code, reason, rank, host, …; None if none was written."""
+    try:
+        found = json.loads((path / OUTCOME).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def is_superseded() -> bool:
@@ -96,6 +116,15 @@ def is_superseded() -> bool:
         return False
 
 
+def check_attempt() -> None:
+    """Raise PeerLostError in a process whose attempt has been replaced by a later one."""
+    if is_superseded():
+        raise PeerLostError(
+            "the job was restarted without this rank, which could not be reached: it writes "
+            "nothing more, and ends"
+        )
+
+
 def _state_directory() -> Path:
     state = os.environ.get(environment.STATE_HOME)
     # As the XDG specification says: a path that is not absolute is ignored.
@@ -104,6 +133,8 @@ def _state_directory() -> Path:
 
 
 def _temporary_directory() -> Path:
+    import tempfile  # Takes long to import, and is seldom needed.
+
     return Path(tempfile.gettempdir(), f"mpiddp-{os.getuid()}", "jobs")
 
 

@@ -106,8 +106,8 @@ def torchrun_variables(world: World, meeting: store.Meeting) -> dict[str, str]:
         environment.MASTER_ADDR: meeting.address,
         environment.MASTER_PORT: str(meeting.port),
         environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
-        environment.TORCHELASTIC_RESTART_COUNT: "0",
-        environment.TORCHELASTIC_MAX_RESTARTS: "0",
+        # From the front, where it has started this rank.
+        **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
         # The server runs already; init_process_group() must only connect to it.
         environment.TORCHELASTIC_USE_AGENT_STORE: "True",
     }

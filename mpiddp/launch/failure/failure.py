@@ -39,6 +39,7 @@ from mpiddp.errors import (
     PeerLostError,
     UnreachableError,
 )
+from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
@@ -223,8 +224,14 @@ class FailureHandler:
 
         It stays, whatever happens to a rank while the session is closed.
         """
+        job_directory.check_attempt()
+        outcome = self._make_outcome(SUCCESS, "done", self.step)
         if self.run_directory is not None:
-            write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
+            write_outcome(self.run_directory, outcome)
+        job = job_directory.find()
+        if job is not None:
+            with contextlib.suppress(OSError):
+                write_outcome(job, outcome)
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
@@ -399,8 +406,6 @@ class FailureHandler:
 
     def _write_files(self, report: _Report, *, with_outcome: bool) -> None:
         """Write the log, and the outcome if asked to, as far as the file system answers."""
-        if self.run_directory is None:
-            return
         outcome = report.outcome if with_outcome else None
         problem = write_report(self.run_directory, self.peers.rank, report.text, outcome)
         if problem and with_outcome:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import SUCCESS
+from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.error_report import read_message
 
@@ -38,20 +39,27 @@ class Outcome:
     """Its host, where the rank did not leave by itself."""
 
 
-def write_report(directory: Path, rank: int, text: str, outcome: Outcome | None) -> str:
+def write_report(directory: Path | None, rank: int, text: str, outcome: Outcome | None) -> str:
     """Append ``text`` to the log of ``rank``, and write ``outcome`` unless the run is done.
 
-    Waits FILES_SECONDS for the file system. Returns what kept the outcome from being written,
-    empty if nothing did.
+    The log is that of the run ``directory``, where there is one; the outcome is written there and
+    to the job's directory. A rank of an attempt that has been replaced writes nothing. Waits
+    FILES_SECONDS for the file system. Returns what kept the outcome from being written, empty if
+    nothing did.
     """
 
     def write() -> str:
         problem = ""
-        try:
-            if outcome is not None and not _is_done(directory):
-                write_outcome(directory, outcome)
-        except OSError as error:
-            problem = f"{outcome_path(directory)} could not be written: {error}"
+        if job_directory.is_superseded():
+            return problem
+        for each in filter(None, (directory, job_directory.find())):
+            try:
+                if outcome is not None and not _is_done(each):
+                    write_outcome(each, outcome)
+            except OSError as error:
+                problem = f"{outcome_path(each)} could not be written: {error}"
+        if directory is None:
+            return problem
         with contextlib.suppress(OSError):  # The console has it as well.
             folder = directory / "logs"
             folder.mkdir(exist_ok=True)
@@ -64,9 +72,13 @@ def write_report(directory: Path, rank: int, text: str, outcome: Outcome | None)
     try:
         return BackgroundCall(write).finish(FILES_SECONDS)
     except LateError:
-        return f"{directory} did not take this report within {FILES_SECONDS:g} s"
+        return f"{_name(directory)} did not take this report within {FILES_SECONDS:g} s"
     except BaseException as error:
-        return f"{directory} did not take this report: {read_message(error)}"
+        return f"{_name(directory)} did not take this report: {read_message(error)}"
+
+
+def _name(directory: Path | None) -> str:
+    return "the job's directory" if directory is None else str(directory)
 
 
 def _is_done(directory: Path) -> bool:
@@ -97,13 +109,9 @@ def write_whole(path: Path, text: str) -> None:
 
 def outcome_path(run_directory: Path) -> Path:
     """Where the outcome of a run stands."""
-    return run_directory / "outcome.json"
+    return run_directory / job_directory.OUTCOME
 
 
 def read_outcome(run_directory: Path) -> dict[str, Any] | None:
     """The outcome of a run: code, reason, rank, host, step, attempt; None if none was written."""
-    try:
-        outcome = json.loads(outcome_path(run_directory).read_text())
-    except (OSError, ValueError):
-        return None
-    return outcome if isinstance(outcome, dict) else None
+    return job_directory.read_outcome(run_directory)

@@ -152,10 +152,10 @@ class Companion:
                 for kind, content in messages:
                     self._take_from_rank(kind, content)
         if not self._is_over and self._membership is not None:
-            how, is_mild, blames_host = describe_status(status)
+            how, ending, blames_host = describe_status(status)
             rank, hostname = self._membership.rank, self._membership.hostname
             position = self._describe_position()
-            self._raise("lost", asdict(Loss(rank, hostname, how, position, is_mild, blames_host)))
+            self._raise("lost", asdict(Loss(rank, hostname, how, position, ending, blames_host)))
 
     def _take_from_rank(self, kind: str, content: Any) -> None:
         if kind == "listen":

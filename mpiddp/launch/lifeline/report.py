@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from mpiddp.errors import PeerLostError
@@ -12,6 +13,8 @@ from mpiddp.launch.failure.termination import print_report
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.verdict import Loss
 
+FORWARD_SECONDS = 0.2
+"""How long a launcher may take to read a report."""
 REPORT_SECONDS = 1.0
 """How long the others' end waits for a report."""
 
@@ -25,9 +28,7 @@ def report(
 
     def tell() -> None:
         print_report(text)
-        if run is None:
-            return
-        directory, attempt = run
+        directory, attempt = run if run is not None else (None, 1)
         outcome = Outcome(
             code=PeerLostError.exit_code,
             reason=reason,
@@ -39,6 +40,8 @@ def report(
             lost_host=loss.hostname if loss.blames_host else None,
         )
         write_report(directory, membership.rank, text, outcome)
+        # Some launchers forget what they have not read when ranks abort.
+        time.sleep(FORWARD_SECONDS)
 
     with contextlib.suppress(LateError):
         BackgroundCall(tell).finish(REPORT_SECONDS)

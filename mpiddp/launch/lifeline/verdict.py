@@ -19,6 +19,9 @@ SUSPICION_SECONDS = 2.0
 """How long a rank whose connection broke waits for word of a lost rank."""
 ABANDONED_SECONDS = 2.0
 """How long ranks may outlive one that failed, and was to end the job."""
+FAILED, LEFT, ASKED = "failed", "left", "asked"
+"""How a rank ended: by an error; with exit code 0; by a signal that asked it to. All ranks may end in
+one of the latter ways, and then nothing is lost."""
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask processes to end. Launchers send them to all ranks."""
 
@@ -33,8 +36,7 @@ class Loss:
     """A clause: ``it was killed by SIGKILL``."""
     position: str = ""
     """Where it was last known to be: ``at step 7``."""
-    is_mild: bool = False
-    """Whether it may be one end of many: it was asked to end, or it left with exit code 0."""
+    ending: str = FAILED
     blames_host: bool = True
     """Whether its host may be the cause: it did not leave by itself."""
 
@@ -68,18 +70,15 @@ class Leave:
 Verdict = Loss | Failure | Leave
 
 
-def describe_status(status: int | None) -> tuple[str, bool, bool]:
-    """How a process ended, in words; whether mildly; whether not by itself.
-
-    ``status`` is as waitpid() tells it.
-    """
+def describe_status(status: int | None) -> tuple[str, str, bool]:
+    """`Loss.how`, ``ending`` and ``blames_host`` of a process, by what waitpid() tells of it."""
     closing = "without closing its session"
     if status is None:
-        return f"it ended {closing}", False, True
+        return f"it ended {closing}", FAILED, True
     number = status & 0x7F
     if not number:
         code = status >> 8
-        return f"it left with exit code {code} {closing}", code == 0, False
+        return f"it left with exit code {code} {closing}", FAILED if code else LEFT, False
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -87,7 +86,7 @@ def describe_status(status: int | None) -> tuple[str, bool, bool]:
     how = f"it was killed by {name}"
     if number == signal.SIGKILL:
         how += " (by the kernel if memory ran out: see dmesg)"
-    return how, number in REQUESTS, True
+    return how, ASKED if number in REQUESTS else FAILED, True
 
 
 class Judge:
@@ -148,10 +147,14 @@ class Judge:
         losses = list(self._losses.values())
         own = [row for row in self._failures.values() if not row[1].suspects_peer]
         suspects = [row for row in self._failures.values() if row[1].suspects_peer]
-        severe = [row for row in losses if not row[1].is_mild]
+        severe = [row for row in losses if row[1].ending == FAILED]
+        asked = [time for time, loss in losses if loss.ending == ASKED]
         if severe:
             time, loss = severe[0]
             yield time + WINDOW_SECONDS, loss
+        elif asked and losses[0][1].ending == LEFT:
+            # A launcher ends the others when one leaves.
+            yield asked[0] + WINDOW_SECONDS, losses[0][1]
         elif own:
             time, failure = min(own, key=lambda row: row[0])
             yield time + WINDOW_SECONDS, failure
