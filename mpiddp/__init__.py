@@ -115,8 +115,8 @@ def init(
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
         allow_shared_gpu: let several ranks use one GPU, with Gloo, or with NCCL 2.30 or newer and
             NCCL_MULTI_RANK_GPU_ENABLE=1.
-        lifeline_timeout: seconds after which a node that nothing is heard of is lost. A process that
-            has ended is found at once.
+        lifeline_timeout: seconds after which a node that nothing is heard of is lost. A process
+            that has ended is found at once.
 
     Raises (in a notebook; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface that is not there.
