@@ -496,5 +496,7 @@ class Starter:
             self.deadlines.close()
         else:
             resources.deadlines = self.deadlines
+        if resources.lifeline is not None:
+            resources.lifeline.note_started()
         meeting = self.route.meeting
         return Session(self.control, resources, self.device, self.threads, meeting, seconds)

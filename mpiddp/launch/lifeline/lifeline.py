@@ -82,6 +82,10 @@ class Lifeline:
         """Where reports are written to."""
         self._send("run", [str(directory.absolute()), attempt])
 
+    def note_started(self) -> None:
+        """Start-up is over."""
+        self._send("started")
+
     def note_closing(self, hostname: str) -> None:
         """This rank, on ``hostname``, waits for the others to close their sessions."""
         self._send("closing", [self._rank, hostname])
