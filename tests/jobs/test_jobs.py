@@ -26,18 +26,18 @@ from hypothesis import strategies as st
 import copies
 import launchers
 import mpiddp.errors
+from mpiddp.launch.launcher.job_end import describe_code
 from slurm import Cluster
 
 JOBS = launchers.ROOT / "jobs"
 TRAIN = shlex.quote(f"{JOBS}/train.sbatch")
-SCRIPTS = ("train", "sweep", "benchmark")
+SCRIPTS = ("train", "sweep", "benchmark", "run")
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "1")
 FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 JOB_SECONDS = 60
 
-IDLE = shutil.which("true") or "/bin/true"
-"""A Python that does nothing, for tests in which only its name counts."""
-REAL = {"MPIDDP_PYTHON": sys.executable}
+PYTHON = sys.executable
+"""Runs the front; no rank is started by these fakes."""
 
 SCONTROL = """
 case "$1 $2" in
@@ -55,7 +55,7 @@ done
 case " $* " in *" --open-mode=append "*) ;; *) : >"$error" ;; esac
 seq -f "line %g of ${FAKE_RANKS:-the ranks}" "${FAKE_LINES:-30}" >>"$error"
 [ -z "${FAKE_OUTCOME:-}" ] || printf '{\\n  "code": %s,\\n  "rank": 0\\n}\\n' "$FAKE_OUTCOME" \\
-    >"$FAKE_RUN/outcome.json"
+    >"$MPIDDP_JOB_DIRECTORY/outcome.json"
 printf '%b' "${FAKE_MESSAGES:-}" >&2
 exit "${FAKE_STATUS:-0}"
 """
@@ -112,7 +112,7 @@ class MadeUp:
                 {
                     "PATH": f"{self.bin}:{os.environ['PATH']}",
                     "FAKES": str(self.fakes),
-                    "FAKE_RUN": str(self.cwd / "runs" / "train-42"),
+                    "XDG_STATE_HOME": str(self.fakes / "state"),
                     **self.variables,
                     **variables,
                 }
@@ -196,7 +196,7 @@ def make_up(directory: Path) -> MadeUp:
     made.program("scancel", 'echo "$*" >"$FAKES/scancelled"')
     for name in ("jobs", "mpiddp", "benchmarks"):
         (made.root / name).symlink_to(launchers.ROOT / name)
-    made.variables["MPIDDP_PYTHON"] = IDLE
+    made.variables["MPIDDP_PYTHON"] = PYTHON
     return made
 
 
@@ -228,7 +228,9 @@ def test_shellcheck_finds_nothing(name):
 def test_the_header_asks_for_nothing_but_a_name(name):
     # A directory would have to be there, a count would defeat the user's, a signal kills ranks.
     text = (JOBS / f"{name}.sbatch").read_text()
-    assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == [f"#SBATCH --job-name={name}"]
+    restarts = ["#SBATCH --no-kill", "#SBATCH --requeue"] if name == "run" else []
+    expected = [f"#SBATCH --job-name={name}", *restarts]
+    assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == expected
 
 
 def test_all_scripts_find_the_checkout_in_the_same_way():
@@ -254,7 +256,7 @@ def test_run_by_hand_a_script_says_how_it_is_submitted(made_up, name):
 def test_the_checkout_is_where_the_jobs_record_says(made_up):
     done = made_up.submit("train", *TOY)
     assert done.returncode == 0, done.stderr
-    assert made_up.program_line == [IDLE, "-m", "mpiddp.train", *TOY]
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *TOY]
 
 
 def own(made_up: MadeUp) -> None:
@@ -457,14 +459,6 @@ def bash(text: str, *arguments: str) -> str:
     return done.stdout
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=12))
-def test_slurms_counts_are_read(counts):
-    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
-    text = ",".join(f"{value}(x{times})" if times > 1 else f"{value}" for value, times in groups)
-    assert list(map(int, bash('expand_counts "$1"', text).split())) == counts
-
-
 # Without \r, which subprocess reads as \n.
 WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=9)
 SPLIT = 'split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
@@ -635,7 +629,10 @@ def make_environment(made_up: MadeUp) -> Path:
     prefix = made_up.fakes / "some env"
     (prefix / "bin").mkdir(parents=True)
     python = prefix / "bin" / "python"
-    python.write_text('#!/bin/bash\ncase "$*" in *find_spec*) exit 1 ;; esac\n')
+    python.write_text(
+        '#!/bin/bash\ncase "$*" in *find_spec*) exit 1 ;; *mpi4py*) exit ;; esac\n'
+        f'exec {shlex.quote(PYTHON)} "$@"\n'
+    )
     python.chmod(0o755)
     return prefix
 
@@ -671,7 +668,6 @@ def test_the_outcome_is_found_with_the_python_that_the_prefix_brings(made_up):
     made_up.program("container", f'PATH="{Path(sys.executable).parent}:$PATH"\nexec "$@"\n')
     # The job's own PATH has no Python that could stand in.
     made_up.program("python", "exit 1")
-    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
     ended = {"FAKE_OUTCOME": "4", "FAKE_STATUS": "137"}
     done = made_up.submit("train", *TOY, MPIDDP_WRAP="container", **ended, **variables)
     assert done.returncode == 4, done.stderr
@@ -704,8 +700,7 @@ def codes_of_errors() -> dict[int, str]:
 def test_the_meanings_are_those_of_the_errors():
     table = codes_of_errors()
     assert set(table) == {0, 1, 2, 3, 4, 5, 6, 75}
-    told = bash('for code; do describe_code "$code"; done', *map(str, table)).splitlines()
-    assert dict(zip(table, told, strict=True)) == table
+    assert {code: describe_code(code) for code in table} == table
 
 
 def messages(*ends: str) -> str:
@@ -749,9 +744,8 @@ SHELL_KILLED = messages("task 1: Exited with exit code 137", "task 0: Terminated
 def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
     made_up, outcome, status, said, code
 ):
-    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
     done = made_up.submit(
-        "train", *TOY, FAKE_OUTCOME=outcome, FAKE_STATUS=status, FAKE_MESSAGES=said, **REAL
+        "train", *TOY, FAKE_OUTCOME=outcome, FAKE_STATUS=status, FAKE_MESSAGES=said
     )
     assert done.returncode == code
     assert f"ended with exit code {code}: " in done.stderr
@@ -764,36 +758,21 @@ def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
 
 
 def test_an_earlier_outcome_is_not_this_jobs(made_up):
-    run = made_up.cwd / "runs" / "mine"
-    run.mkdir(parents=True)
-    (run / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}, indent=2))
-    # The trainer refuses a run that has finished, and leaves its outcome as it is.
-    done = made_up.submit("train", *TOY, "--name", "mine", FAKE_STATUS="2", **REAL)
+    left = made_up.fakes / "state" / "mpiddp" / "jobs" / "42"
+    left.mkdir(parents=True, mode=0o700)
+    (left / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}))
+    done = made_up.submit("train", *TOY, FAKE_STATUS="2")
     assert done.returncode == 2
-
-
-@pytest.mark.parametrize("how", ["option", "file", "job"])
-def test_the_outcome_is_looked_for_where_the_trainer_writes_it(made_up, how):
-    name, arguments = "a b-c%j-42", list(TOY)
-    if how == "option":
-        name, arguments = "named", [*TOY, "--name=named"]
-    elif how == "file":
-        (made_up.cwd / "my.toml").write_text('name = "in a file"\nruns_dir = "far"\n')
-        name, arguments = "in a file", [*TOY, "--config", "my.toml"]
-    run = made_up.cwd / ("far" if how == "file" else "runs") / name
-    run.mkdir(parents=True)
-    variables = {"FAKE_RUN": str(run), "FAKE_OUTCOME": "4", "FAKE_STATUS": "137", **REAL}
-    done = made_up.submit("train", *arguments, SLURM_JOB_NAME="a b/c%j", **variables)
-    assert done.returncode == 4, done.stderr
+    # Nothing is left for the next one either.
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("", 143), ("143", 143), ("0", 0), ("4", 4)])
 def test_a_signal_is_the_reason_where_no_outcome_says_more(made_up, outcome, code):
-    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
     # srun, too, is told by Slurm; what it says of the ranks is no reason.
     made_up.program("srun", f"kill -TERM $PPID; sleep 0.2\n{SRUN}")
     ended = {"FAKE_OUTCOME": outcome, "FAKE_STATUS": "143", "FAKE_MESSAGES": KILLED}
-    done = made_up.submit("train", *TOY, **ended, **REAL)
+    done = made_up.submit("train", *TOY, **ended)
     assert done.returncode == code
     assert f"mpiddp: job 42 ended with exit code {code}: " in done.stderr
     assert ("SIGTERM came to this script" in done.stderr) is (outcome == "")
@@ -1020,12 +999,12 @@ def test_the_help_of_the_chain_says_what_a_stage_is(made_up):
 
 
 def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
-    done = made_up.submit("benchmark", "nonsense", **REAL)
+    done = made_up.submit("benchmark", "nonsense")
     assert done.returncode == 2 and not made_up.started
     assert "exit code 2: bad arguments" in done.stderr
     assert "'nonsense' is not a benchmark" in done.stderr
     assert "nonsense" in (made_up.cwd / "logs" / "benchmark-42.err").read_text()
-    done = made_up.submit("benchmark", "--help", **REAL)
+    done = made_up.submit("benchmark", "--help")
     assert done.returncode == 0
     assert "startup" in (made_up.cwd / "logs" / "benchmark-42.out").read_text()
 
@@ -1072,7 +1051,7 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
 
 def test_a_signal_before_the_benchmark_ends_the_job(made_up):
     (made_up.cwd / "mine.sh").write_text("kill -TERM $$\n")
-    done = made_up.submit("benchmark", "x", MPIDDP_ENV="mine.sh", **REAL)
+    done = made_up.submit("benchmark", "x", MPIDDP_ENV="mine.sh")
     assert done.returncode == 143
     assert "no rank had been started" in done.stderr and not (made_up.cwd / "logs").exists()
 
