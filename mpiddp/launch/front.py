@@ -221,7 +221,7 @@ class Job:
             while True:
                 began = time.monotonic()
                 found = self._attempt(launch, directory, count)
-                end = find_end(found, self.plan.kind.program if options.launcher != NONE else "it")
+                end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
                 if options.restart_window and time.monotonic() - began > options.restart_window:
                     used = 0
                 count, used = count + 1, used + 1

@@ -428,7 +428,7 @@ def test_what_is_made_of_an_allocation(made_up, case):
     ],
 )
 def test_what_is_no_number_is_refused(made_up, script, name):
-    done = made_up.submit(script, *TOY, nodes=EVEN, **{name: "abc"})
+    done = made_up.submit(script, *TOY, nodes=EVEN, cpus="4(x2)", **{name: "abc"})
     assert done.returncode == 2 and not made_up.started
     assert f"{name} is 'abc', but Slurm sets it to a whole number" in done.stderr
     assert "integer expression" not in done.stderr
@@ -436,11 +436,12 @@ def test_what_is_no_number_is_refused(made_up, script, name):
 
 def test_tasks_left_over_from_another_shell_are_refused(made_up):
     # Slurm hands on SLURM_NTASKS of salloc's shell to a job for which nobody gave a count.
-    done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS="7")
+    both = {"nodes": PLAIN, "cpus": "4(x2)", "tasks": 2}
+    done = made_up.submit("train", *TOY, **both, SLURM_NTASKS="7")
     assert done.returncode == 2 and not made_up.started
     [line] = done.stderr.splitlines()
     assert "SLURM_NTASKS is 7" in line and "2 tasks" in line and "--ntasks" in line
-    done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS_PER_NODE="7")
+    done = made_up.submit("train", *TOY, **both, SLURM_NTASKS_PER_NODE="7")
     assert done.returncode == 0 and "SLURM_NTASKS_PER_NODE" not in made_up.exported
 
 
@@ -775,7 +776,7 @@ def test_a_signal_is_the_reason_where_no_outcome_says_more(made_up, outcome, cod
     done = made_up.submit("train", *TOY, **ended)
     assert done.returncode == code
     assert f"mpiddp: job 42 ended with exit code {code}: " in done.stderr
-    assert ("SIGTERM came to this script" in done.stderr) is (outcome == "")
+    assert ("mpiddp was sent SIGTERM" in done.stderr) is (outcome == "")
 
 
 def test_a_signal_before_the_ranks_is_written_down(made_up):
@@ -998,6 +999,10 @@ def test_the_help_of_the_chain_says_what_a_stage_is(made_up):
 # ---- benchmark -------------------------------------------------------------------------------
 
 
+FRONT = f'case "$*" in "-m mpiddp "*) exec {shlex.quote(PYTHON)} "$@" ;; esac\n'
+"""Makes a Python that does something else than to start the benchmark start it nevertheless."""
+
+
 def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
     done = made_up.submit("benchmark", "nonsense")
     assert done.returncode == 2 and not made_up.started
@@ -1010,7 +1015,7 @@ def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
 
 
 def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
-    made_up.program("show", 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
+    made_up.program("show", FRONT + 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
     show = str(made_up.bin / "show")
     for variables in ({"SLURM_CPUS_PER_TASK": "3"}, {}):
         done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=show, **variables)
@@ -1022,15 +1027,15 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
 
 def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
     # Slurm tells the script and the benchmark.
-    told = "kill -TERM $(cut -d' ' -f4 /proc/$PPID/stat); sleep 0.2; kill -TERM $$"
-    made_up.program("slow", f'case "$*" in "-m benchmarks x") {told} ;; esac\n')
+    told = "kill -TERM $PPID; sleep 0.2; kill -TERM $$"
+    made_up.program("slow", f'{FRONT}case "$*" in "-m benchmarks x") {told} ;; esac\n')
     done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=str(made_up.bin / "slow"))
     assert done.returncode == 143
     assert "ended with exit code 143: signal 15 (SIGTERM)" in done.stderr
 
 
 HEAR = """trap 'echo heard >>heard' {0}
-kill -{0} $(cut -d' ' -f4 /proc/$PPID/stat)
+kill -{0} {2}
 {1}for _ in {{1..50}}; do [ -e heard ] || sleep 0.1; done
 exit 9
 """
@@ -1040,12 +1045,13 @@ exit 9
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, state):
     # In a job that it ends, Slurm itself tells the benchmark.
-    text = HEAR.format("TERM", "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n")
-    made_up.program("slow", f'case "$*" in "-m benchmarks x") ;; *) exit ;; esac\n{text}')
+    own = "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n"
+    text = HEAR.format("TERM", own, "$PPID")
+    made_up.program("slow", f'{FRONT}case "$*" in "-m benchmarks x") ;; *) exit ;; esac\n{text}')
     variables = {"MPIDDP_PYTHON": str(made_up.bin / "slow"), "FAKE_STATE": state}
     done = made_up.submit("benchmark", "x", **variables)
     assert done.returncode == 9, done.stderr
-    assert "SIGTERM came to this script" in done.stderr
+    assert "mpiddp was sent SIGTERM" in done.stderr
     assert (made_up.cwd / "heard").read_text() == "heard\n"
 
 
@@ -1121,7 +1127,7 @@ def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name):
     stage.made_up.program("srun", f'echo step >>"$FAKES/steps"\n{STEP}')
     # Ctrl-C comes from the terminal, to all of its processes.
     own = "" if name == "TERM" else "kill -INT $$\n"
-    done = stage.run("bash", "-c", HEAR.format(name, own))
+    done = stage.run("bash", "-c", HEAR.format(name, own, "$(cut -d' ' -f4 /proc/$PPID/stat)"))
     assert done.returncode == 9, done.stderr
     assert (stage.made_up.cwd / "heard").read_text() == "heard\n"
     # One to make the place, one to unpack, one to take it away.

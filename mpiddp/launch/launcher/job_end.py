@@ -83,8 +83,13 @@ def _rank_failure(text: str) -> int:
     return 2 if text.endswith(" Killed") else 3
 
 
-def find_end(found: Exit, launcher: str) -> JobEnd:
-    """What the job's exit code is: the outcome's, else what srun's messages and signals say."""
+def find_end(found: Exit, launcher: str | None) -> JobEnd:
+    """What the job's exit code is: the outcome's, else what srun's messages and signals say.
+
+    Without a launcher it is that of the program itself.
+    """
+    if launcher is None:
+        return JobEnd(found.status, _describe_signal(found.signal) if found.signal else "")
     end = _choose(found)
     if end is None:
         return JobEnd(found.status)
@@ -104,8 +109,7 @@ def _choose(found: Exit) -> JobEnd | None:
     if found.status == SUCCESS:
         return None
     if found.signal is not None:
-        name = signal.Signals(found.signal).name
-        return JobEnd(128 + found.signal, f"{name} came to this process")
+        return JobEnd(128 + found.signal, _describe_signal(found.signal))
     if found.failure:
         # Without an outcome, a rank that went without a code of its own is a rank lost.
         left = LEFT.search(found.failure)
@@ -113,6 +117,10 @@ def _choose(found: Exit) -> JobEnd | None:
         code = int(left[1]) if left is not None and is_own else PeerLostError.exit_code
         return JobEnd(code, found.failure)
     return None
+
+
+def _describe_signal(number: int) -> str:
+    return f"mpiddp was sent {signal.Signals(number).name}"
 
 
 def describe_code(code: int) -> str:
