@@ -23,7 +23,7 @@ from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import RANKS, CommandLine
 from mpiddp.launch.launcher.allocation import Layout, Wish, ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch
-from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
 
@@ -272,8 +272,8 @@ class Job:
             left = self.plan.layout
             if left is None or len(left.hosts) < self.options.min_nodes:
                 say(
-                    f"no restart: {len(left.hosts) if left else 0} of {hosts} nodes are left, and "
-                    f"--min-nodes is {self.options.min_nodes}"
+                    f"no restart: {len(left.hosts) if left else 0} of {count_noun(hosts, 'node')} "
+                    f"left, and --min-nodes is {self.options.min_nodes}"
                 )
                 return False
             without = f", without {fold_hostnames(self._lost)}" if self._lost else ""

@@ -188,13 +188,7 @@ class FailureHandler:
         It stays, whatever happens to a rank while the session is closed.
         """
         job_directory.check_attempt()
-        outcome = self._make_outcome(SUCCESS, "done", self.step)
-        if self.run_directory is not None:
-            write_outcome(self.run_directory, outcome)
-        job = job_directory.find()
-        if job is not None:
-            with contextlib.suppress(OSError):
-                write_outcome(job, outcome)
+        write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""

@@ -48,12 +48,11 @@ def write_report(directory: Path | None, rank: int, text: str, outcome: Outcome 
         problem = ""
         if job_directory.is_superseded():
             return problem
-        for each in filter(None, (directory, job_directory.find())):
-            try:
-                if outcome is not None and not _is_done(each):
-                    write_outcome(each, outcome)
-            except OSError as error:
-                problem = f"{outcome_path(each)} could not be written: {error}"
+        try:
+            if outcome is not None:
+                write_outcome(directory, outcome)
+        except OSError as error:
+            problem = f"{outcome_path(directory or Path())} could not be written: {error}"
         if directory is None:
             return problem
         with contextlib.suppress(OSError):  # The console has it as well.
@@ -82,9 +81,25 @@ def _is_done(directory: Path) -> bool:
     return outcome is not None and outcome.get("code") == SUCCESS
 
 
-def write_outcome(run_directory: Path, outcome: Outcome) -> None:
-    """Write the outcome atomically. Raises OSError where it cannot be written."""
-    write_whole(outcome_path(run_directory), json.dumps(asdict(outcome), indent=2) + "\n")
+def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
+    """Write the outcome atomically, for the run where there is one, and for the front.
+
+    That of a run that is done stays. Raises OSError where the run's cannot be written.
+    """
+    row: dict[str, Any] = asdict(outcome)
+    try:
+        if run_directory is not None and not _is_done(run_directory):
+            write_whole(outcome_path(run_directory), _format(row))
+    finally:
+        job = job_directory.find()
+        if job is not None and not _is_done(job):
+            row["path"] = None if run_directory is None else str(outcome_path(run_directory))
+            with contextlib.suppress(OSError):
+                write_whole(outcome_path(job), _format(row))
+
+
+def _format(row: dict[str, Any]) -> str:
+    return json.dumps(row, indent=2) + "\n"
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -182,7 +182,7 @@ def read_record(text: str, job: str) -> Record:
     hosts: tuple[str, ...] = ()
     for line in map(str.strip, block.splitlines()):
         if match := re.match(r"NumNodes=\S+ .*\bNumTasks=(\d+)", line):
-            tasks = int(match[1])
+            tasks = int(match[1]) or None
         elif line.startswith("TresPerNode="):
             asked = count_gpus(line.partition("=")[2]) or None
         elif line.startswith("NodeList="):

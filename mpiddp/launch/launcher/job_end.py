@@ -105,7 +105,7 @@ def _choose(found: Exit) -> JobEnd | None:
         # before they notice the loss. Whoever ends the whole job tells the front as well.
         if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
-        return JobEnd(code, str((found.outcome or {}).get("reason", "")).partition("\n")[0])
+        return JobEnd(code, _describe_outcome(found.outcome or {}))
     if found.status == SUCCESS:
         return None
     if found.signal is not None:
@@ -117,6 +117,12 @@ def _choose(found: Exit) -> JobEnd | None:
         code = int(left[1]) if left is not None and is_own else PeerLostError.exit_code
         return JobEnd(code, found.failure)
     return None
+
+
+def _describe_outcome(outcome: Mapping[str, Any]) -> str:
+    """Where the run's outcome stands, and its reason."""
+    reason = str(outcome.get("reason") or "").partition("\n")[0] if outcome["code"] else ""
+    return ": ".join(filter(None, (outcome.get("path"), reason)))
 
 
 def _describe_signal(number: int) -> str:
