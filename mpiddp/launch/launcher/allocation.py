@@ -290,12 +290,10 @@ def find_lost_hosts(hosts: Sequence[str], job: str) -> set[str]:
 def read_states(text: str) -> dict[str, frozenset[str]]:
     """The states of each node in what ``scontrol --oneliner show node`` printed."""
     found = re.findall(r"^NodeName=(\S+) .*?\bState=(\S+)", text, re.MULTILINE)
-    return {host: frozenset(re.split(r"[+*]", _spell_out(states))) for host, states in found}
-
-
-def _spell_out(states: str) -> str:
-    # A state that ends in an asterisk: the node does not respond.
-    return f"{states}NOT_RESPONDING" if states.endswith("*") else states
+    # An asterisk at the end of a state: the node does not respond.
+    return {
+        host: frozenset(states.replace("*", "+NOT_RESPONDING").split("+")) for host, states in found
+    }
 
 
 # What is made of it

@@ -20,7 +20,7 @@ from mpiddp.errors import (
     StoppedError,
 )
 
-TASK_FAILED = re.compile(r"srun: error: .*: tasks? [0-9,-]+: ")
+FAILED = re.compile(r"srun: error: (Node failure on |.*: tasks? [0-9,-]+: )")
 LEFT = re.compile(r" Exited with exit code (\d+)$")
 FINAL = frozenset(
     {
@@ -63,19 +63,22 @@ class JobEnd:
 
 
 def find_failure(lines: Iterable[str]) -> str:
-    """What srun said of the rank that failed.
+    """What srun said of the node or the rank that failed.
 
-    That is one that crashed, ``node1: task 0: Segmentation fault``; else one that left with a code
-    of its own, ``node1: task 1: Exited with exit code 3``; else one that was killed, ``node2: tasks
-    2-3: Killed``. Their order is no sign: Slurm kills and terminates the others because of the one,
-    may name them before it, and srun's code, the highest, is theirs.
+    That is ``Node failure on node3``; else one that crashed, ``node1: task 0: Segmentation fault``;
+    else one that left with a code of its own, ``node1: task 1: Exited with exit code 3``; else one
+    that was killed, ``node2: tasks 2-3: Killed``. Their order is no sign: Slurm kills and
+    terminates the others because of the one, may name them before it, and srun's code, the
+    highest, is theirs.
     """
-    said = [line.partition("srun: error: ")[2] for line in lines if TASK_FAILED.match(line)]
+    said = [line.partition("srun: error: ")[2] for line in lines if FAILED.match(line)]
     return min(said, key=_rank_failure, default="")
 
 
 def _rank_failure(text: str) -> int:
     left = LEFT.search(text)
+    if text.startswith("Node failure"):
+        return -1
     if left is None and not text.endswith((" Killed", " Terminated")):
         return 0
     if left is not None and int(left[1]) <= 128:
