@@ -418,6 +418,11 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
     assert len(attempts.commands) == 1
 
 
+def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
+    attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
+    assert attempts.start("-n", "2", "--restarts", "1") == 1
+
+
 def test_restarts_are_counted(folder, monkeypatch):
     attempts = Attempts(monkeypatch, Exit(1), Exit(4), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "1") == 4
