@@ -106,6 +106,20 @@ def test_each_option_of_the_front_is_explained():
     assert re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP) == list(command_line.FRONT)
 
 
+def test_the_documentation_maps_every_option_of_torchrun():
+    from torch.distributed.run import get_args_parser
+
+    text = (launchers.ROOT / "docs" / "launching.md").read_text()
+    table = text.partition("| torchrun |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"--?[a-z][a-z-]*", table))
+    unnamed = [
+        action.option_strings
+        for action in get_args_parser()._actions
+        if action.option_strings and named.isdisjoint(action.option_strings)
+    ]
+    assert unnamed == [["-h", "--help"]]
+
+
 # ---- what would be started -------------------------------------------------------------------
 
 
