@@ -228,7 +228,8 @@ def test_shellcheck_finds_nothing(name):
 def test_the_header_asks_for_nothing_but_a_name(name):
     # A directory would have to be there, a count would defeat the user's, a signal kills ranks.
     text = (JOBS / f"{name}.sbatch").read_text()
-    restarts = ["#SBATCH --no-kill", "#SBATCH --requeue"] if name == "run" else []
+    added = ["no-kill", "requeue", "open-mode=append"] if name == "run" else []
+    restarts = [f"#SBATCH --{each}" for each in added]
     expected = [f"#SBATCH --job-name={name}", *restarts]
     assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == expected
 
@@ -898,6 +899,66 @@ def test_a_grid_that_cannot_be_meant_is_refused(made_up, arguments, part):
     assert (done.returncode, done.stdout) == (2, "") and not made_up.started
     [line] = done.stderr.splitlines()
     assert part in line
+
+
+@pytest.mark.parametrize(
+    ("program", "started"),
+    [
+        (["my script.py", "--epochs", "1"], ["my script.py"]),
+        (["-m", "pack.mod", "--epochs", "1"], ["-m", "pack.mod"]),
+    ],
+)
+def test_a_sweep_of_a_script_of_ones_own(made_up, program, started):
+    (made_up.cwd / "my script.py").touch()
+    (made_up.cwd / "pack").mkdir()
+    done = sweep(made_up, "lr=0.1,0.01", "name=a,b,c", "--", *program, task=4)
+    assert done.returncode == 0, done.stderr
+    point = ["--lr", "0.01", "--name", "b"]
+    assert made_up.program_line[1:] == ["-m", "mpiddp", *started, *point, "--epochs", "1"]
+
+
+# ---- run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        (["x y.py", "--its own", "a*"], ["-m", "mpiddp", "x y.py", "--its own", "a*"]),
+        (["--timeout", "9", "x y.py"], ["-m", "mpiddp", "--timeout", "9", "x y.py"]),
+        (["-m", "this"], ["-m", "mpiddp", "-m", "this"]),
+        (["train", *TOY], ["-m", "mpiddp.train", *TOY]),
+    ],
+)
+def test_a_script_of_anybodys_is_started(made_up, arguments, program):
+    (made_up.cwd / "x y.py").touch()
+    done = made_up.submit("run", *arguments, nodes=PLAIN, cpus="4(x2)")
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line == [PYTHON, *program]
+    assert made_up.options == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    assert "--output=logs/run-42.out" in made_up.srun
+
+
+def test_options_of_the_front_stand_before_the_script(made_up):
+    (made_up.cwd / "x.py").touch()
+    options = ("--ranks-per-node", "2", "--restarts", "2")
+    done = made_up.submit("run", *options, "x.py", nodes=PLAIN, cpus="4(x2)", FAKE_STATUS="1")
+    assert done.returncode == 1
+    assert "--ntasks=4" in made_up.options
+    assert done.stderr.count("; restart ") == 2
+    # The last attempt of three.
+    assert made_up.exported["TORCHELASTIC_RESTART_COUNT"] == "2"
+    # What all attempts said is kept, and shown.
+    written = (made_up.cwd / "logs" / "run-42.err").read_text().splitlines()
+    assert len(written) == 3 * 30
+
+
+def test_a_script_that_is_not_there_starts_nothing(made_up):
+    done = made_up.submit("run", "gone.py")
+    assert (done.returncode, done.stdout) == (2, "") and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert "there is no script 'gone.py'" in line
+    # In a container it may be.
+    assert made_up.submit("run", "gone.py", MPIDDP_WRAP="container").returncode == 0
 
 
 # ---- chain -----------------------------------------------------------------------------------
@@ -1601,6 +1662,56 @@ def test_two_starts_in_the_shell_of_an_allocation_share_their_logs(slurm):
     [path] = (slurm.directory / "logs").glob("*.out")
     ends = [line.split()[-2:] for line in path.read_text().splitlines()]
     assert ends == [["--name", "one"], ["--name", "two"]]
+
+
+def wrap(tmp_path: Path, text: str) -> dict[str, str]:
+    """Ranks that are a few lines of shell, in place of Python."""
+    path = tmp_path / "ranks"
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return {"MPIDDP_WRAP": str(path), "MPIDDP_PMI": "none"}
+
+
+@pytest.mark.slurm
+def test_a_job_that_was_preempted_runs_again(slurm, tmp_path):
+    text = "echo $SLURM_RESTART_COUNT.\n[ -e second ] || { touch second; exit 75; }\n"
+    script = f"{JOBS}/run.sbatch"
+    identity = slurm.submit("--array=4", "--nodes=1", script, "x.py", **wrap(tmp_path, text))
+    deadline = time.monotonic() + JOB_SECONDS
+    # Between its two runs it has ended, for a moment.
+    while not re.search(r"Restarts=1 .*\n(.*\n)*.*RunTime=00:0", slurm.records(identity)[0]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    [job] = slurm.wait(identity)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert job.log("out") == ".\n1.\n"
+    # Slurm's own file has both runs as well.
+    assert "ended with exit code 75: preempted" in job.output
+    assert f"mpiddp: job {identity}_4 ended with exit code 0: done" in job.output
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
+    text = "uname -n\ntouch up-$SLURM_PROCID\n"
+    text += '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exec sleep 300\n'
+    options = ("--nodes=3", "--ntasks-per-node=1")
+    words = (f"{JOBS}/run.sbatch", "--restarts", "1", "--min-nodes", "2", "x.py")
+    identity = slurm.submit(*options, *words, **wrap(tmp_path, text))
+    deadline = time.monotonic() + JOB_SECONDS
+    while len(list(slurm.directory.glob("up-*"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    slurm.cluster.must("kill", "node2")
+    try:
+        [job] = slurm.wait(identity, 200)
+    finally:
+        slurm.cluster.must("revive", "node2")
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "Node failure on node2" in job.output
+    assert "restart 1 of 1, without node2" in job.output
+    assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
 
 
 @pytest.mark.slurm
