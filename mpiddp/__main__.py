@@ -14,14 +14,15 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import make_parser, read_options
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.launcher import is_first
+from mpiddp.launch.launcher.launcher import find_rank, is_first
+from mpiddp.launch.output import redirect
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 
@@ -47,16 +48,22 @@ def parse(
     """
     parser = make_parser("python -m mpiddp", DESCRIPTION, USAGE)
     parser.add_launch_options(Options().timeout, "phase of start-up")
-    own, module, rest = _split(arguments)
+    parser.add_binding_option()
+    parser.add_output_options()
+    own, module, rest = _split(arguments, frozenset(parser.list_valued()))
     values = parser.read(own, show_help=show_help)
     if module is None and not rest:
         parser.error("no SCRIPT given")
     return read_options(values), module, rest
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Cut before the script or after ``-m MODULE``, as Python itself does."""
-    takes_value = ("--timeout", "--interface")
+def _split(
+    arguments: Sequence[str], takes_value: Collection[str]
+) -> tuple[list[str], str | None, list[str]]:
+    """Cut before the script or after ``-m MODULE``, as Python itself does.
+
+    ``takes_value``: options that are followed by a value.
+    """
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -176,6 +183,7 @@ def main() -> None:
     hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
     with FailureHandler(hidden_files) as failure_handler:
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
+        failure_handler.output = redirect(options.output, find_rank())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, failure_handler, make_group=False)
         # Registered before the script's own functions, it runs after them and after its threads.

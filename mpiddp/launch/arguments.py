@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from typing import NoReturn
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.output import Output
 from mpiddp.launch.session import Options
 
 
@@ -49,6 +52,33 @@ class Parser(argparse.ArgumentParser):
             "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
         )
 
+    def add_output_options(self) -> None:
+        """Add options of `Output`."""
+        add = self.add_argument
+        add("--log-dir", type=Path, metavar="DIR", help="write rank-N.out and rank-N.err there")
+        add(
+            "--console",
+            default=Output().console,
+            metavar="RANKS",
+            help="ranks that print to the console: all, none, or ranks as 0,3-5 (default: all)",
+        )
+        add("--label", action="store_true", help="put [rank@host] before each line on the console")
+
+    def add_binding_option(self) -> None:
+        """Add how ranks are bound to cores."""
+        self.add_argument(
+            "--bind",
+            default=Options().bind,
+            metavar="KIND",
+            help="bind ranks that are not bound: none, cores or numa (default: %(default)s)",
+        )
+
+    def list_valued(self) -> Iterator[str]:
+        """The options that are followed by a value."""
+        for action in self._actions:
+            if action.nargs != 0:
+                yield from action.option_strings
+
 
 def make_parser(program: str, description: str, usage: str | None = None) -> Parser:
     """A parser whose help keeps the lines of ``description``."""
@@ -57,6 +87,10 @@ def make_parser(program: str, description: str, usage: str | None = None) -> Par
 
 
 def read_options(values: argparse.Namespace) -> Options:
-    """The options that were added, and ``backend`` where there is one."""
-    backend = getattr(values, "backend", "auto")
-    return Options(backend, values.timeout, values.interface, values.allow_shared_gpu)
+    """The options that were added."""
+    given = vars(values)
+
+    def pick(kind: type[Any]) -> dict[str, Any]:
+        return {each.name: given[each.name] for each in fields(kind) if each.name in given}
+
+    return Options(output=Output(**pick(Output)), **pick(Options))

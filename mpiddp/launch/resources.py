@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import PeerLostError
+from mpiddp.launch.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.deadline import CLOSING, Watch
 from mpiddp.launch.failure.failure import FailureHandler
@@ -57,7 +58,18 @@ class Resources:
     has_group: bool = False
     watch: Watch | None = None
     """Deadline of the close, once all ranks have come."""
+    _unbound: Cpus = frozenset()
+    """Where this process could run before it was bound."""
     heartbeat: Heartbeat | None = None
+
+    def bind(self, cores: Cpus) -> None:
+        """Let this process run on ``cores``, until the end of the session."""
+        self._unbound = find_cpus()
+        bind_threads(cores)
+
+    def _unbind(self) -> None:
+        if self._unbound:
+            bind_threads(self._unbound)
 
     def close(self, control: ControlChannel) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
@@ -97,6 +109,7 @@ class Resources:
         if self.watch is not None:
             self.watch.close()
         self.variables.restore()
+        self._unbind()
 
     def _meet(self, control: ControlChannel) -> None:
         """Wait until all ranks are here, or one is lost."""
@@ -146,3 +159,4 @@ class Resources:
             distributed.destroy_process_group()
         self._drop_store()
         self.variables.restore()
+        self._unbind()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.binding import CORES, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.output import Output
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 
@@ -51,8 +53,15 @@ class Options:
     allow_shared_gpu: bool = False
     """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
+    bind: str = CORES
+    """On which cores ranks run that no launcher has bound: ``none``, ``cores`` or ``numa``
+    (`mpiddp.launch.binding`)."""
+    output: Output = field(default_factory=Output)
+    """What becomes of what ranks print. Whoever starts the process sees to it, before anything else
+    (`mpiddp.launch.output.redirect`)."""
 
     def __post_init__(self) -> None:
+        check_kind(self.bind)
         if not 0 < self.timeout <= LONGEST_TIMEOUT:
             raise ConfigurationError(
                 f"timeout: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "

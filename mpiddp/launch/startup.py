@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,8 @@ class Starter:
 
     placement: device.Placement
     """This and what follows: once `find_device` is done."""
+    placements: list[device.Placement]
+    """Of all ranks of this node."""
     assignment: device.Assignment
     device: torch.device
     """This and ``threads``: once `take_device` is done."""
@@ -172,6 +174,7 @@ class Starter:
                 self.settle(self.join_import)
             with self.watch.phase("address"):
                 self.settle(self.find_device)
+                self.settle(self.bind_cores)
                 self.settle(self.take_device)
                 self.settle(self.find_address)
             with self.watch.phase("store"):
@@ -274,8 +277,18 @@ class Starter:
         if self.make_group and any(each.index is not None for each in placements):
             placement = device.select(placement)
             placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
-        self.placement = placement
+        self.placement, self.placements = placement, placements
         self.assignment = device.assign(world, placements)
+
+    def bind_cores(self) -> None:
+        """Bind this rank, where its launcher has not, before torch and Gloo start threads."""
+        masks = device.choose_cores(self.placements, self.options.bind)
+        if masks is None:
+            return
+        world, placements = self.control.world, self.placements
+        self.resources.bind(masks[world.local_rank])
+        self.placements = [replace(p, cores=m) for p, m in zip(placements, masks, strict=True)]
+        self.assignment = device.assign(world, self.placements)
 
     def take_device(self) -> None:
         """Choose the backend; take the threads."""
@@ -404,6 +417,7 @@ class Starter:
             interface=self.route.interface,
             mpi_interfaces=", ".join(self.mpi_interfaces),
             device=summary.describe_device(self.device, self.threads),
+            cores=summary.describe_cores([placement.cores for placement in self.placements]),
             remarks=self.assignment.remarks,
         )
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None

@@ -76,6 +76,7 @@ from mpiddp.launch.failure.termination import (
 )
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.output import Redirection
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -112,6 +113,7 @@ class FailureHandler:
     def __init__(self, hidden_files: tuple[str, ...] = ()) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
         self.peers = Peers()
+        self.output = Redirection()
         self.run_directory: Path | None = None
         self.step: int | None = None
         """Step of training, for messages and outcome.json."""
@@ -221,7 +223,8 @@ class FailureHandler:
 
     def _end(self) -> NoReturn:
         has_mpi = self.peers.communicator is not None
-        end_process(self._code, is_shared=self.peers.is_shared, has_mpi=has_mpi)
+        drain = self.output.drain
+        end_process(self._code, is_shared=self.peers.is_shared, has_mpi=has_mpi, drain=drain)
 
     # Reports
 
@@ -240,7 +243,7 @@ class FailureHandler:
         if is_reporter:
             self._report(report, told=told)
         else:
-            self._write_files(report, with_outcome=False)
+            self._write_files(report, is_reporter=False)
             # Without MPI there is nobody who could end this process.
             if peers.communicator is not None:
                 time.sleep(PATIENCE_SECONDS)
@@ -317,8 +320,8 @@ class FailureHandler:
     def _report(self, report: _Report, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
         note = self._claim.note if self._claim is not None else ""
-        print_report("" if told else self._show(report) + note)
-        self._write_files(report, with_outcome=True)
+        self._print("" if told else self._show(report) + note)
+        self._write_files(report, is_reporter=True)
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
 
@@ -345,17 +348,26 @@ class FailureHandler:
         except BaseException as another:
             problem = f"raised {type(another).__name__}: {read_message(another)}"
         else:
+            # The hook's own text is in the log, where this rank is not on the console.
+            self.output.write_console(report.text)
             return ""
         return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"
 
-    def _write_files(self, report: _Report, *, with_outcome: bool) -> None:
-        """Write the log, and the outcome if asked to, as far as the file system answers."""
-        if self.run_directory is None:
-            return
-        outcome = report.outcome if with_outcome else None
-        problem = write_report(self.run_directory, self.peers.rank, report.text, outcome)
-        if problem and with_outcome:
-            print_report(f"mpiddp: {problem}\n")
+    def _print(self, text: str) -> None:
+        print_report(text, self.output.write_console)
+
+    def _write_files(self, report: _Report, *, is_reporter: bool) -> None:
+        """Write log and outcome, the latter if ``is_reporter``, as far as there are files."""
+        directory, log = self.run_directory, self.output.log
+        if log is not None:
+            # Standard error leads there: what this rank has printed is in it.
+            log = None if is_reporter else log
+        elif directory is not None:
+            log = directory / "logs" / f"rank-{self.peers.rank}.log"
+        outcome = report.outcome if is_reporter else None
+        problem = write_report(log, report.text, directory, outcome)
+        if problem and is_reporter:
+            self._print(f"mpiddp: {problem}\n")
 
     def _make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
         peers = self.peers

@@ -34,35 +34,39 @@ class Outcome:
     """Of the run, counted from 1."""
 
 
-def write_report(directory: Path, rank: int, text: str, outcome: Outcome | None) -> str:
-    """Append ``text`` to the log of ``rank``, and write ``outcome`` unless the run is done.
+def write_report(
+    log: Path | None, text: str, directory: Path | None, outcome: Outcome | None
+) -> str:
+    """Append ``text`` to ``log``, and write ``outcome`` to ``directory`` unless the run is done.
 
-    Waits FILES_SECONDS for the file system. Returns what kept the outcome from being written,
-    empty if nothing did.
+    Whichever of them is not None. Waits FILES_SECONDS for the file system. Returns what kept the
+    outcome from being written, empty if nothing did.
     """
+    if log is None and directory is None:
+        return ""
 
     def write() -> str:
         problem = ""
-        try:
-            if outcome is not None and not _is_done(directory):
-                write_outcome(directory, outcome)
-        except OSError as error:
-            problem = f"{outcome_path(directory)} could not be written: {error}"
-        with contextlib.suppress(OSError):  # The console has it as well.
-            folder = directory / "logs"
-            folder.mkdir(exist_ok=True)
-            # Names of files may hold bytes that are no text.
-            path = folder / f"rank-{rank}.log"
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(text)
+        if directory is not None and outcome is not None:
+            try:
+                if not _is_done(directory):
+                    write_outcome(directory, outcome)
+            except OSError as error:
+                problem = f"{outcome_path(directory)} could not be written: {error}"
+        if log is not None:
+            with contextlib.suppress(OSError):  # The console has it as well.
+                log.parent.mkdir(exist_ok=True)
+                # Names of files may hold bytes that are no text.
+                with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(text)
         return problem
 
     try:
         return BackgroundCall(write).finish(FILES_SECONDS)
     except LateError:
-        return f"{directory} did not take this report within {FILES_SECONDS:g} s"
+        return f"{directory or log} did not take this report within {FILES_SECONDS:g} s"
     except BaseException as error:
-        return f"{directory} did not take this report: {read_message(error)}"
+        return f"{directory or log} did not take this report: {read_message(error)}"
 
 
 def _is_done(directory: Path) -> bool:
