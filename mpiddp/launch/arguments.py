@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
             "--bind",
             default=Options().bind,
             metavar="KIND",
-            help="bind ranks that are not bound: none, cores or numa (default: %(default)s)",
+            help="bind ranks to cores: auto, none, cores or numa (default: %(default)s)",
         )
 
     def list_valued(self) -> Iterator[str]:

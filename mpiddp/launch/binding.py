@@ -16,8 +16,11 @@ from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
 
-NONE, CORES, NUMA = "none", "cores", "numa"
-KINDS = (NONE, CORES, NUMA)
+AUTO, NONE, CORES, NUMA = "auto", "none", "cores", "numa"
+KINDS = (AUTO, NONE, CORES, NUMA)
+FEWEST_CORES = 2
+"""Cores of a rank that ``auto`` binds. On a single core Gloo's threads wait for the rank that waits
+for them: an all-reduce of 64 KiB takes three times as long (docs/performance.md)."""
 SYSTEM = Path("/sys")
 MOST_CPUS = 1 << 14
 """More than a kernel can have (CONFIG_NR_CPUS)."""
@@ -107,7 +110,8 @@ def choose_masks(
     Args:
         allotted: CPUs that the ranks may use.
         near: for each rank those near its GPU; empty without a GPU.
-        kind: ``cores``: each rank has cores of its own; ``numa``: a NUMA node, which it may share.
+        kind: ``cores``: each rank has cores of its own; ``numa``: a NUMA node, which it may share;
+            ``auto``: as ``cores``, but nobody is bound where a rank would have a single one.
 
     Ranks that are near to the same cores share them evenly. All others, and those that would have
     less than a core of them each, share all cores.
@@ -121,6 +125,9 @@ def choose_masks(
     found = _share_all(topology, cores, groups, kind)
     if found is None:
         found = _share_all(topology, cores, {allotted: list(range(len(near)))}, kind)
+    if found is not None and kind == AUTO:
+        smallest = min(sum(core <= mask for core in cores) for mask in found)
+        return found if smallest >= FEWEST_CORES else None
     return found
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.binding import CORES, check_kind
+from mpiddp.launch.binding import AUTO, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.output import Output
@@ -53,8 +53,8 @@ class Options:
     allow_shared_gpu: bool = False
     """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
-    bind: str = CORES
-    """On which cores ranks run that no launcher has bound: ``none``, ``cores`` or ``numa``
+    bind: str = AUTO
+    """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
     (`mpiddp.launch.binding`)."""
     output: Output = field(default_factory=Output)
     """What becomes of what ranks print. Whoever starts the process sees to it, before anything else

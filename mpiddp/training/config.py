@@ -134,8 +134,9 @@ class Configuration:
     """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
-    bind: Literal["none", "cores", "numa"] = "cores"
-    """On which cores ranks run that no launcher has bound: all, cores of their own, a NUMA node."""
+    bind: Literal["auto", "none", "cores", "numa"] = "auto"
+    """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; auto: to
+    cores, where each rank has at least two."""
 
     log_dir: Path | None = None
     """Directory for what each rank prints: rank-N.out and rank-N.err."""

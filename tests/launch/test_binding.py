@@ -98,6 +98,15 @@ def test_whole_numa_nodes():
     assert choose([FREE] * 3, kind="numa") == [sorted(LEFT)] * 2 + [sorted(RIGHT)]
 
 
+def test_nobody_is_bound_to_a_single_core_unasked():
+    assert choose([FREE] * 4, kind="auto") == choose([FREE] * 4)
+    assert choose([FREE] * 5, kind="auto") is None
+    # Two threads are no two cores.
+    assert choose([FREE] * 2, allotted=frozenset({0, 8, 1}), kind="auto") is None
+    # Near their GPUs they would have one each.
+    assert choose([LEFT] * 3, kind="auto") is None
+
+
 def test_nobody_is_bound_in_vain():
     assert choose([FREE] * 4, kind="none") is None
     assert choose([FREE]) is None
@@ -227,16 +236,19 @@ def test_masks_are_shown_folded():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="--bind: expected one of none, cores, numa"):
+    with pytest.raises(ConfigurationError, match="--bind: expected one of auto, none, cores, numa"):
         Options(bind="socket")
 
 
 SHOW = """
 import os, threading, mpiddp
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Options
+from mpiddp.launch.startup import start
 stop = threading.Event()
 thread = threading.Thread(target=stop.wait)
 thread.start()
-with mpiddp.init(timeout=60) as session:
+with start(Options(timeout=60, bind="cores"), FailureHandler()) as session:
     masks = {tuple(sorted(os.sched_getaffinity(int(t)))) for t in os.listdir("/proc/self/task")}
     if session.world.rank == 0:
         print(os.environ["OMP_NUM_THREADS"])
