@@ -28,6 +28,7 @@ def main() -> None:
             timeout=configuration.timeout,
             interface=configuration.interface,
             allow_shared_gpu=configuration.allow_shared_gpu,
+            lifeline_timeout=configuration.lifeline_timeout,
             bind=configuration.bind,
             output=output,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
@@ -52,6 +52,25 @@ class Parser(argparse.ArgumentParser):
             "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
         )
 
+    def add_lifeline_option(self) -> None:
+        """Add the option of `Options` that only a launch that does work has."""
+        self.add_argument(
+            "--lifeline-timeout",
+            type=float,
+            default=Options().lifeline_timeout,
+            metavar="SECONDS",
+            help="after which a node that nothing is heard of is lost (default: %(default)g)",
+        )
+
+    def add_binding_option(self) -> None:
+        """Add how ranks are bound to cores."""
+        self.add_argument(
+            "--bind",
+            default=Options().bind,
+            metavar="KIND",
+            help="bind ranks to cores: auto, none, cores or numa (default: %(default)s)",
+        )
+
     def add_output_options(self) -> None:
         """Add options of `Output`."""
         add = self.add_argument
@@ -64,21 +83,6 @@ class Parser(argparse.ArgumentParser):
         )
         add("--label", action="store_true", help="put [rank@host] before each line on the console")
 
-    def add_binding_option(self) -> None:
-        """Add how ranks are bound to cores."""
-        self.add_argument(
-            "--bind",
-            default=Options().bind,
-            metavar="KIND",
-            help="bind ranks to cores: auto, none, cores or numa (default: %(default)s)",
-        )
-
-    def list_valued(self) -> Iterator[str]:
-        """The options that are followed by a value."""
-        for action in self._actions:
-            if action.nargs != 0:
-                yield from action.option_strings
-
 
 def make_parser(program: str, description: str, usage: str | None = None) -> Parser:
     """A parser whose help keeps the lines of ``description``."""
@@ -87,7 +91,7 @@ def make_parser(program: str, description: str, usage: str | None = None) -> Par
 
 
 def read_options(values: argparse.Namespace) -> Options:
-    """The options that were added."""
+    """The options that were added; the others have their defaults."""
     given = vars(values)
 
     def pick(kind: type[Any]) -> dict[str, Any]:

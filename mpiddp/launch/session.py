@@ -53,6 +53,8 @@ class Options:
     allow_shared_gpu: bool = False
     """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
+    lifeline_timeout: float = 30.0
+    """Seconds after which a node that nothing is heard of is lost."""
     bind: str = AUTO
     """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
     (`mpiddp.launch.binding`)."""
@@ -62,11 +64,13 @@ class Options:
 
     def __post_init__(self) -> None:
         check_kind(self.bind)
-        if not 0 < self.timeout <= LONGEST_TIMEOUT:
-            raise ConfigurationError(
-                f"timeout: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "
-                f"found {self.timeout}"
-            )
+        for name in ("timeout", "lifeline_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= LONGEST_TIMEOUT:
+                raise ConfigurationError(
+                    f"{name}: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "
+                    f"found {seconds}"
+                )
 
 
 class Session(ControlChannel):
@@ -142,10 +146,9 @@ class Session(ControlChannel):
     def close(self) -> None:
         """Close group, store and MPI.
 
-        Waits for all ranks, however long they still work, but not for one that has not been heard
-        of for the session's timeout: that ends the job, as any failure does. Variables that were
-        set at the start get their old values back, except the one that keeps child processes out
-        of MPI.
+        Waits for all ranks, however long they still work. One that is lost meanwhile ends the job.
+        Variables that were set at the start get their old values back, except the one that keeps
+        child processes out of MPI.
         """
         if self._closed or not self._resources.failure_handler.is_own_process():
             return

@@ -10,21 +10,22 @@ import atexit
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
-from mpiddp.errors import AloneError, ConfigurationError, LaunchError
+from mpiddp.errors import AloneError, ConfigurationError, LaunchError, UnreachableError
 from mpiddp.launch import device, nccl, summary
 from mpiddp.launch.control import ControlChannel
-from mpiddp.launch.failure.deadline import PHASES, Watch
+from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.heartbeat import Heartbeat
 from mpiddp.launch.failure.termination import in_notebook, write_console
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
+from mpiddp.launch.lifeline.lifeline import Lifeline
+from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
@@ -46,6 +47,8 @@ from mpiddp.launch.world import (
 if TYPE_CHECKING:
     import torch
 
+TOKEN_BYTES = 16
+"""Of the lifeline's tokens."""
 KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
 
@@ -67,7 +70,7 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
             "it, or call its close() first"
         )
     # Under `python -m mpiddp` a script may call mpiddp.init(): the launch has been described.
-    starter = Starter(options, failure_handler, make_group, is_quiet=previous is not None)
+    starter = Starter(options, failure_handler, make_group, previous)
     session = starter.run()
     session._open()
     failure_handler.starting = False
@@ -103,8 +106,8 @@ def torchrun_variables(world: World, meeting: store.Meeting) -> dict[str, str]:
         environment.MASTER_ADDR: meeting.address,
         environment.MASTER_PORT: str(meeting.port),
         environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
-        environment.TORCHELASTIC_RESTART_COUNT: "0",
-        environment.TORCHELASTIC_MAX_RESTARTS: "0",
+        # From the front, where it has started this rank.
+        **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
         # The server runs already; init_process_group() must only connect to it.
         environment.TORCHELASTIC_USE_AGENT_STORE: "True",
     }
@@ -146,14 +149,14 @@ class Starter:
         options: Options,
         failure_handler: FailureHandler,
         make_group: bool,
-        *,
-        is_quiet: bool = False,
+        previous: Session | None = None,
     ) -> None:
+        """``previous``: a session of this process, whose lifeline serves this one as well."""
         self.options = options
         self.failure_handler = failure_handler
         self.peers = failure_handler.peers
         self.make_group = make_group
-        self.is_quiet = is_quiet
+        self.previous = previous
         self.control = ControlChannel(solitary_world(), None, options.timeout)
         """Of this process alone until MPI is up."""
         self.resources = Resources(failure_handler)
@@ -165,30 +168,32 @@ class Starter:
         failure_handler.seconds = options.timeout
 
     def run(self) -> Session:
-        self.watch = Watch(self.options.timeout, self.failure_handler.expire)
+        self.deadlines = PhaseDeadlines(self.options.timeout, self.failure_handler.expire)
         try:
-            with self.watch.phase("MPI"):
+            with self.deadlines.phase("MPI"):
+                self.settle(self.begin_lifeline)
                 self.settle(self.begin_import)
                 self.settle(self.start_mpi)
-            with self.watch.phase("import torch"):
+            with self.deadlines.phase("import torch"):
                 self.settle(self.join_import)
-            with self.watch.phase("address"):
+            with self.deadlines.phase("address"):
                 self.settle(self.find_device)
                 self.settle(self.bind_cores)
                 self.settle(self.take_device)
                 self.settle(self.find_address)
-            with self.watch.phase("store"):
+            with self.deadlines.phase("store"):
                 self.settle(self.open_store)
+                self.settle(self.join_lifeline)
             if self.make_group:
-                with self.watch.phase("group"):
+                with self.deadlines.phase("group"):
                     self.settle(self.open_group)
-                with self.watch.phase("first all-reduce"):
+                with self.deadlines.phase("first all-reduce"):
                     self.settle(self.try_group)
-            with self.watch.phase("summary"):
+            with self.deadlines.phase("summary"):
                 seconds = self._describe()
             return self._make_session(seconds)
         except BaseException:
-            self.watch.close()
+            self.deadlines.close()
             if self.torch_import is not None:
                 self.torch_import.restore()
             self.close_offers()
@@ -209,6 +214,18 @@ class Starter:
         except BaseException as caught:
             error = caught
         self.failure_handler.settle(error)
+
+    def begin_lifeline(self) -> None:
+        """Start this rank's companion process, where there may be other ranks."""
+        if self.previous is not None:
+            self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
+            return
+        launcher = find_launcher()
+        if launcher.sizes != (1,) if launcher is not None else has_manager_hint():
+            handler = self.failure_handler
+            self.resources.lifeline = Lifeline(
+                handler.leave_job, handler.lose_lifeline, handler.output
+            )
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
@@ -394,6 +411,52 @@ class Starter:
             # Here, where no rank waits for another one yet.
             interfaces.check_variables(resources.backend, world.hostname)
 
+    def join_lifeline(self) -> None:
+        """Connect this rank's companion process with those of the other ranks."""
+        lifeline, world = self.resources.lifeline, self.control.world
+        if lifeline is None or self.neighbourhood is None:
+            return
+        token, problem = secrets.token_hex(TOKEN_BYTES), None
+        places, node = ["", ""], mpi.SleepingCommunicator(self.neighbourhood.node)
+        try:
+            if world.rank == 0:
+                clients = secrets.token_hex(TOKEN_BYTES)
+                places[0] = lifeline.listen(self.route.meeting.address, token, clients)
+        except UnreachableError as error:
+            problem = error
+        places[0], token = self.control.broadcast((places[0], token))
+        try:
+            if world.local_rank == 0:
+                places[1] = lifeline.listen("", token)
+        except UnreachableError as error:
+            problem = error
+        places[1], leader = node.bcast((places[1], world.rank))
+        if problem is not None or not all(places):
+            raise problem or UnreachableError("the companion of another rank cannot listen")
+        lifeline.join(self._make_membership(places, token, leader))
+        self.peers.lifeline = lifeline
+
+    def _make_membership(self, places: Sequence[str], token: str, leader: int) -> Membership:
+        """``places``: where the companions of rank 0 and of the node's first rank listen."""
+        world, roster = self.control.world, self.peers.roster
+        leads = world.local_rank == 0
+        hostnames: Sequence[str] = ()
+        if roster is not None:
+            hostnames = [roster.hostnames[node] for node in roster.nodes]
+        return Membership(
+            rank=world.rank,
+            size=world.size,
+            hostname=world.hostname,
+            parent=0 if leads else leader,
+            parent_hostname=world.master_hostname if leads else world.hostname,
+            node_rank=world.node_rank,
+            local_rank=world.local_rank,
+            seconds=self.options.lifeline_timeout,
+            token=token,
+            places=() if world.rank == 0 else (places[0],) if leads else (places[1], places[0]),
+            hostnames=tuple(hostnames),
+        )
+
     def open_group(self) -> None:
         """Make torch.distributed's default group."""
         world, resources = self.control.world, self.resources
@@ -410,7 +473,7 @@ class Starter:
     def _describe(self) -> dict[str, float]:
         """Say what was started. Returns, on rank 0, each phase's seconds on its slowest rank."""
         assert self.torch_import is not None
-        durations = self.watch.durations | {"import torch": self.torch_import.seconds}
+        durations = self.deadlines.durations | {"import torch": self.torch_import.seconds}
         seconds = {phase: durations[phase] for phase in PHASES if phase in durations}
         slowest = summary.find_slowest(seconds, self.resources.comm)
         report = summary.NodeReport(
@@ -439,18 +502,15 @@ class Starter:
             slowest=slowest,
             oddities=find_oddities(world, self.peers.launcher, roster),
         )
-        if not self.is_quiet:
+        if self.previous is None:
             write_console(summary.describe_start(start))
         return {phase: longest for phase, (longest, _) in slowest.items()}
 
     def _make_session(self, seconds: Mapping[str, float]) -> Session:
         world, resources = self.control.world, self.resources
-        self.peers.store = resources.store
         if world.size == 1:
-            self.watch.close()
+            self.deadlines.close()
         else:
-            resources.watch = self.watch
-            timeout = self.options.timeout
-            resources.heartbeat = Heartbeat(resources.store, world.rank, world.size, timeout)
+            resources.deadlines = self.deadlines
         meeting = self.route.meeting
         return Session(self.control, resources, self.device, self.threads, meeting, seconds)

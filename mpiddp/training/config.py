@@ -130,6 +130,9 @@ class Configuration:
     timeout: float = 300.0
     """Deadline of each phase of start-up and of each collective, in seconds."""
 
+    lifeline_timeout: float = 30.0
+    """Seconds after which a node that nothing is heard of is lost."""
+
     allow_shared_gpu: bool = False
     """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
@@ -159,7 +162,8 @@ class Configuration:
         _check("momentum", 0 <= self.momentum < 1, "0 to below 1", self.momentum)
         decay = self.weight_decay
         _check("weight_decay", decay >= 0 and math.isfinite(decay), "0 or more", decay)
-        _check("timeout", _is_positive(self.timeout), "above 0 seconds", self.timeout)
+        for name in ("timeout", "lifeline_timeout"):
+            _check(name, _is_positive(getattr(self, name)), "above 0 seconds", getattr(self, name))
         _check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         _check_sync(self.sync)
         _check("servers", self.servers >= 1, "1 or more", self.servers)

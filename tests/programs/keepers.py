@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure import failure, missing_ranks, outcome, termination
-from mpiddp.launch.failure.deadline import Watch
+from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import Outcome, write_outcome
 from mpiddp.launch.world import World
@@ -108,7 +108,7 @@ def break_deadline(failure_handler: FailureHandler) -> None:
     """An error while the one who is missing is looked for."""
     failure_handler.peers.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
     missing_ranks.hosts_of_step = shout  # type: ignore[assignment]
-    with Watch(0.1, failure_handler.expire).phase("MPI"):
+    with PhaseDeadlines(0.1, failure_handler.expire).phase("MPI"):
         block()
 
 

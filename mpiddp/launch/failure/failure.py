@@ -9,9 +9,10 @@ time, and ending the process is the last act of a ``finally``.
 Which rank reports depends on how far the job has come. Before MPI is up it is the launcher's rank
 0; a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
-and the lowest failing one reports. Later it is the first rank that claims the report in the store;
-a rank that gets no answer within half a second prints its own, in the order of ranks. A rank that
-left the report to another one, and still runs after 10 s, prints its own.
+and the lowest failing one reports. Later the lifeline says who reports: the first rank that failed,
+or nobody where a lost rank is behind it, which the lifeline reports itself. A rank that gets no
+answer prints its own report, in the order of ranks. A rank that left the report to another one, and
+still runs after 10 s, prints its own.
 
 In a notebook errors are raised and nothing is aborted.
 """
@@ -38,14 +39,16 @@ from mpiddp.errors import (
     PeerLostError,
     UnreachableError,
 )
+from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
-from mpiddp.launch.failure.deadline import CLOSING, Watch
+from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     describe_error,
     exit_code,
     has_own_hook,
     has_trace,
     is_peer_loss,
+    may_be_peer_loss,
     read_message,
     visible_part,
 )
@@ -54,7 +57,7 @@ from mpiddp.launch.failure.missing_ranks import (
     explain_expiry,
     explain_silent_mpi,
 )
-from mpiddp.launch.failure.outcome import Outcome, write_outcome, write_report
+from mpiddp.launch.failure.outcome import Outcome, find_log, write_outcome, write_report
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.reporter import (
     ANSWER_SECONDS,
@@ -63,7 +66,6 @@ from mpiddp.launch.failure.reporter import (
     agree_on_failure,
     await_turn,
     claim_node,
-    claim_report,
 )
 from mpiddp.launch.failure.termination import (
     ReportedExit,
@@ -92,6 +94,8 @@ FORWARD_SECONDS = 0.2
 """How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
 CARRY_SECONDS = 60.0
 """How long a failure that came before MPI waits for the others in MPI_Init."""
+SHOWN = 200
+"""Characters of an error that the others hear of."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,7 @@ class FailureHandler:
         self.peers = Peers()
         self.output = Redirection()
         self.run_directory: Path | None = None
-        self.step: int | None = None
-        """Step of training, for messages and outcome.json."""
+        self._step: int | None = None
         self.attempt = 1
         self.starting = True
         """Whether the ranks still agree at the end of each phase of start-up."""
@@ -133,6 +136,25 @@ class FailureHandler:
         self._code = SUCCESS
         """The exit code that it ends with."""
         self._claim: Claim | None = None
+        self._is_leaving = False
+        """Whether all ranks leave, because one was lost."""
+
+    @property
+    def step(self) -> int | None:
+        """Step of training, for messages and outcome.json."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        self._step = step
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.note_step(step)
+
+    def enter_run(self, directory: Path, attempt: int) -> None:
+        """Reports are written to ``directory`` from here on."""
+        self.run_directory, self.attempt = directory, attempt
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.note_run(directory, attempt)
 
     def __enter__(self) -> FailureHandler:
         return self
@@ -171,10 +193,26 @@ class FailureHandler:
             self._waiting = False
         if failed is not None:
             # That rank reports, and ends this one.
+            self._announce(failed[1])
             self._end_job(failed[1], lambda: time.sleep(PATIENCE_SECONDS))
 
+    def leave_job(self, code: int) -> None:
+        """End this process, since the job ends and all was said. Runs on the lifeline's thread."""
+        if self._is_in_charge():
+            self._is_leaving = True
+            self._end_job(code, lambda: None)
+
+    def lose_lifeline(self) -> None:
+        """End the job because this rank's companion has gone. Runs on the lifeline's thread."""
+        self.fail(
+            PeerLostError(
+                "the companion process of this rank has gone (killed?), without which nobody would "
+                "hear of a lost rank"
+            )
+        )
+
     def expire(self, phase: str) -> None:
-        """End the job because a phase outlasted its time. Runs on Watch's thread."""
+        """End the job because a phase outlasted its time. Runs on PhaseDeadlines' thread."""
         kind = PeerLostError if phase == CLOSING else UnreachableError
         if self._is_in_charge():
             self._end_job(kind.exit_code, lambda: self._tell_expiry(phase, kind))
@@ -188,8 +226,14 @@ class FailureHandler:
 
         It stays, whatever happens to a rank while the session is closed.
         """
+        job_directory.check_attempt()
+        outcome = self._make_outcome(SUCCESS, "done", self.step)
         if self.run_directory is not None:
-            write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
+            write_outcome(self.run_directory, outcome)
+        job = job_directory.find()
+        if job is not None:
+            with contextlib.suppress(OSError):
+                write_outcome(job, outcome)
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
@@ -222,9 +266,13 @@ class FailureHandler:
             self._end()
 
     def _end(self) -> NoReturn:
-        has_mpi = self.peers.communicator is not None
-        drain = self.output.drain
-        end_process(self._code, is_shared=self.peers.is_shared, has_mpi=has_mpi, drain=drain)
+        end_process(
+            self._code,
+            is_shared=self.peers.is_shared,
+            has_mpi=self.peers.communicator is not None,
+            is_hurried=self._is_leaving,
+            drain=self.output.drain,
+        )
 
     # Reports
 
@@ -240,7 +288,9 @@ class FailureHandler:
             is_reporter = self._is_reporter(report)
         except Exception:  # Rather two reports than none.
             is_reporter = True
-        if is_reporter:
+        if self._is_leaving:
+            self._code = PeerLostError.exit_code
+        elif is_reporter:
             self._report(report, told=told)
         else:
             self._write_files(report, is_reporter=False)
@@ -251,7 +301,13 @@ class FailureHandler:
                 self._report(report, told=told)
         self._hold_claim(2 * ANSWER_SECONDS)
 
+    def _announce(self, code: int) -> None:
+        """Tell the other ranks that this one is not lost."""
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.announce(code)
+
     def _tell_expiry(self, phase: str, kind: type[PeerLostError | UnreachableError]) -> None:
+        self._announce(kind.exit_code)
         text = self._explain_expiry(phase)
         if text is not None:
             self._report(self._compose(kind(text)))
@@ -358,14 +414,13 @@ class FailureHandler:
 
     def _write_files(self, report: _Report, *, is_reporter: bool) -> None:
         """Write log and outcome, the latter if ``is_reporter``, as far as there are files."""
-        directory, log = self.run_directory, self.output.log
-        if log is not None:
-            # Standard error leads there: what this rank has printed is in it.
-            log = None if is_reporter else log
-        elif directory is not None:
-            log = directory / "logs" / f"rank-{self.peers.rank}.log"
+        log = self.output.log
+        if log is None:
+            log = find_log(self.run_directory, self.peers.rank)
+        elif is_reporter:
+            log = None  # Standard error leads there, and has it.
         outcome = report.outcome if is_reporter else None
-        problem = write_report(log, report.text, directory, outcome)
+        problem = write_report(log, report.text, self.run_directory, outcome)
         if problem and is_reporter:
             self._print(f"mpiddp: {problem}\n")
 
@@ -384,16 +439,22 @@ class FailureHandler:
         if not peers.is_shared:
             return True
         if self.starting:
+            self._announce(self._code)
             if not may_call_mpi():
                 await_turn(peers.rank)
                 return True
             failed = agree_on_failure(peers.communicator, self._code, ANSWER_SECONDS)
             return failed is None or failed[0] == peers.communicator.Get_rank()
-        is_first = claim_report(peers.store) if peers.store is not None else True
-        if is_first is None:
+        if peers.lifeline is None:
+            return True
+        suspects_peer = may_be_peer_loss(report.error)
+        text = report.outcome.reason.partition("\n")[0][:SHOWN]
+        answer = peers.lifeline.ask(self._code, text, suspects_peer=suspects_peer)
+        self._is_leaving = answer == "leave"
+        if answer is None:
             # Whoever asked may report.
             await_turn(peers.rank)
-        return is_first is not False
+        return answer != "silent"
 
     def _is_reporter_without_mpi(self, error: BaseException) -> bool:
         """Nobody can be asked: the launcher's rank 0 reports, and one process of other nodes.
@@ -427,16 +488,16 @@ class FailureHandler:
             finally:
                 self._end()
 
-        watch = Watch(min(self.seconds, CARRY_SECONDS), give_up)
+        deadlines = PhaseDeadlines(min(self.seconds, CARRY_SECONDS), give_up)
         try:
-            with watch.phase("MPI"):
+            with deadlines.phase("MPI"):
                 module = mpi.load(launcher)
                 mpi.initialize(module, launcher)
                 self.join(module.COMM_WORLD)
         except Exception:  # What failed first is what the user must read.
             return
         finally:
-            watch.close()
+            deadlines.close()
 
     def join(self, world_communicator: MPI.Intracomm) -> None:
         """Take a communicator for failure's own messages. Collective."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import SUCCESS
+from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.error_report import read_message
 
@@ -32,41 +33,56 @@ class Outcome:
     """Step of training, None before the first."""
     attempt: int
     """Of the run, counted from 1."""
+    lost_rank: int | None = None
+    """The rank that was lost, or left early, where that ended the attempt."""
+    lost_host: str | None = None
+    """Its host, where the rank did not leave by itself."""
+
+
+def find_log(run_directory: Path | None, rank: int) -> Path | None:
+    """Where reports of ``rank`` are logged that has no log for all that it prints."""
+    return None if run_directory is None else run_directory / "logs" / f"rank-{rank}.log"
 
 
 def write_report(
     log: Path | None, text: str, directory: Path | None, outcome: Outcome | None
 ) -> str:
-    """Append ``text`` to ``log``, and write ``outcome`` to ``directory`` unless the run is done.
+    """Append ``text`` to ``log``, and write ``outcome`` unless the run is done.
 
-    Whichever of them is not None. Waits FILES_SECONDS for the file system. Returns what kept the
-    outcome from being written, empty if nothing did.
+    The outcome is written to the run ``directory``, where there is one, and to the job's directory.
+    A rank of an attempt that has been replaced writes nothing. Waits FILES_SECONDS for the file
+    system. Returns what kept the outcome from being written, empty if nothing did.
     """
-    if log is None and directory is None:
-        return ""
 
     def write() -> str:
         problem = ""
-        if directory is not None and outcome is not None:
+        if job_directory.is_superseded():
+            return problem
+        for each in filter(None, (directory, job_directory.find())):
             try:
-                if not _is_done(directory):
-                    write_outcome(directory, outcome)
+                if outcome is not None and not _is_done(each):
+                    write_outcome(each, outcome)
             except OSError as error:
-                problem = f"{outcome_path(directory)} could not be written: {error}"
-        if log is not None:
-            with contextlib.suppress(OSError):  # The console has it as well.
-                log.parent.mkdir(exist_ok=True)
-                # Names of files may hold bytes that are no text.
-                with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(text)
+                problem = f"{outcome_path(each)} could not be written: {error}"
+        if log is None:
+            return problem
+        with contextlib.suppress(OSError):  # The console has it as well.
+            log.parent.mkdir(exist_ok=True)
+            # Names of files may hold bytes that are no text.
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
         return problem
 
     try:
         return BackgroundCall(write).finish(FILES_SECONDS)
     except LateError:
-        return f"{directory or log} did not take this report within {FILES_SECONDS:g} s"
+        return f"{_name(directory)} did not take this report within {FILES_SECONDS:g} s"
     except BaseException as error:
-        return f"{directory or log} did not take this report: {read_message(error)}"
+        return f"{_name(directory)} did not take this report: {read_message(error)}"
+
+
+def _name(directory: Path | None) -> str:
+    return "the job's directory" if directory is None else str(directory)
 
 
 def _is_done(directory: Path) -> bool:
@@ -97,13 +113,9 @@ def write_whole(path: Path, text: str) -> None:
 
 def outcome_path(run_directory: Path) -> Path:
     """Where the outcome of a run stands."""
-    return run_directory / "outcome.json"
+    return run_directory / job_directory.OUTCOME
 
 
 def read_outcome(run_directory: Path) -> dict[str, Any] | None:
     """The outcome of a run: code, reason, rank, host, step, attempt; None if none was written."""
-    try:
-        outcome = json.loads(outcome_path(run_directory).read_text())
-    except (OSError, ValueError):
-        return None
-    return outcome if isinstance(outcome, dict) else None
+    return job_directory.read_outcome(run_directory)

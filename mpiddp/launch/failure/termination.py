@@ -18,6 +18,8 @@ CONSOLE_SECONDS = 3.0
 """How long the console may take to accept a report."""
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""
+HURRY_SECONDS = 0.4
+"""How long each of the two may take where all ranks leave by themselves."""
 
 
 class ReportedExit(SystemExit):
@@ -52,12 +54,13 @@ def write_console(text: str) -> None:
             return
 
 
-def print_report(text: str, write_also: Callable[[str], None]) -> None:
+def print_report(text: str, write_also: Callable[[str], None] | None = None) -> None:
     """Write to standard error and by ``write_also``, as far as they take it in CONSOLE_SECONDS."""
 
     def write() -> None:
         write_console(text)
-        write_also(text)
+        if write_also is not None:
+            write_also(text)
 
     with contextlib.suppress(BaseException):  # The log has it as well.
         BackgroundCall(write).finish(CONSOLE_SECONDS)
@@ -71,14 +74,18 @@ def flush_output() -> None:
 
 
 def end_process(
-    code: int, *, is_shared: bool, has_mpi: bool, drain: Callable[[], None]
+    code: int,
+    *,
+    is_shared: bool,
+    has_mpi: bool,
+    drain: Callable[[], None],
+    is_hurried: bool = False,
 ) -> NoReturn:
     """End this process with ``code``, and the job where other processes belong to it.
 
-    ``drain`` returns when what was printed is written.
-
-    A process that is alone ends as Python ends, by an exception: functions registered for the
-    exit are run.
+    ``drain`` returns when what was printed is written. ``is_hurried``: all processes of the job end
+    by themselves, and are killed soon. A process that is alone ends as Python ends, by an
+    exception: functions registered for the exit are run.
     """
 
     def flush() -> None:
@@ -88,20 +95,20 @@ def end_process(
     is_stuck = is_shared or threading.current_thread() is not threading.main_thread()
     try:
         try:
-            BackgroundCall(flush).finish(CONSOLE_SECONDS)
+            BackgroundCall(flush).finish(HURRY_SECONDS if is_hurried else CONSOLE_SECONDS)
         except BaseException:
             # The interpreter would wait for its streams, or give its own exit code.
             is_stuck = True
         if has_mpi and is_shared:
-            abort(code)
+            abort(code, HURRY_SECONDS if is_hurried else ABORT_SECONDS)
     finally:
         if is_stuck:
             os._exit(code)
         raise ReportedExit(code)
 
 
-def abort(code: int) -> None:
-    """MPI_Abort, and the end of this process even where that does not return.
+def abort(code: int, seconds: float = ABORT_SECONDS) -> None:
+    """MPI_Abort, and the end of this process even where that does not return in ``seconds``.
 
     On a node that is cut off, Slurm's daemon waits for minutes to pass the word on. MPI is called
     without the interpreter's lock, which mpi4py would hold, so that the other thread can run.
@@ -109,13 +116,13 @@ def abort(code: int) -> None:
     from mpi4py import MPI
 
     def leave() -> None:
-        time.sleep(ABORT_SECONDS)
+        time.sleep(seconds)
         os._exit(code)
 
     try:
         threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
     except RuntimeError:  # The interpreter is shutting down: Python 3.12 starts no threads then.
-        end_soon(ABORT_SECONDS)
+        end_soon(seconds)
     size = MPI._sizeof(MPI.Comm)
     handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
     ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))

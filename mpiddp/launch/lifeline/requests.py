@@ -1,0 +1,78 @@
+"""What clients ask rank 0's companion, and the answers of all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mpiddp.launch.lifeline.links import Link, connect
+
+ANSWER_SECONDS = 2.0
+"""How long answers are waited for."""
+ADDRESS_FILE = "lifeline.json"
+
+
+class Requests:
+    """Those that have not been answered yet."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._count = 0
+        self._open: dict[int, tuple[Link, float, dict[int, Any]]] = {}
+
+    def begin(self, client: Link, now: float) -> int:
+        """The number of a new request of ``client``."""
+        self._count += 1
+        self._open[self._count] = (client, now + ANSWER_SECONDS, {})
+        return self._count
+
+    def add(self, number: int, rank: int, answer: Any) -> None:
+        """The answer of one rank; the last one completes the request's."""
+        if number in self._open:
+            *_, answers = self._open[number]
+            answers[rank] = answer
+            if len(answers) == self._size:
+                self._finish(number)
+
+    def find_time(self) -> float:
+        """When the first deadline is."""
+        return min((end for _, end, _ in self._open.values()), default=float("inf"))
+
+    def finish_late(self, now: float) -> None:
+        """Answer with what has come, where a deadline is over."""
+        for number in [each for each, (_, end, _) in self._open.items() if end <= now]:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        client, _, answers = self._open.pop(number)
+        client.send("answers", [self._size, sorted(answers.items())])
+
+
+def publish(directory: Path, place: str, token: str) -> None:
+    """Write down how clients reach rank 0's companion, for this user alone. Raises OSError."""
+    temporary = directory / f".{ADDRESS_FILE}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"address": place, "token": token}, file)
+    temporary.replace(directory / ADDRESS_FILE)
+
+
+def ask(directory: Path, name: str, content: Any = None) -> tuple[int, dict[int, Any]]:
+    """Ask all ranks of the job that has published its address in ``directory``.
+
+    Returns how many ranks there are, and the answers that came in time, by rank. Raises OSError
+    where the job does not answer, and ValueError where what it says, or the file, is damaged.
+    """
+    found = json.loads((directory / ADDRESS_FILE).read_text())
+    link = connect(found["address"], found["token"], ANSWER_SECONDS)
+    try:
+        link.send(name, content)
+        while link.wait(2 * ANSWER_SECONDS):
+            for kind, (size, answers) in link.receive():
+                if kind == "answers":
+                    return size, dict(answers)
+        raise TimeoutError(f"no answer within {2 * ANSWER_SECONDS:g} s")
+    finally:
+        link.close()
