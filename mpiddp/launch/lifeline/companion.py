@@ -30,6 +30,8 @@ from mpiddp.launch.lifeline.links import Door, Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.launch.lifeline.requests import Requests, publish
+from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
+from mpiddp.launch.lifeline.stack_dump import StackReader
 from mpiddp.launch.lifeline.verdict import Failure, Judge, Leave, Loss, Verdict, describe_status
 
 BEATS = 10
@@ -45,20 +47,31 @@ TURN_SECONDS = 0.5
 LAST_TURN = 3
 """Companions that have lost the way to rank 0 act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
-STEP = struct.Struct("q")
-"""What the rank writes into the memory that it shares with its companion: -1 before a step."""
+STEP = MOVED = struct.Struct("q")
+"""What the rank writes into the memory that it shares with its companion: the step, -1 before the
+first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
+watched."""
+SHARED_BYTES = STEP.size + MOVED.size
 
 
 class Companion:
     """One companion's state."""
 
-    def __init__(self, process: RankProcess, rank: Link, memory: mmap.mmap) -> None:
+    def __init__(
+        self, process: RankProcess, rank: Link, memory: mmap.mmap, stacks: StackReader
+    ) -> None:
         self.process = process
-        self.answers: dict[str, Callable[[Any], Any]] = {"position": self._tell_position}
-        """What this companion answers to the requests of clients, by their names."""
+        self.answers: dict[str, Callable[[Reply], object]] = {
+            "position": lambda reply: reply(self._describe_position()),
+            "stacks": lambda reply: self._stacks.ask(reply),
+            "idle": lambda reply: reply(self._find_idle_seconds()),
+        }
+        """What this companion answers to requests, by their names."""
         self._rank = rank
         self._memory = memory
         self._loop = EventLoop()
+        self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
+        self._stall_seconds = 0.0
         self._doors: list[Door] = []
         self._clients: tuple[str, str] | None = None
         """Where rank 0's companion listens, and the token of clients."""
@@ -173,6 +186,12 @@ class Companion:
         elif kind == "closing":
             self._state = "while it closed its session"
             self._raise("closing", content)
+        elif kind == "main thread":
+            self._stacks.reader.thread = content
+        elif kind == "stack":
+            self._stacks.failed = content
+        elif kind == "record":
+            self._stacks.take_record(content)
         elif kind in ("fail", "announce"):
             self._fail(kind, content)
         elif kind == "done":
@@ -195,8 +214,11 @@ class Companion:
         step: int = STEP.unpack_from(self._memory)[0]
         return step if step >= 0 else None
 
-    def _tell_position(self, _: Any) -> str:
-        return self._describe_position()
+    def _find_idle_seconds(self) -> float:
+        """How long the rank's main thread has not moved; 0 where that is not watched."""
+        moved: int = MOVED.unpack_from(self._memory, STEP.size)[0]
+        is_stopped = self._stacks.reader.find_state() in ("T", "t")
+        return 0.0 if not moved or is_stopped else (time.monotonic_ns() - moved) / 1e9
 
     # The tree
 
@@ -389,23 +411,25 @@ class Companion:
             when = time.monotonic() + LEAVE_SECONDS
             self._loop.call_at(when, lambda _: self.process.kill())
         elif kind == "request":
-            number, name, question = content
+            number, name = content
             answer = self.answers.get(name)
             own = self._membership
             if answer is not None and own is not None:
-                self._raise("answer", [number, own.rank, answer(question)])
+                rank = own.rank
+                answer(lambda found: self._raise("answer", [number, rank, found]))
 
     def _take_from_client(self, link: Link, kind: str, content: Any) -> None:
         if self._judge is not None:
             number = self._requests.begin(link, time.monotonic())
-            self._spread("request", [number, kind, content])
+            self._spread("request", [number, kind])
 
 
 def main() -> None:
     """Take over what the rank has left: the socket, the memory, and its process's number."""
-    process, connection, memory = map(int, sys.argv[1:])
+    process, connection, memory, stacks = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = Link(socket.socket(fileno=connection))
-    Companion(RankProcess(process), link, mmap.mmap(memory, STEP.size)).run()
+    shared = mmap.mmap(memory, SHARED_BYTES)
+    Companion(RankProcess(process), link, shared, StackReader(process, stacks)).run()

@@ -10,14 +10,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import UnreachableError
+from mpiddp.launch.lifeline.companion import SHARED_BYTES
+from mpiddp.launch.lifeline.flight_recorder import read_record
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
 from mpiddp.launch.lifeline.verdict import SUSPICION_SECONDS, Failure
 from mpiddp.launch.output import Redirection
 
@@ -50,11 +54,12 @@ class Lifeline:
         self._is_closing = False
         self._rank = -1
         descriptor = os.memfd_create("mpiddp-lifeline")
-        os.ftruncate(descriptor, 8)
-        self._step = memoryview(mmap.mmap(descriptor, 8)).cast("q")
+        os.ftruncate(descriptor, SHARED_BYTES)
+        self._shared = memoryview(mmap.mmap(descriptor, SHARED_BYTES)).cast("q")
         self.note_step(None)
+        self._stacks = StackWriter()
         own, theirs = socket.socketpair()
-        self._process = _start(theirs, descriptor, output.console)
+        self._process = _start(theirs, (descriptor, self._stacks.descriptor), output.console)
         theirs.close()
         os.close(descriptor)
         self._link = Link(own)
@@ -62,6 +67,7 @@ class Lifeline:
         self._replies: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="mpiddp-lifeline", daemon=True)
         self._thread.start()
+        self._send("main thread", self._stacks.thread)
         if output.log is not None:
             self._send("log", [str(output.log), output.console is not None])
 
@@ -84,7 +90,17 @@ class Lifeline:
     # Where this rank is
 
     def note_step(self, step: int | None) -> None:
-        self._step[0] = -1 if step is None else step
+        self._shared[0] = -1 if step is None else step
+
+    def note_move(self) -> None:
+        """This rank's main thread has moved."""
+        self._shared[1] = time.monotonic_ns()
+
+    def note_failure(self, error: BaseException) -> None:
+        """Where this rank was when ``error`` ended its work; its stack will not show it."""
+        frames = read_traceback(error.__traceback__)
+        if frames:
+            self._send("stack", [frame.pack() for frame in frames])
 
     def note_run(self, directory: Path, attempt: int) -> None:
         """Where reports are written to."""
@@ -120,6 +136,7 @@ class Lifeline:
             self._process.wait()
         self._thread.join()
         self._link.close()
+        self._stacks.close()
 
     # Messages
 
@@ -148,6 +165,8 @@ class Lifeline:
                 if kind == "leave":
                     self._replies.put(("verdict", "leave"))
                     self._leave(content)
+                elif kind == "record":
+                    self._send("record", read_record())
                 else:
                     self._replies.put((kind, content))
         self._replies.put(("problem", "its companion process has gone"))
@@ -155,13 +174,15 @@ class Lifeline:
             self._lament()
 
 
-def _start(connection: socket.socket, memory: int, console: int | None) -> subprocess.Popen[bytes]:
+def _start(
+    connection: socket.socket, files: Sequence[int], console: int | None
+) -> subprocess.Popen[bytes]:
     """Start a companion in a session of its own, with all signals blocked, for good.
 
     Launchers and terminals send them to all processes that they find; they mean the rank. Standard
     error is for the report: the rank's, or ``console``, where that does not lead there.
     """
-    inherited = (connection.fileno(), memory)
+    inherited = (connection.fileno(), *files)
     command = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, (os.getpid(), *inherited))]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

@@ -59,7 +59,7 @@ def publish(directory: Path, place: str, token: str) -> None:
     temporary.replace(directory / ADDRESS_FILE)
 
 
-def ask(directory: Path, name: str, content: Any = None) -> tuple[int, dict[int, Any]]:
+def ask(directory: Path, name: str) -> tuple[int, dict[int, Any]]:
     """Ask all ranks of the job that has published its address in ``directory``.
 
     Returns how many ranks there are, and the answers that came in time, by rank. Raises OSError
@@ -68,7 +68,7 @@ def ask(directory: Path, name: str, content: Any = None) -> tuple[int, dict[int,
     found = json.loads((directory / ADDRESS_FILE).read_text())
     link = connect(found["address"], found["token"], ANSWER_SECONDS)
     try:
-        link.send(name, content)
+        link.send(name)
         while link.wait(2 * ANSWER_SECONDS):
             for kind, (size, answers) in link.receive():
                 if kind == "answers":
