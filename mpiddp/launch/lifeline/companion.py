@@ -38,9 +38,8 @@ BEATS = 10
 """How many heartbeats fit at least into the time after which a silent connection is lost."""
 LONGEST_PERIOD = 3.0
 """Seconds between two of them."""
-LATE_SECONDS = 1.0
-"""So much later than planned, this process must have been stopped meanwhile."""
 CONNECT_SECONDS = 10.0
+GONE = "its companion process, or its node, has gone"
 LEAVE_SECONDS = 1.0
 """How long a rank may take to leave before it is killed."""
 TURN_SECONDS = 0.5
@@ -114,17 +113,17 @@ class Companion:
             planned = min(self._end, self._loop.find_time(), self._requests.find_time())
             if self._judge is not None and not self._is_over:
                 planned = min(planned, self._judge.find_time())
-            self._loop.wait(planned)
+            self._loop.wait(planned, self._excuse)
             now = time.monotonic()
-            if now > planned + LATE_SECONDS:
-                # This process was stopped, perhaps with all others: nobody has been silent.
-                late = now - planned
-                self._heard = {link: last + late for link, last in self._heard.items()}
             self._requests.finish_late(now)
             if self._judge is not None and not self._is_over:
                 verdict = self._judge.decide(now)
                 if verdict is not None:
                     self._carry_out(verdict)
+
+    def _excuse(self, late: float) -> None:
+        """This process was stopped, perhaps with all others: nobody has been silent meanwhile."""
+        self._heard = {link: heard + late for link, heard in self._heard.items()}
 
     def _is_finished(self) -> bool:
         if self._end == float("inf") and self._is_gone and not self._is_needed():
@@ -258,7 +257,7 @@ class Companion:
                 continue
             self._parent = parent
             self._heard[parent] = time.monotonic()
-            self._loop.add(parent, self._take_from_parent, self._lose_parent)
+            self._loop.add(parent, self._take_from_parent, lambda _: self._lose_parent(GONE))
             parent.send("hello", membership.rank)
             return
         self._rank.send("problem", "no connection to " + "; ".join(problems))
@@ -269,7 +268,7 @@ class Companion:
         self._loop.add(
             link,
             lambda kind, content: self._take_from_child(link, kind, content),
-            lambda _: self._lose_child(link, "its companion process, or its node, has gone"),
+            lambda _: self._lose_child(link, GONE),
         )
 
     def _admit_client(self, link: Link) -> None:
@@ -371,7 +370,8 @@ class Companion:
         elif kind == "fail":
             self._judge.fail(Failure(**content), now)
         elif kind == "announce":
-            self._judge.announce(Failure(**content))
+            if self._judge.announce(Failure(**content)):
+                self._spread("failing", content)
         elif kind == "closing":
             self._judge.close(*content)
         elif kind == "answer":

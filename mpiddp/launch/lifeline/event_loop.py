@@ -9,6 +9,9 @@ from typing import Any
 
 from mpiddp.launch.lifeline.links import Link
 
+LATE_SECONDS = 1.0
+"""So much later than planned, this process must have been stopped meanwhile."""
+
 
 class EventLoop:
     """Callbacks by what they wait for. Times are time.monotonic()'s."""
@@ -62,8 +65,11 @@ class EventLoop:
         """When the first timer is due."""
         return min((when for when, _ in self._timers), default=float("inf"))
 
-    def wait(self, until: float) -> None:
-        """Serve what comes, once, or nothing at ``until``; then the timers that are due."""
+    def wait(self, until: float, excuse: Callable[[float], object]) -> None:
+        """Serve what comes, once, or nothing at ``until``; then the timers that are due.
+
+        ``excuse`` is called before with the seconds that this process must have been stopped for.
+        """
         for link, events in self._links.items():
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_unsent else 0)
             if wanted != events:
@@ -71,9 +77,12 @@ class EventLoop:
                 self.selector.modify(link.connection, wanted, key.data)
                 self._links[link] = wanted
         pause = None if until == float("inf") else max(0.0, until - time.monotonic())
-        for key, events in self.selector.select(pause):
-            key.data(events)
+        found = self.selector.select(pause)
         now = time.monotonic()
+        if now > until + LATE_SECONDS:
+            excuse(now - until)
+        for key, events in found:
+            key.data(events)
         for timer in [each for each in self._timers if each[0] <= now]:
             self._timers.remove(timer)
             timer[1](now)

@@ -8,7 +8,6 @@ news count.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 WINDOW_SECONDS = 0.05
@@ -20,8 +19,8 @@ SUSPICION_SECONDS = 2.0
 ABANDONED_SECONDS = 2.0
 """How long ranks may outlive one that failed, and was to end the job."""
 FAILED, LEFT, ASKED = "failed", "left", "asked"
-"""How a rank ended: by an error; with exit code 0; by a signal that asked it to. All ranks may end in
-one of the latter ways, and then nothing is lost."""
+"""How a rank ended: by an error; with exit code 0; by a signal that asked it to. Where all ranks
+end in one of the latter ways, none is lost."""
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask processes to end. Launchers send them to all ranks."""
 
@@ -68,6 +67,7 @@ class Leave:
 
 
 Verdict = Loss | Failure | Leave
+NEVER = (float("inf"), None)
 
 
 def describe_status(status: int | None) -> tuple[str, str, bool]:
@@ -98,8 +98,7 @@ class Judge:
         self._failures: dict[int, tuple[float, Failure]] = {}
         self._closing: dict[int, str] = {}
         self._reporter: Failure | None = None
-        self.is_done = False
-        """Whether the last verdict has been given."""
+        self._is_done = False
 
     def lose(self, loss: Loss, now: float) -> None:
         self._losses.setdefault(loss.rank, (now, loss))
@@ -111,66 +110,73 @@ class Judge:
         """A rank has no more to do, and waits for the others to close their sessions."""
         self._closing[rank] = hostname
 
-    def announce(self, failure: Failure) -> None:
-        """A rank ends the job, and its report is settled already."""
-        if self._reporter is None:
-            self._failures[failure.rank] = (float("-inf"), failure)
+    def announce(self, failure: Failure) -> bool:
+        """A rank ends the job, and its report is settled already; whether that is news."""
+        is_news = self._reporter is None and not self._is_done
+        self._reporter = self._reporter or failure
+        return is_news
 
     def owes_report(self) -> bool:
         """Whether a lost rank is about to be reported."""
-        return any(isinstance(verdict, Loss) for _, verdict in self._list_verdicts())
+        return isinstance(self._find_next()[1], Loss)
 
     def find_time(self) -> float:
         """When there will be a verdict if nothing more comes."""
-        return min((time for time, _ in self._list_verdicts()), default=float("inf"))
+        return self._find_next()[0]
 
     def decide(self, now: float) -> Verdict | None:
         """The verdict that is due. After a Failure a Leave may follow; nothing after others."""
-        time, verdict = min(
-            self._list_verdicts(), key=lambda row: row[0], default=(float("inf"), None)
-        )
-        if time > now or verdict is None:
+        time, verdict = self._find_next()
+        if verdict is None or time > now:
             return None
-        self.is_done = not isinstance(verdict, Failure)
         if isinstance(verdict, Failure):
             self._reporter = verdict
+        else:
+            self._is_done = True
         return verdict
 
-    def _list_verdicts(self) -> Iterator[tuple[float, Verdict]]:
-        if self.is_done:
-            return
+    def _find_next(self) -> tuple[float, Verdict | None]:
+        """The verdict on what is known, and when it is due."""
+        if self._is_done:
+            return NEVER
         if self._reporter is not None:
-            if self._reporter.rank in self._losses:
-                time, _ = self._losses[self._reporter.rank]
-                yield time + ABANDONED_SECONDS, Leave(self._reporter.code)
-            return
-        losses = list(self._losses.values())
+            time, loss = self._losses.get(self._reporter.rank, NEVER)
+            return time + ABANDONED_SECONDS, Leave(self._reporter.code) if loss else None
         own = [row for row in self._failures.values() if not row[1].suspects_peer]
         suspects = [row for row in self._failures.values() if row[1].suspects_peer]
-        severe = [row for row in losses if row[1].ending == FAILED]
-        asked = [time for time, loss in losses if loss.ending == ASKED]
-        if severe:
-            time, loss = severe[0]
-            yield time + WINDOW_SECONDS, loss
-        elif asked and losses[0][1].ending == LEFT:
-            # A launcher ends the others when one leaves.
-            yield asked[0] + WINDOW_SECONDS, losses[0][1]
-        elif own:
+        severe = self._find_severe()
+        if severe is not None:
+            return severe
+        if own:
             time, failure = min(own, key=lambda row: row[0])
-            yield time + WINDOW_SECONDS, failure
-        elif losses and suspects:
-            time, loss = losses[0]
-            yield max(time, suspects[0][0]) + WINDOW_SECONDS, loss
-        elif losses and len(losses) < self._size:
-            time, loss = losses[0]
-            yield time + MILD_SECONDS, loss
-        elif suspects:
+            return time + WINDOW_SECONDS, failure
+        if self._losses and (suspects or len(self._losses) < self._size):
+            time, loss = next(iter(self._losses.values()))
+            return (suspects[0][0] + WINDOW_SECONDS if suspects else time + MILD_SECONDS), loss
+        if suspects:
             time, failure = suspects[0]
             early = self._find_early(failure)
             if early is not None:
-                yield time + MILD_SECONDS, early
-            else:
-                yield time + SUSPICION_SECONDS, failure
+                return time + MILD_SECONDS, early
+            return time + SUSPICION_SECONDS, failure
+        return NEVER
+
+    def _find_severe(self) -> tuple[float, Loss] | None:
+        """The loss behind others; None where all ranks may be ending by themselves.
+
+        When one rank fails, or just leaves, launchers end the others: they ask them first, or kill
+        them.
+        """
+        losses = list(self._losses.values())
+        failed = [time for time, loss in losses if loss.ending == FAILED]
+        if failed:
+            return failed[0] + WINDOW_SECONDS, next(
+                loss for _, loss in losses if loss.ending != ASKED
+            )
+        asked = [time for time, loss in losses if loss.ending == ASKED]
+        if asked and losses[0][1].ending == LEFT:
+            return asked[0] + WINDOW_SECONDS, losses[0][1]
+        return None
 
     def _find_early(self, failure: Failure) -> Loss | None:
         """The rank that had closed its session when ``failure`` came."""
@@ -178,7 +184,7 @@ class Judge:
         if not ranks:
             return None
         how = (
-            "it has closed its session (its program came to the end), while other ranks still "
-            f"called collectives. Rank {failure.rank} got: {failure.text}"
+            "it has closed its session, at the end of its program, while other ranks still called "
+            f"collectives. Rank {failure.rank} got: {failure.text}"
         )
         return Loss(ranks[0], self._closing[ranks[0]], how, blames_host=False)
