@@ -74,6 +74,10 @@ class Companion:
         self._doors: list[Door] = []
         self._clients: tuple[str, str] | None = None
         """Where rank 0's companion listens, and the token of clients."""
+        self._published: list[Path] = []
+        """Files that hold these."""
+        self._own_directory: Path | None = None
+        """The job's directory, where nobody has made one before."""
         self._membership: Membership | None = None
         self._parent: Link | None = None
         self._children: dict[Link, int] = {}
@@ -82,7 +86,7 @@ class Companion:
         """When something has come from each other companion."""
         self._judge: Judge | None = None
         """Of rank 0's companion."""
-        self._requests = Requests(0)
+        self._requests = Requests(())
         self._state = "during start-up"
         """Where the rank is, apart from its step."""
         self._run: tuple[Path, int] | None = None
@@ -120,6 +124,7 @@ class Companion:
                 verdict = self._judge.decide(now)
                 if verdict is not None:
                     self._carry_out(verdict)
+        self._withdraw()
 
     def _excuse(self, late: float) -> None:
         """This process was stopped, perhaps with all others: nobody has been silent meanwhile."""
@@ -241,11 +246,8 @@ class Companion:
         self._beat(time.monotonic())
         if not membership.places:
             self._judge = Judge(membership.size)
-            self._requests = Requests(membership.size)
-            directory = job_directory.find()
-            if directory is not None and self._clients is not None:
-                with contextlib.suppress(OSError):
-                    publish(directory, *self._clients)
+            self._requests = Requests(membership.hostnames)
+            self._publish()
             self._rank.send("joined")
             return
         problems = []
@@ -261,6 +263,25 @@ class Companion:
             parent.send("hello", membership.rank)
             return
         self._rank.send("problem", "no connection to " + "; ".join(problems))
+
+    def _publish(self) -> None:
+        """Write down where clients find this companion: for the job, and beside its logs."""
+        directory = job_directory.find()
+        if directory is None:
+            directory = self._own_directory = job_directory.make_or_none()
+        if self._clients is None:
+            return
+        for each in (directory, self._log[0].parent if self._log is not None else None):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    self._published.append(publish(each, *self._clients))
+
+    def _withdraw(self) -> None:
+        for path in self._published:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if self._own_directory is not None:
+            job_directory.remove(self._own_directory)
 
     def _admit_child(self, link: Link) -> None:
         self._children[link] = -1
