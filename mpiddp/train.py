@@ -30,6 +30,7 @@ def main() -> None:
             allow_shared_gpu=configuration.allow_shared_gpu,
             lifeline_timeout=configuration.lifeline_timeout,
             bind=configuration.bind,
+            stall_timeout=configuration.stall_timeout,
             output=output,
         )
         with start(options, failure_handler) as session:

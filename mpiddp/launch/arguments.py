@@ -62,6 +62,16 @@ class Parser(argparse.ArgumentParser):
             help="after which a node that nothing is heard of is lost (default: %(default)g)",
         )
 
+    def add_stall_option(self) -> None:
+        """Add after how long a job has stalled."""
+        self.add_argument(
+            "--stall-timeout",
+            type=float,
+            default=Options().stall_timeout,
+            metavar="SECONDS",
+            help="end a job in which no rank's main thread has moved for so long (default: never)",
+        )
+
     def add_binding_option(self) -> None:
         """Add how ranks are bound to cores."""
         self.add_argument(

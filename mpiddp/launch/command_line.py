@@ -49,6 +49,7 @@ RANKS = {
     "--interface": True,
     "--allow-shared-gpu": False,
     "--lifeline-timeout": True,
+    "--stall-timeout": True,
     "--bind": True,
     "--log-dir": True,
     "--console": True,

@@ -57,6 +57,7 @@ def parse(
     parser = make_parser("python -m mpiddp", DESCRIPTION + FRONT_HELP, USAGE)
     parser.add_launch_options(Options().timeout, "phase of start-up")
     parser.add_lifeline_option()
+    parser.add_stall_option()
     parser.add_binding_option()
     parser.add_output_options()
     line = split(arguments)

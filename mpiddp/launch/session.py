@@ -58,12 +58,19 @@ class Options:
     bind: str = AUTO
     """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
     (`mpiddp.launch.binding`)."""
+    stall_timeout: float = 0.0
+    """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
     output: Output = field(default_factory=Output)
     """What becomes of what ranks print. Whoever starts the process sees to it, before anything else
     (`mpiddp.launch.output.redirect`)."""
 
     def __post_init__(self) -> None:
         check_kind(self.bind)
+        if not 0 <= self.stall_timeout <= LONGEST_TIMEOUT:
+            raise ConfigurationError(
+                f"stall_timeout: expected seconds up to {LONGEST_TIMEOUT:g}, or 0 for none, "
+                f"found {self.stall_timeout}"
+            )
         for name in ("timeout", "lifeline_timeout"):
             seconds = getattr(self, name)
             if not 0 < seconds <= LONGEST_TIMEOUT:

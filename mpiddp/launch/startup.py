@@ -26,6 +26,7 @@ from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.movement import Movement
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
@@ -506,11 +507,22 @@ class Starter:
             write_console(summary.describe_start(start))
         return {phase: longest for phase, (longest, _) in slowest.items()}
 
+    def _watch_movement(self) -> None:
+        """Have the job end when no rank moves any more."""
+        lifeline, seconds = self.resources.lifeline, self.options.stall_timeout
+        if lifeline is not None and seconds > 0:
+            lifeline.note_move()
+            movement = Movement(lifeline.note_move, seconds)
+            self.resources.on_close.insert(0, movement.close)
+            if self.control.world.rank == 0:
+                lifeline.watch_stall(seconds)
+
     def _make_session(self, seconds: Mapping[str, float]) -> Session:
         world, resources = self.control.world, self.resources
         if world.size == 1:
             self.deadlines.close()
         else:
             resources.deadlines = self.deadlines
+            self._watch_movement()
         meeting = self.route.meeting
         return Session(self.control, resources, self.device, self.threads, meeting, seconds)

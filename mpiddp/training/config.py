@@ -137,6 +137,9 @@ class Configuration:
     """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
+    stall_timeout: float = 600.0
+    """End the run when no rank's main thread has moved for so many seconds; 0 for never."""
+
     bind: Literal["auto", "none", "cores", "numa"] = "auto"
     """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; auto: to
     cores, where each rank has at least two."""
@@ -173,6 +176,8 @@ class Configuration:
             parse_straggler(self.straggler)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
+        good = self.stall_timeout >= 0 and math.isfinite(self.stall_timeout)
+        _check("stall_timeout", good, "0 or more seconds", self.stall_timeout)
         parse_ranks(self.console)
         for name in ("name", "interface", "runs_dir", "log_dir"):
             text = str(getattr(self, name) or "")

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -282,6 +282,8 @@ class FailureHandler:
         if peers.launcher is None:
             with contextlib.suppress(LaunchError):
                 peers.launcher = find_launcher()
+        if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
+            peers.lifeline.note_failure(error)
         report = self._compose(error)
         self._code = report.outcome.code
         try:
@@ -376,10 +378,17 @@ class FailureHandler:
     def _report(self, report: _Report, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
         note = self._claim.note if self._claim is not None else ""
-        self._print("" if told else self._show(report) + note)
+        report = replace(report, text=report.text + note + self._describe_stacks(report))
+        self._print("" if told else self._show(report))
         self._write_files(report, is_reporter=True)
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
+
+    def _describe_stacks(self, report: _Report) -> str:
+        """Where each rank is, if another one may have kept this one waiting."""
+        lifeline, error = self.peers.lifeline, report.error
+        is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
+        return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
 
     def _show(self, report: _Report) -> str:
         """Let a script's own hook show the error; returns what is still to be printed."""

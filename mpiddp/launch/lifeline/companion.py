@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from mpiddp.launch.lifeline import links
 from mpiddp.launch.lifeline.event_loop import EventLoop
 from mpiddp.launch.lifeline.links import Door, Link
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
-from mpiddp.launch.lifeline.requests import Requests, publish
+from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
 from mpiddp.launch.lifeline.verdict import Failure, Judge, Leave, Loss, Verdict, describe_status
@@ -46,6 +47,10 @@ TURN_SECONDS = 0.5
 LAST_TURN = 3
 """Companions that have lost the way to rank 0 act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
+STALL_LOOKS = 4
+LONGEST_STALL_PAUSE = 5.0
+"""Seconds between two questions whether the job stands still, and how many of them there are at
+least in the time after which it does."""
 STEP = MOVED = struct.Struct("q")
 """What the rank writes into the memory that it shares with its companion: the step, -1 before the
 first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
@@ -71,6 +76,9 @@ class Companion:
         self._loop = EventLoop()
         self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
         self._stall_seconds = 0.0
+        """After which a job has stalled; 0 for never. For rank 0's companion."""
+        self._askers: list[Client] = []
+        """Those below this companion that wait for an answer of all ranks."""
         self._doors: list[Door] = []
         self._clients: tuple[str, str] | None = None
         """Where rank 0's companion listens, and the token of clients."""
@@ -192,6 +200,11 @@ class Companion:
             self._raise("closing", content)
         elif kind == "main thread":
             self._stacks.reader.thread = content
+        elif kind == "ask":
+            self._ask(self._rank, content)
+        elif kind == "stall":
+            self._stall_seconds = content
+            self._look_for_stall(time.monotonic())
         elif kind == "stack":
             self._stacks.failed = content
         elif kind == "record":
@@ -295,7 +308,7 @@ class Companion:
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
             link,
-            lambda kind, content: self._take_from_client(link, kind, content),
+            lambda kind, _: self._ask(link, kind),
             lambda _: None,
         )
 
@@ -330,6 +343,10 @@ class Companion:
             self._is_over = True
             self._drop(self._parent)
             self._parent = None
+        elif kind == "answers":
+            askers, self._askers = self._askers, []
+            for asker in askers:
+                asker.send(kind, content)
         elif kind != "beat":
             self._spread(kind, content)
 
@@ -341,6 +358,8 @@ class Companion:
         elif kind == "bye":
             self._children.pop(link, None)
             self._drop(link)
+        elif kind == "ask":
+            self._ask(link, content)
         elif kind != "beat":
             self._raise(kind, content)
 
@@ -406,15 +425,18 @@ class Companion:
         if isinstance(verdict, Leave):
             code = verdict.code
         else:
-            self._report(verdict)
+            assert self._membership is not None
+            self._report(verdict.describe(self._membership.size), lost=verdict)
         self._spread("leave", code)
 
-    def _report(self, loss: Loss) -> None:
+    def _report(self, reason: str, table: str = "", lost: Loss | None = None) -> None:
         # Imported when it is needed: it takes as long as all else of this process's start.
-        from mpiddp.launch.lifeline.report import report
+        from mpiddp.launch.lifeline.report import Reporter
 
         assert self._membership is not None
-        report(loss, self._membership, self._read_step(), self._run, self._log)
+        directory, attempt = self._run if self._run is not None else (None, 1)
+        reporter = Reporter(self._membership, self._read_step(), directory, attempt, self._log)
+        reporter.report(reason, table, lost)
 
     def _spread(self, kind: str, content: Any) -> None:
         """Pass a message on to those below, and heed it."""
@@ -439,10 +461,35 @@ class Companion:
                 rank = own.rank
                 answer(lambda found: self._raise("answer", [number, rank, found]))
 
-    def _take_from_client(self, link: Link, kind: str, content: Any) -> None:
+    def _ask(self, client: Client, name: str) -> None:
+        """Have ``client`` be sent the answers of all ranks."""
         if self._judge is not None:
-            number = self._requests.begin(link, time.monotonic())
-            self._spread("request", [number, kind])
+            number = self._requests.begin(client, time.monotonic())
+            self._spread("request", [number, name])
+        elif self._parent is not None:
+            self._askers.append(client)
+            self._parent.send("ask", name)
+        else:
+            client.send("answers", [[], []])
+
+    # A job that stands still
+
+    def _look_for_stall(self, now: float) -> None:
+        if not self._is_over:
+            self._ask(Callback(self._judge_stall), "idle")
+            pause = min(self._stall_seconds / STALL_LOOKS, LONGEST_STALL_PAUSE)
+            self._loop.call_at(now + pause, self._look_for_stall)
+
+    def _judge_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        is_known = len(answers) == len(hostnames) and not self._is_over
+        if is_known and min(answers.values()) >= self._stall_seconds:
+            self._ask(Callback(self._end_stall), "stacks")
+
+    def _end_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        if not self._is_over:
+            reason = f"no rank's main thread has moved for {self._stall_seconds:g} s"
+            self._report(reason, describe(read_answers(hostnames, answers)))
+            self._spread("leave", PeerLostError.exit_code)
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ from mpiddp.launch.lifeline.companion import SHARED_BYTES
 from mpiddp.launch.lifeline.flight_recorder import read_record
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.positions import describe, read_answers
+from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
 from mpiddp.launch.lifeline.verdict import SUSPICION_SECONDS, Failure
 from mpiddp.launch.output import Redirection
@@ -110,7 +112,20 @@ class Lifeline:
         """This rank, on ``hostname``, waits for the others to close their sessions."""
         self._send("closing", [self._rank, hostname])
 
+    def watch_stall(self, seconds: float) -> None:
+        """End the job when no rank has moved for so long. For rank 0."""
+        self._send("stall", seconds)
+
     # Ends
+
+    def describe_stacks(self) -> str:
+        """Where each rank is, as a table; empty where nobody answers."""
+        self._send("ask", "stacks")
+        try:
+            hostnames, answers = self._wait("answers", 2 * REQUEST_SECONDS)
+        except UnreachableError:
+            return ""
+        return describe(read_answers(hostnames, dict(answers)))
 
     def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
         self._send("fail", asdict(Failure(self._rank, code, suspects_peer, text)))
