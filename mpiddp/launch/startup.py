@@ -524,5 +524,7 @@ class Starter:
         else:
             resources.deadlines = self.deadlines
             self._watch_movement()
+        if resources.lifeline is not None:
+            resources.lifeline.note_started()
         meeting = self.route.meeting
         return Session(self.control, resources, self.device, self.threads, meeting, seconds)

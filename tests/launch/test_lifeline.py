@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import facts
 import launchers
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.requests import ask
@@ -157,8 +158,17 @@ KILLED = r"it was killed by SIGKILL \(by the kernel if memory ran out: see dmesg
 LEFT = "it left with exit code {} without closing its session"
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("nodes", "victim"), [([0, 0], 1), ([0, 0], 0), ([0, 0, 1, 1], 2), ([0, 1, 0, 1], 3)]
+    ("nodes", "victim"),
+    [
+        ([0, 0], 0),
+        ([0, 0, 1, 1], 2),
+        pytest.param([0, 0], 1, marks=LONG),
+        pytest.param([0, 1, 0, 1], 3, marks=LONG),
+    ],
 )
 def test_a_rank_that_is_killed_is_named(nodes, victim, crew):
     job = crew(nodes)
@@ -170,7 +180,7 @@ def test_a_rank_that_is_killed_is_named(nodes, victim, crew):
     assert re.fullmatch(f"mpiddp: {said}\n", job.errors()), job.errors()
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=LONG)])
 def test_a_rank_that_just_leaves_is_named(code, crew):
     job = crew([0, 0, 0])
     job[1].tell("exit", code)
@@ -208,7 +218,7 @@ def test_the_rank_that_a_launcher_ended_the_others_for_is_named(crew):
     assert job.errors().count("\n") == 1
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=LONG)])
 def test_a_rank_that_holds_the_lock_is_ended_all_the_same(victim, crew):
     job = crew([0, 0])
     job[1 - victim].tell("lock")
@@ -230,11 +240,11 @@ def test_a_rank_that_stands_still_is_not_lost(crew):
 
 
 def test_time_in_which_all_stood_still_does_not_count(crew):
-    job = crew([0, 0, 1, 1], seconds=2.0)
+    job = crew([0, 0, 1, 1], seconds=1.0)
     everyone = [*job.companions, *(rank.process.pid for rank in job.ranks)]
     for process in everyone:
         os.kill(process, signal.SIGSTOP)
-    time.sleep(3.5)
+    time.sleep(2.5)
     for process in everyone:
         os.kill(process, signal.SIGCONT)
     time.sleep(0.5)
@@ -243,7 +253,9 @@ def test_time_in_which_all_stood_still_does_not_count(crew):
     assert job.errors() == ""
 
 
-@pytest.mark.parametrize(("silent", "named", "leaving"), [(1, 2, (0, 1)), (0, 0, (2, 3))])
+@pytest.mark.parametrize(
+    ("silent", "named", "leaving"), [(1, 2, (0, 1)), pytest.param(0, 0, (2, 3), marks=LONG)]
+)
 def test_a_node_that_is_silent_is_lost(silent, named, leaving, crew):
     nodes = [0, 0, 1, 1]
     job = crew(nodes, seconds=1.0)
@@ -257,7 +269,7 @@ def test_a_node_that_is_silent_is_lost(silent, named, leaving, crew):
     )
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=LONG)])
 def test_a_companion_that_is_killed_is_noticed(victim, crew):
     job = crew([0, 0])
     os.kill(job.companions[victim], signal.SIGKILL)
@@ -287,6 +299,7 @@ def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
     assert re.fullmatch(rf"mpiddp: rank 2 of 3 on node1 was lost: {KILLED}\n", job.errors())
 
 
+@LONG
 def test_a_suspicion_without_a_lost_rank_is_reported_by_the_one_who_has_it(crew):
     job = crew([0, 0])
     began = time.monotonic()
@@ -360,3 +373,87 @@ def test_nothing_is_left_when_ranks_close(crew):
         assert rank.ask("close") == ["closed"]
     assert not job.find_companions()
     assert job.errors() == ""
+
+
+@LONG
+def test_a_companion_takes_less_than_a_thousandth_of_a_core(crew):
+    job = crew([0, 0, 1, 1])
+    before, seconds = [count_seconds(each) for each in job.companions], 12.0
+    time.sleep(seconds)
+    for earlier, companion in zip(before, job.companions, strict=True):
+        assert count_seconds(companion) - earlier < seconds / 1000
+
+
+def count_seconds(process: int) -> float:
+    """Of processor time that a process has taken."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
+
+
+# With MPI
+
+VICTIM = """
+import ctypes, os, signal, sys, time
+how, victim, where = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+import torch, torch.distributed as distributed
+from mpi4py import MPI
+distributed.init_process_group()
+if distributed.get_rank() == victim:
+    distributed.barrier()
+    time.sleep(0.3)
+    print("gone", time.time(), flush=True)
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+distributed.barrier()
+while where == "gloo":
+    distributed.all_reduce(torch.ones(10))
+if where == "MPI":
+    MPI.COMM_WORLD.Barrier()
+ctypes.PyDLL(None).sleep(1000)
+"""
+ENDS = {
+    "is killed": rf"was lost: {KILLED}",
+    "leaves": f"left early: {LEFT.format(0)}",
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "how", "victim", "where"),
+    [
+        ("openmpi", "is killed", 1, "gloo"),
+        ("mpich", "leaves", 2, "lock"),
+        *(
+            pytest.param(name, how, victim, where, marks=LONG)
+            for name in ("openmpi", "mpich")
+            for how in ENDS
+            for victim in (0, 1)
+            for where in ("gloo", "MPI", "lock")
+        ),
+    ],
+)
+def test_a_script_s_rank_is_lost(name, how, victim, where, tmp_path):
+    script = tmp_path / "victim.py"
+    script.write_text(VICTIM)
+    arguments = ["-m", "mpiddp", script, how, str(victim), where]
+    row = launchers.table()[name]
+    result = launchers.run(row, 3, arguments, timeout=60)
+    (gone,) = re.findall(r"gone ([\d.]+)", result.stdout)
+    seconds = time.time() - float(gone)
+    assert seconds < HUNG, str(result)
+    # The launcher's own code for a rank that was killed, or did not close MPI.
+    assert result.returncode in (1, 6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
+    lines = [line for line in facts.messages(result) if "started" not in line]
+    assert len(lines) == 1, str(result)
+    assert re.fullmatch(rf"mpiddp: rank {victim} of 3 on \S+ {ENDS[how]}", lines[0]), lines
+
+
+@LONG
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_nothing_is_left_when_mpirun_is_killed(name):
+    program = "import mpiddp, time\nmpiddp.init()\nprint('up', flush=True)\ntime.sleep(1000)"
+    with launchers.start(launchers.table()[name], 2, ["-c", program], timeout=60) as job:
+        job.until(lambda: job.stdout().count("up") == 2, "all ranks")
+        job.process.kill()
+        job.wait()

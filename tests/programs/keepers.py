@@ -112,21 +112,33 @@ def break_deadline(failure_handler: FailureHandler) -> None:
         block()
 
 
+class Lifeline:
+    """One whose companion answers as it is told."""
+
+    def __init__(self, ask: Callable[..., str]) -> None:
+        self.ask = ask
+
+    def announce(self, _: int) -> None:
+        """Nobody hears it."""
+
+
 def break_claim(failure_handler: FailureHandler) -> None:
     """An error while the ranks agree which rank reports."""
+    set_answer(failure_handler, shout)
+
+
+def set_answer(failure_handler: FailureHandler, ask: Callable[..., object]) -> None:
+    """Let the lifeline answer by ``ask`` who reports."""
     failure_handler.starting = False
-    failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
-    failure.claim_report = shout  # type: ignore[assignment]
-    termination.abort = os._exit
+    failure_handler.peers.communicator = object()  # type: ignore[assignment]
+    failure_handler.peers.lifeline = Lifeline(ask)  # type: ignore[assignment,arg-type]
+    termination.abort = lambda code, _: os._exit(code)  # type: ignore[assignment]
 
 
 def leave_to_nobody(failure_handler: FailureHandler) -> None:
     """Another one has claimed the report, and is never heard of."""
-    failure_handler.starting = False
-    failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
-    failure.claim_report = lambda _: False
+    set_answer(failure_handler, lambda *_, **__: "silent")
     failure.PATIENCE_SECONDS = BOUND
-    termination.abort = os._exit
 
 
 def fail_alone(failure_handler: FailureHandler) -> None:

@@ -37,6 +37,7 @@ def main() -> None:
             say(lifeline.listen(*arguments))
         elif name == "join":
             lifeline.join(Membership.unpack(arguments[0]))
+            lifeline.note_started()
             say("joined")
         elif name == "fail":
             code, suspects = arguments

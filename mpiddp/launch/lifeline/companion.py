@@ -40,6 +40,7 @@ BEATS = 10
 LONGEST_PERIOD = 3.0
 """Seconds between two of them."""
 CONNECT_SECONDS = 10.0
+STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
 GONE = "its companion process, or its node, has gone"
 LEAVE_SECONDS = 1.0
 """How long a rank may take to leave before it is killed."""
@@ -95,7 +96,7 @@ class Companion:
         self._judge: Judge | None = None
         """Of rank 0's companion."""
         self._requests = Requests(())
-        self._state = "during start-up"
+        self._state = STARTING
         """Where the rank is, apart from its step."""
         self._run: tuple[Path, int] | None = None
         """Directory and attempt of a training, for reports."""
@@ -189,14 +190,14 @@ class Companion:
             self._listen(**content)
         elif kind == "join":
             self._join(Membership.unpack(content))
-        elif kind == "state":
-            self._state = content
+        elif kind == "started":
+            self._state = ""
         elif kind == "run":
             self._run = (Path(content[0]), content[1])
         elif kind == "log":
             self._log = (Path(content[0]), content[1])
         elif kind == "closing":
-            self._state = "while it closed its session"
+            self._state = CLOSING
             self._raise("closing", content)
         elif kind == "main thread":
             self._stacks.reader.thread = content
@@ -255,7 +256,6 @@ class Companion:
 
     def _join(self, membership: Membership) -> None:
         self._membership = membership
-        self._state = ""
         self._beat(time.monotonic())
         if not membership.places:
             self._judge = Judge(membership.size)
@@ -382,7 +382,7 @@ class Companion:
         own = self._membership
         turn = min(own.local_rank or own.node_rank - 1, LAST_TURN)
         # At the end of all sessions, whoever has closed its own just goes.
-        turn += self._state.startswith("while")
+        turn += self._state == CLOSING
         when = time.monotonic() + turn * TURN_SECONDS
         self._loop.call_at(when, lambda _: self._take_over(how))
 

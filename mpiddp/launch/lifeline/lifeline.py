@@ -45,14 +45,15 @@ class Lifeline:
         self,
         leave: Callable[[int], object],
         lament: Callable[[], object],
-        output: Redirection,
+        output: Redirection | None = None,
     ) -> None:
-        """Start it. ``output`` says where its reports are to be written.
+        """Start it. ``output``: where this rank's output goes, and so its reports.
 
         Both are called in a thread of this object's: ``leave`` with the exit code where the job
         ends, and ``lament`` where the companion has gone before its time.
         """
         self._leave, self._lament = leave, lament
+        output = output or Redirection()
         self._is_closing = False
         self._rank = -1
         descriptor = os.memfd_create("mpiddp-lifeline")
@@ -107,6 +108,10 @@ class Lifeline:
     def note_run(self, directory: Path, attempt: int) -> None:
         """Where reports are written to."""
         self._send("run", [str(directory.absolute()), attempt])
+
+    def note_started(self) -> None:
+        """Start-up is over."""
+        self._send("started")
 
     def note_closing(self, hostname: str) -> None:
         """This rank, on ``hostname``, waits for the others to close their sessions."""
