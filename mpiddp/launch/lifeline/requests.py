@@ -86,7 +86,10 @@ def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     the job does not answer, and ValueError where what it says, or the file, is damaged.
     """
     found = json.loads((directory / ADDRESS_FILE).read_text())
-    link = connect(found["address"], found["token"], ANSWER_SECONDS)
+    try:
+        link = connect(found["address"], found["token"], ANSWER_SECONDS)
+    except (KeyError, TypeError):
+        raise ValueError(f"{directory / ADDRESS_FILE} holds no address") from None
     try:
         link.send(name)
         while link.wait(2 * ANSWER_SECONDS):
