@@ -266,3 +266,19 @@ def test_the_trainers_reports_are_in_the_same_place(tmp_path):
     for rank in range(2):
         assert (tmp_path / f"logs/rank-{rank}.err").read_text().count(f"rank {rank} of 2") == 1
     assert not list((tmp_path / "runs/run/logs").iterdir())
+
+
+def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "script.py").write_text("print('started')")
+    for words in (["--log-dir", "file"], ["--log-dir=file"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "mpiddp", "-n", "2", *words, "script.py"],
+            cwd=tmp_path,
+            env=launchers.clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.returncode == 2 and result.stdout == ""
+        assert re.fullmatch("mpiddp: --log-dir 'file' cannot be written on .*\n", result.stderr)

@@ -48,10 +48,8 @@ TURN_SECONDS = 0.5
 LAST_TURN = 3
 """Companions that have lost the way to rank 0 act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
-STALL_LOOKS = 4
-LONGEST_STALL_PAUSE = 5.0
-"""Seconds between two questions whether the job stands still, and how many of them there are at
-least in the time after which it does."""
+STALL_CHECK_SECONDS = 2.0
+"""How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
 STEP = MOVED = struct.Struct("q")
 """What the rank writes into the memory that it shares with its companion: the step, -1 before the
 first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
@@ -78,6 +76,7 @@ class Companion:
         self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
         self._stall_seconds = 0.0
         """After which a job has stalled; 0 for never. For rank 0's companion."""
+        self._stands_still = False
         self._askers: list[Client] = []
         """Those below this companion that wait for an answer of all ranks."""
         self._doors: list[Door] = []
@@ -474,16 +473,23 @@ class Companion:
 
     # A job that stands still
 
-    def _look_for_stall(self, now: float) -> None:
+    def _look_for_stall(self, _: float) -> None:
         if not self._is_over:
             self._ask(Callback(self._judge_stall), "idle")
-            pause = min(self._stall_seconds / STALL_LOOKS, LONGEST_STALL_PAUSE)
-            self._loop.call_at(now + pause, self._look_for_stall)
 
     def _judge_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
-        is_known = len(answers) == len(hostnames) and not self._is_over
-        if is_known and min(answers.values()) >= self._stall_seconds:
+        # A rank that does not answer may be moving.
+        idle = min(answers.values()) if len(answers) == len(hostnames) else 0.0
+        was_still, self._stands_still = self._stands_still, idle >= self._stall_seconds
+        if was_still and self._stands_still:
             self._ask(Callback(self._end_stall), "stacks")
+            return
+        # Sooner nobody can have been still for long enough. Asked twice, since all may have been
+        # stopped together, and have been continued just now.
+        pause = self._stall_seconds - idle
+        if self._stands_still:
+            pause = min(self._stall_seconds / 2, STALL_CHECK_SECONDS)
+        self._loop.call_at(time.monotonic() + pause, self._look_for_stall)
 
     def _end_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         if not self._is_over:
