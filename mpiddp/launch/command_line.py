@@ -48,6 +48,12 @@ RANKS = {
     "--timeout": True,
     "--interface": True,
     "--allow-shared-gpu": False,
+    "--lifeline-timeout": True,
+    "--stall-timeout": True,
+    "--bind": True,
+    "--log-dir": True,
+    "--console": True,
+    "--label": False,
     "-h": False,
     "--help": False,
 }

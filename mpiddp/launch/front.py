@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import BuiltinImporter, PathFinder
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiddp import environment
@@ -390,10 +391,22 @@ def _write(stream: Any, text: str) -> None:
     stream.flush()
 
 
+def _check_log_dir(words: Sequence[str]) -> None:
+    """Raises ConfigurationError where ranks could not write their logs."""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, _, value = word.partition("=")
+        if name == "--log-dir":
+            # Imported when it is needed: most jobs have no logs.
+            from mpiddp.launch.output import check_log_dir
+
+            check_log_dir(Path(value or following))
+
+
 def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
         options = read_options(line)
+        _check_log_dir(line.ranks)
         program = find_program(line, options)
         job = Job(options, program)
         if options.dry_run:

@@ -130,7 +130,7 @@ def _open_run(
     place = (run.path, run.attempt) if run is not None else None
     place = session.broadcast(place)
     assert place is not None
-    failure_handler.run_directory, failure_handler.attempt = place
+    failure_handler.enter_run(*place)
     return run
 
 

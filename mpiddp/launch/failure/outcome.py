@@ -33,15 +33,25 @@ class Outcome:
     """Step of training, None before the first."""
     attempt: int
     """Of the run, counted from 1."""
+    lost_rank: int | None = None
+    """The rank that was lost, or left early, where that ended the attempt."""
+    lost_host: str | None = None
+    """Its host, where the rank did not leave by itself."""
 
 
-def write_report(directory: Path | None, rank: int, text: str, outcome: Outcome | None) -> str:
-    """Append ``text`` to the log of ``rank``, and write ``outcome`` unless the run is done.
+def find_log(run_directory: Path | None, rank: int) -> Path | None:
+    """Where reports of ``rank`` are logged that has no log for all that it prints."""
+    return None if run_directory is None else run_directory / "logs" / f"rank-{rank}.log"
 
-    The log is that of the run ``directory``, where there is one; the outcome is written there and
-    to the job's directory. A rank of an attempt that has been replaced writes nothing. Waits
-    FILES_SECONDS for the file system. Returns what kept the outcome from being written, empty if
-    nothing did.
+
+def write_report(
+    log: Path | None, text: str, directory: Path | None, outcome: Outcome | None
+) -> str:
+    """Append ``text`` to ``log``, and write ``outcome`` unless the run is done.
+
+    The outcome is written to the run ``directory``, where there is one, and to the job's directory.
+    A rank of an attempt that has been replaced writes nothing. Waits FILES_SECONDS for the file
+    system. Returns what kept the outcome from being written, empty if nothing did.
     """
 
     def write() -> str:
@@ -53,15 +63,13 @@ def write_report(directory: Path | None, rank: int, text: str, outcome: Outcome 
                 write_outcome(directory, outcome)
         except OSError as error:
             problem = f"{outcome_path(directory or Path())} could not be written: {error}"
-        if directory is None:
+        if log is None:
             return problem
         with contextlib.suppress(OSError):  # The console has it as well.
-            folder = directory / "logs"
-            folder.mkdir(exist_ok=True)
+            log.parent.mkdir(exist_ok=True)
             # Names of files may hold bytes that are no text.
-            path = folder / f"rank-{rank}.log"
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(text)
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
         return problem
 
     try:
