@@ -97,6 +97,7 @@ def init(
     interface: str = "auto",
     allow_shared_gpu: bool = False,
     lifeline_timeout: float = 30.0,
+    bind: str = "auto",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -117,6 +118,8 @@ def init(
             NCCL_MULTI_RANK_GPU_ENABLE=1.
         lifeline_timeout: seconds after which a node that nothing is heard of is lost. A process
             that has ended is found at once.
+        bind: what ranks that no launcher has bound are bound to: ``cores`` of their own near their
+            GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
 
     Raises (in a notebook; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface that is not there.
@@ -129,7 +132,7 @@ def init(
 
     failure_handler = FailureHandler()
     with failure_handler:
-        options = Options(backend, timeout, interface, allow_shared_gpu, lifeline_timeout)
+        options = Options(backend, timeout, interface, allow_shared_gpu, lifeline_timeout, bind)
         session = start(options, failure_handler)
     catch_uncaught(session, failure_handler)
     return session

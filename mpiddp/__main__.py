@@ -7,7 +7,6 @@ of the front's options it starts the ranks (`launch.front`). A first word ``trai
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
@@ -47,7 +46,9 @@ def _run_own(name: str) -> None:
 
         examine()
     else:
-        importlib.import_module("mpiddp.launch.stacks").main()
+        from mpiddp.launch import stacks
+
+        stacks.main()
 
 
 def _is_rank() -> bool:

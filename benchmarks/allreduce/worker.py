@@ -109,7 +109,7 @@ def main(job: str, addresses: Sequence[str]) -> None:
 def open_calls(job: str) -> Iterator[Calls]:
     """Join the job's ranks: a session over MPI, or a group whose processes never load MPI."""
     if job == MPI_JOB:
-        with mpiddp.init(allow_shared_gpu=True) as session:
+        with mpiddp.init(allow_shared_gpu=True, bind="none") as session:
             from benchmarks.allreduce.mpi_calls import MpiCalls
 
             yield MpiCalls(session)

@@ -124,7 +124,7 @@ def _open_job(name: str) -> Iterator[Job]:
         with FailureHandler() as failure_handler:
             import mpiddp
 
-            with mpiddp.init(allow_shared_gpu=True) as session:
+            with mpiddp.init(allow_shared_gpu=True, bind="none") as session:
                 from benchmarks.training_step.mpi_job import MpiJob
 
                 yield MpiJob(session, failure_handler.fail)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.doctor.findings import Finding, join_some, passed, skipped, warned
+from mpiddp.launch.binding import find_near_cpus
 from mpiddp.launch.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
 from mpiddp.launch.nccl import find_version
@@ -27,7 +28,6 @@ EDGE = 4096
 """Rows and columns of the matrices."""
 PRODUCTS = 10
 TRIALS = 3
-PCI = Path("/sys/bus/pci/devices")
 DEVICES = Path("/dev")
 SHOWN = 8
 
@@ -61,28 +61,9 @@ def examine_gpu(rank: int, device: torch.device) -> Gpu:
         name=properties.name,
         nccl=".".join(map(str, find_version())),
         peers=peers if others else None,
-        near=find_near_cores(find_bus(properties)),
+        near=find_near_cpus(find_bus(properties)),
         speed=measure_product(device),
     )
-
-
-def find_near_cores(bus: str | None, root: Path = PCI) -> frozenset[int]:
-    """Cores of the NUMA node that a PCI device hangs on; empty where the system does not say."""
-    if bus is None:
-        return frozenset()
-    try:
-        return read_list((root / bus / "local_cpulist").read_text())
-    except (OSError, ValueError):
-        return frozenset()
-
-
-def read_list(text: str) -> frozenset[int]:
-    """The kernel's ``0-3,8,10-11``."""
-    numbers: set[int] = set()
-    for item in filter(None, text.strip().split(",")):
-        low, _, high = item.partition("-")
-        numbers.update(range(int(low), int(high or low) + 1))
-    return frozenset(numbers)
 
 
 def measure_product(device: torch.device) -> float:

@@ -9,7 +9,7 @@ from mpiddp import environment
 from mpiddp.doctor import cores, directories, name_resolution, node, variables
 from mpiddp.doctor.examiner import Examiner
 from mpiddp.doctor.findings import Finding
-from mpiddp.launch import device
+from mpiddp.launch.binding import find_cpus
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
     world, settings = examiner.starter.control.world, examiner.settings
     resolution = name_resolution.begin_resolution(world.hostname)
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
-    bindings = examiner.gather_on_node(cores.Binding(world.rank, device.find_cores(), threads))
+    bindings = examiner.gather_on_node(cores.Binding(world.rank, find_cpus(), threads))
     mine = NodeRow([], None, variables.find_variables(examiner.before))
     if bindings is not None:
         runs = directories.Place(True, problem)

@@ -49,6 +49,11 @@ RANKS = {
     "--interface": True,
     "--allow-shared-gpu": False,
     "--lifeline-timeout": True,
+    "--stall-timeout": True,
+    "--bind": True,
+    "--log-dir": True,
+    "--console": True,
+    "--label": False,
     "-h": False,
     "--help": False,
 }

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import BuiltinImporter, PathFinder
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiddp import environment
@@ -23,7 +24,7 @@ from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import RANKS, CommandLine
 from mpiddp.launch.launcher.allocation import Layout, Wish, ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch
-from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
 
@@ -221,7 +222,7 @@ class Job:
             while True:
                 began = time.monotonic()
                 found = self._attempt(launch, directory, count)
-                end = find_end(found, self.plan.kind.program if options.launcher != NONE else "it")
+                end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
                 if options.restart_window and time.monotonic() - began > options.restart_window:
                     used = 0
                 count, used = count + 1, used + 1
@@ -272,8 +273,8 @@ class Job:
             left = self.plan.layout
             if left is None or len(left.hosts) < self.options.min_nodes:
                 say(
-                    f"no restart: {len(left.hosts) if left else 0} of {hosts} nodes are left, and "
-                    f"--min-nodes is {self.options.min_nodes}"
+                    f"no restart: {len(left.hosts) if left else 0} of {count_noun(hosts, 'node')} "
+                    f"left, and --min-nodes is {self.options.min_nodes}"
                 )
                 return False
             without = f", without {fold_hostnames(self._lost)}" if self._lost else ""
@@ -390,10 +391,22 @@ def _write(stream: Any, text: str) -> None:
     stream.flush()
 
 
+def _check_log_dir(words: Sequence[str]) -> None:
+    """Raises ConfigurationError where ranks could not write their logs."""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, _, value = word.partition("=")
+        if name == "--log-dir":
+            # Imported when it is needed: most jobs have no logs.
+            from mpiddp.launch.output import check_log_dir
+
+            check_log_dir(Path(value or following))
+
+
 def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
         options = read_options(line)
+        _check_log_dir(line.ranks)
         program = find_program(line, options)
         job = Job(options, program)
         if options.dry_run:

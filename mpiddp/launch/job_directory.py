@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,18 @@ def make_or_none() -> Path | None:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory that this process has made."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a directory that this process has made, as far as it can be."""
+    with contextlib.suppress(OSError):
+        for each in path.iterdir():
+            _remove_entry(each)
+        path.rmdir()
+
+
+def _remove_entry(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def find() -> Path | None:
@@ -173,7 +182,7 @@ def _take(path: Path) -> bool:
         return False
     for each in path.iterdir():
         if each.name != LOCK:
-            remove(each) if each.is_dir() else each.unlink()
+            _remove_entry(each)
     return True
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mpiddp.launch.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
@@ -57,6 +58,17 @@ class Resources:
     deadlines: PhaseDeadlines | None = None
     """Deadline of the close, once all ranks have come."""
     lifeline: Lifeline | None = None
+    _unbound: Cpus = frozenset()
+    """Where this process could run before it was bound."""
+
+    def bind(self, cores: Cpus) -> None:
+        """Let this process run on ``cores``, until the end of the session."""
+        self._unbound = find_cpus()
+        bind_threads(cores)
+
+    def _unbind(self) -> None:
+        if self._unbound:
+            bind_threads(self._unbound)
 
     def close(self, control: ControlChannel) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
@@ -99,6 +111,7 @@ class Resources:
             deadlines.close()
         self._forget_lifeline()
         self.variables.restore()
+        self._unbind()
 
     def _close_group(self) -> None:
         """Close the group, a script's own too: a rank that left must not look alive to its peers.
@@ -142,3 +155,4 @@ class Resources:
         self.store = None
         self._forget_lifeline()
         self.variables.restore()
+        self._unbind()

@@ -23,7 +23,8 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import make_parser, read_options
 from mpiddp.launch.command_line import FRONT_HELP, split
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.launcher import is_first
+from mpiddp.launch.launcher.launcher import find_rank, is_first
+from mpiddp.launch.output import redirect
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 
@@ -56,6 +57,9 @@ def parse(
     parser = make_parser("python -m mpiddp", DESCRIPTION + FRONT_HELP, USAGE)
     parser.add_launch_options(Options().timeout, "phase of start-up")
     parser.add_lifeline_option()
+    parser.add_stall_option()
+    parser.add_binding_option()
+    parser.add_output_options()
     line = split(arguments)
     values = parser.read(line.ranks, show_help=show_help)
     if line.front:
@@ -169,6 +173,7 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
     hidden = (__file__, runpy.__file__, "<frozen runpy>", *hidden_files)
     with FailureHandler(hidden) as failure_handler:
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
+        failure_handler.output = redirect(options.output, find_rank())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, failure_handler, make_group=False)
         # Registered before the script's own functions, it runs after them and after its threads.

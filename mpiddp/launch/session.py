@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.binding import AUTO, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.output import Output
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 
@@ -53,8 +55,22 @@ class Options:
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
     lifeline_timeout: float = 30.0
     """Seconds after which a node that nothing is heard of is lost."""
+    bind: str = AUTO
+    """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
+    (`mpiddp.launch.binding`)."""
+    stall_timeout: float = 0.0
+    """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
+    output: Output = field(default_factory=Output)
+    """What becomes of what ranks print. Whoever starts the process sees to it, before anything else
+    (`mpiddp.launch.output.redirect`)."""
 
     def __post_init__(self) -> None:
+        check_kind(self.bind)
+        if not 0 <= self.stall_timeout <= LONGEST_TIMEOUT:
+            raise ConfigurationError(
+                f"stall_timeout: expected seconds up to {LONGEST_TIMEOUT:g}, or 0 for none, "
+                f"found {self.stall_timeout}"
+            )
         for name in ("timeout", "lifeline_timeout"):
             seconds = getattr(self, name)
             if not 0 < seconds <= LONGEST_TIMEOUT:

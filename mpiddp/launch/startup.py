@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.movement import Movement
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
@@ -135,6 +136,8 @@ class Starter:
 
     placement: device.Placement
     """This and what follows: once `find_device` is done."""
+    placements: list[device.Placement]
+    """Of all ranks of this node."""
     assignment: device.Assignment
     device: torch.device
     """This and ``threads``: once `take_device` is done."""
@@ -176,6 +179,7 @@ class Starter:
                 self.settle(self.join_import)
             with self.deadlines.phase("address"):
                 self.settle(self.find_device)
+                self.settle(self.bind_cores)
                 self.settle(self.take_device)
                 self.settle(self.find_address)
             with self.deadlines.phase("store"):
@@ -218,7 +222,9 @@ class Starter:
             self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
         elif self.control.world.size > 1:
             handler = self.failure_handler
-            self.resources.lifeline = Lifeline(handler.leave_job, handler.lose_lifeline)
+            self.resources.lifeline = Lifeline(
+                handler.leave_job, handler.lose_lifeline, handler.output
+            )
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
@@ -287,8 +293,18 @@ class Starter:
         if self.make_group and any(each.index is not None for each in placements):
             placement = device.select(placement)
             placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
-        self.placement = placement
+        self.placement, self.placements = placement, placements
         self.assignment = device.assign(world, placements)
+
+    def bind_cores(self) -> None:
+        """Bind this rank, where its launcher has not, before torch and Gloo start threads."""
+        masks = device.choose_cores(self.placements, self.options.bind)
+        if masks is None:
+            return
+        world, placements = self.control.world, self.placements
+        self.resources.bind(masks[world.local_rank])
+        self.placements = [replace(p, cores=m) for p, m in zip(placements, masks, strict=True)]
+        self.assignment = device.assign(world, self.placements)
 
     def take_device(self) -> None:
         """Choose the backend; take the threads."""
@@ -463,6 +479,7 @@ class Starter:
             interface=self.route.interface,
             mpi_interfaces=", ".join(self.mpi_interfaces),
             device=summary.describe_device(self.device, self.threads),
+            cores=summary.describe_cores([placement.cores for placement in self.placements]),
             remarks=self.assignment.remarks,
         )
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None
@@ -488,12 +505,23 @@ class Starter:
             write_console(summary.describe_start(start))
         return {phase: longest for phase, (longest, _) in slowest.items()}
 
+    def _watch_movement(self) -> None:
+        """Have the job end when no rank moves any more."""
+        lifeline, seconds = self.resources.lifeline, self.options.stall_timeout
+        if lifeline is not None and seconds > 0:
+            lifeline.note_move()
+            movement = Movement(lifeline.note_move, seconds)
+            self.resources.on_close.insert(0, movement.close)
+            if self.control.world.rank == 0:
+                lifeline.watch_stall(seconds)
+
     def _make_session(self, seconds: Mapping[str, float]) -> Session:
         world, resources = self.control.world, self.resources
         if world.size == 1:
             self.deadlines.close()
         else:
             resources.deadlines = self.deadlines
+            self._watch_movement()
         if resources.lifeline is not None:
             resources.lifeline.note_started()
         meeting = self.route.meeting

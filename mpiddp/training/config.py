@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.output import parse_ranks
 from mpiddp.training.registry import DATASETS, MODELS
 from mpiddp.training.straggler import parse_straggler
 
@@ -136,6 +137,22 @@ class Configuration:
     """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
+    stall_timeout: float = 600.0
+    """End the run when no rank's main thread has moved for so many seconds; 0 for never."""
+
+    bind: Literal["auto", "none", "cores", "numa"] = "auto"
+    """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; auto: to
+    cores, where each rank has at least two."""
+
+    log_dir: Path | None = None
+    """Directory for what each rank prints: rank-N.out and rank-N.err."""
+
+    console: str = "all"
+    """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
+
+    label: bool = False
+    """Put [rank@host] before each line on the console."""
+
     def __post_init__(self) -> None:
         _check_choice("data", self.data, list(DATASETS))
         _check_choice("model", self.model, ["auto", *MODELS])
@@ -159,7 +176,10 @@ class Configuration:
             parse_straggler(self.straggler)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
-        for name in ("name", "interface", "runs_dir"):
+        good = self.stall_timeout >= 0 and math.isfinite(self.stall_timeout)
+        _check("stall_timeout", good, "0 or more seconds", self.stall_timeout)
+        parse_ranks(self.console)
+        for name in ("name", "interface", "runs_dir", "log_dir"):
             text = str(getattr(self, name) or "")
             _check(name, _is_text(text), "text without broken characters", text)
 

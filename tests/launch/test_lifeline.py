@@ -355,13 +355,14 @@ def test_all_ranks_answer_a_request(crew, tmp_path):
     time.sleep(0.2)
     address = tmp_path / "job" / "lifeline.json"
     assert address.stat().st_mode & 0o777 == 0o600
-    size, answers = ask(tmp_path / "job", "position")
-    assert size == 4 and answers == {n: f"at step {10 * n}" for n in range(4)}
+    hostnames, answers = ask(tmp_path / "job", "position")
+    assert hostnames == ["node0", "node0", "node1", "node1"]
+    assert answers == {n: f"at step {10 * n}" for n in range(4)}
     # Two do not answer.
     for number in (2, 3):
         os.kill(job.companions[number], signal.SIGSTOP)
-    size, answers = ask(tmp_path / "job", "position")
-    assert size == 4 and sorted(answers) == [0, 1]
+    hostnames, answers = ask(tmp_path / "job", "position")
+    assert len(hostnames) == 4 and sorted(answers) == [0, 1]
     for number in (2, 3):
         os.kill(job.companions[number], signal.SIGCONT)
 

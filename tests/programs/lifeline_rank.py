@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pickle
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,18 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def fake_nccl(collective: str) -> Any:
+    """As torch's module, with one collective in the flight recorder."""
+    entry = {
+        "profiling_name": collective,
+        "collective_seq_id": 1,
+        "state": "scheduled",
+        "input_sizes": [[2]],
+        "process_group": ("0", "default_pg"),
+    }
+    return types.SimpleNamespace(_dump_nccl_trace=lambda: pickle.dumps({"entries": [entry]}))
+
+
 def main() -> None:
     lifeline = Lifeline(leave, lambda: leave(99))
     libc = ctypes.PyDLL(None)
@@ -43,8 +57,9 @@ def main() -> None:
             code, suspects = arguments
             say("verdict", lifeline.ask(code, "its error", suspects_peer=suspects))
         elif name == "lock":
-            # Holds the interpreter's lock.
-            libc.sleep(1000)
+            # Holds the interpreter's lock; a signal ends a sleep.
+            while True:
+                libc.sleep(1000)
         elif name == "kill":
             os.kill(os.getpid(), arguments[0])
         elif name == "exit":
@@ -55,6 +70,13 @@ def main() -> None:
             say("closed")
         elif name == "note_run":
             lifeline.note_run(Path(arguments[0]), arguments[1])
+        elif name == "raise":
+            try:
+                int("x")
+            except ValueError as error:
+                lifeline.note_failure(error)
+        elif name == "fake_record":
+            sys.modules["torch._C._distributed_c10d"] = fake_nccl(arguments[0])
         elif name == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         else:

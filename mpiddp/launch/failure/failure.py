@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -58,7 +58,7 @@ from mpiddp.launch.failure.missing_ranks import (
     explain_expiry,
     explain_silent_mpi,
 )
-from mpiddp.launch.failure.outcome import Outcome, write_outcome, write_report
+from mpiddp.launch.failure.outcome import Outcome, find_log, write_outcome, write_report
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.reporter import (
     ANSWER_SECONDS,
@@ -79,6 +79,7 @@ from mpiddp.launch.failure.termination import (
 )
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.output import Redirection
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -117,6 +118,7 @@ class FailureHandler:
     def __init__(self, hidden_files: tuple[str, ...] = ()) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
         self.peers = Peers()
+        self.output = Redirection()
         self.run_directory: Path | None = None
         self._step: int | None = None
         self.attempt = 1
@@ -226,13 +228,7 @@ class FailureHandler:
         It stays, whatever happens to a rank while the session is closed.
         """
         job_directory.check_attempt()
-        outcome = self._make_outcome(SUCCESS, "done", self.step)
-        if self.run_directory is not None:
-            write_outcome(self.run_directory, outcome)
-        job = job_directory.find()
-        if job is not None:
-            with contextlib.suppress(OSError):
-                write_outcome(job, outcome)
+        write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
@@ -270,6 +266,7 @@ class FailureHandler:
             is_shared=self.peers.is_shared,
             has_mpi=self.peers.communicator is not None,
             is_hurried=self._is_leaving,
+            drain=self.output.drain,
         )
 
     # Reports
@@ -280,6 +277,8 @@ class FailureHandler:
         if peers.launcher is None:
             with contextlib.suppress(LaunchError):
                 peers.launcher = find_launcher()
+        if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
+            peers.lifeline.note_failure(error)
         report = self._compose(error)
         self._code = report.outcome.code
         try:
@@ -291,7 +290,7 @@ class FailureHandler:
         elif is_reporter:
             self._report(report, told=told)
         else:
-            self._write_files(report, with_outcome=False)
+            self._write_files(report, is_reporter=False)
             # Without MPI there is nobody who could end this process.
             if peers.communicator is not None:
                 time.sleep(PATIENCE_SECONDS)
@@ -374,10 +373,17 @@ class FailureHandler:
     def _report(self, report: _Report, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
         note = self._claim.note if self._claim is not None else ""
-        print_report("" if told else self._show(report) + note)
-        self._write_files(report, with_outcome=True)
+        report = replace(report, text=report.text + note + self._describe_stacks(report))
+        self._print("" if told else self._show(report))
+        self._write_files(report, is_reporter=True)
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
+
+    def _describe_stacks(self, report: _Report) -> str:
+        """Where each rank is, if another one may have kept this one waiting."""
+        lifeline, error = self.peers.lifeline, report.error
+        is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
+        return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
 
     def _show(self, report: _Report) -> str:
         """Let a script's own hook show the error; returns what is still to be printed."""
@@ -402,15 +408,25 @@ class FailureHandler:
         except BaseException as another:
             problem = f"raised {type(another).__name__}: {read_message(another)}"
         else:
+            # The hook's own text is in the log, where this rank is not on the console.
+            self.output.write_console(report.text)
             return ""
         return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"
 
-    def _write_files(self, report: _Report, *, with_outcome: bool) -> None:
-        """Write the log, and the outcome if asked to, as far as the file system answers."""
-        outcome = report.outcome if with_outcome else None
-        problem = write_report(self.run_directory, self.peers.rank, report.text, outcome)
-        if problem and with_outcome:
-            print_report(f"mpiddp: {problem}\n")
+    def _print(self, text: str) -> None:
+        print_report(text, self.output.write_console)
+
+    def _write_files(self, report: _Report, *, is_reporter: bool) -> None:
+        """Write log and outcome, the latter if ``is_reporter``, as far as there are files."""
+        log = self.output.log
+        if log is None:
+            log = find_log(self.run_directory, self.peers.rank)
+        elif is_reporter:
+            log = None  # Standard error leads there, and has it.
+        outcome = report.outcome if is_reporter else None
+        problem = write_report(log, report.text, self.run_directory, outcome)
+        if problem and is_reporter:
+            self._print(f"mpiddp: {problem}\n")
 
     def _make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
         peers = self.peers

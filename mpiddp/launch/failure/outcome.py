@@ -39,34 +39,37 @@ class Outcome:
     """Its host, where the rank did not leave by itself."""
 
 
-def write_report(directory: Path | None, rank: int, text: str, outcome: Outcome | None) -> str:
-    """Append ``text`` to the log of ``rank``, and write ``outcome`` unless the run is done.
+def find_log(run_directory: Path | None, rank: int) -> Path | None:
+    """Where reports of ``rank`` are logged that has no log for all that it prints."""
+    return None if run_directory is None else run_directory / "logs" / f"rank-{rank}.log"
 
-    The log is that of the run ``directory``, where there is one; the outcome is written there and
-    to the job's directory. A rank of an attempt that has been replaced writes nothing. Waits
-    FILES_SECONDS for the file system. Returns what kept the outcome from being written, empty if
-    nothing did.
+
+def write_report(
+    log: Path | None, text: str, directory: Path | None, outcome: Outcome | None
+) -> str:
+    """Append ``text`` to ``log``, and write ``outcome`` unless the run is done.
+
+    The outcome is written to the run ``directory``, where there is one, and to the job's directory.
+    A rank of an attempt that has been replaced writes nothing. Waits FILES_SECONDS for the file
+    system. Returns what kept the outcome from being written, empty if nothing did.
     """
 
     def write() -> str:
         problem = ""
         if job_directory.is_superseded():
             return problem
-        for each in filter(None, (directory, job_directory.find())):
-            try:
-                if outcome is not None and not _is_done(each):
-                    write_outcome(each, outcome)
-            except OSError as error:
-                problem = f"{outcome_path(each)} could not be written: {error}"
-        if directory is None:
+        try:
+            if outcome is not None:
+                write_outcome(directory, outcome)
+        except OSError as error:
+            problem = f"{outcome_path(directory or Path())} could not be written: {error}"
+        if log is None:
             return problem
         with contextlib.suppress(OSError):  # The console has it as well.
-            folder = directory / "logs"
-            folder.mkdir(exist_ok=True)
+            log.parent.mkdir(exist_ok=True)
             # Names of files may hold bytes that are no text.
-            path = folder / f"rank-{rank}.log"
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(text)
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
         return problem
 
     try:
@@ -86,9 +89,25 @@ def _is_done(directory: Path) -> bool:
     return outcome is not None and outcome.get("code") == SUCCESS
 
 
-def write_outcome(run_directory: Path, outcome: Outcome) -> None:
-    """Write the outcome atomically. Raises OSError where it cannot be written."""
-    write_whole(outcome_path(run_directory), json.dumps(asdict(outcome), indent=2) + "\n")
+def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
+    """Write the outcome atomically, for the run where there is one, and for the front.
+
+    That of a run that is done stays. Raises OSError where the run's cannot be written.
+    """
+    row: dict[str, Any] = asdict(outcome)
+    try:
+        if run_directory is not None and not _is_done(run_directory):
+            write_whole(outcome_path(run_directory), _format(row))
+    finally:
+        job = job_directory.find()
+        if job is not None and not _is_done(job):
+            row["path"] = None if run_directory is None else str(outcome_path(run_directory))
+            with contextlib.suppress(OSError):
+                write_whole(outcome_path(job), _format(row))
+
+
+def _format(row: dict[str, Any]) -> str:
+    return json.dumps(row, indent=2) + "\n"
 
 
 def write_whole(path: Path, text: str) -> None:

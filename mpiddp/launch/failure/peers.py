@@ -34,6 +34,12 @@ class Lifeline(Protocol):
     def announce(self, code: int) -> None:
         """This rank ends the job with ``code``: it is not lost."""
 
+    def note_failure(self, error: BaseException) -> None:
+        """``error`` has ended the work of this rank's main thread."""
+
+    def describe_stacks(self) -> str:
+        """Where each rank is, as a table; empty where nobody answers."""
+
 
 @dataclass
 class Peers:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from mpiddp.launch.background import BackgroundCall
@@ -53,10 +54,16 @@ def write_console(text: str) -> None:
             return
 
 
-def print_report(text: str) -> None:
-    """Write to the console, as far as it accepts anything within CONSOLE_SECONDS."""
+def print_report(text: str, write_also: Callable[[str], None] | None = None) -> None:
+    """Write to standard error and by ``write_also``, as far as they take it in CONSOLE_SECONDS."""
+
+    def write() -> None:
+        write_console(text)
+        if write_also is not None:
+            write_also(text)
+
     with contextlib.suppress(BaseException):  # The log has it as well.
-        BackgroundCall(lambda: write_console(text)).finish(CONSOLE_SECONDS)
+        BackgroundCall(write).finish(CONSOLE_SECONDS)
 
 
 def flush_output() -> None:
@@ -66,16 +73,29 @@ def flush_output() -> None:
             stream.flush()
 
 
-def end_process(code: int, *, is_shared: bool, has_mpi: bool, is_hurried: bool = False) -> NoReturn:
+def end_process(
+    code: int,
+    *,
+    is_shared: bool,
+    has_mpi: bool,
+    drain: Callable[[], None],
+    is_hurried: bool = False,
+) -> NoReturn:
     """End this process with ``code``, and the job where other processes belong to it.
 
-    ``is_hurried``: all processes of the job end by themselves, and are killed soon. A process that
-    is alone ends as Python ends, by an exception: functions registered for the exit are run.
+    ``drain`` returns when what was printed is written. ``is_hurried``: all processes of the job end
+    by themselves, and are killed soon. A process that is alone ends as Python ends, by an
+    exception: functions registered for the exit are run.
     """
+
+    def flush() -> None:
+        flush_output()
+        drain()
+
     is_stuck = is_shared or threading.current_thread() is not threading.main_thread()
     try:
         try:
-            BackgroundCall(flush_output).finish(HURRY_SECONDS if is_hurried else CONSOLE_SECONDS)
+            BackgroundCall(flush).finish(HURRY_SECONDS if is_hurried else CONSOLE_SECONDS)
         except BaseException:
             # The interpreter would wait for its streams, or give its own exit code.
             is_stuck = True

@@ -182,7 +182,7 @@ def read_record(text: str, job: str) -> Record:
     hosts: tuple[str, ...] = ()
     for line in map(str.strip, block.splitlines()):
         if match := re.match(r"NumNodes=\S+ .*\bNumTasks=(\d+)", line):
-            tasks = int(match[1])
+            tasks = int(match[1]) or None
         elif line.startswith("TresPerNode="):
             asked = count_gpus(line.partition("=")[2]) or None
         elif line.startswith("NodeList="):
@@ -222,13 +222,13 @@ def read_allocation(record: Record, variables: Mapping[str, str]) -> Allocation:
 
     Raises ConfigurationError where they contradict each other.
     """
-    components = _read_number(environment.SLURM_HETEROGENEOUS_SIZE, variables) or 1
+    components = read_number(environment.SLURM_HETEROGENEOUS_SIZE, variables) or 1
     if components > 1:
         raise ConfigurationError(
             "ranks are started in one component of a job only, and this one has "
             f"{components}; submit it as one component"
         )
-    tasks = _read_number(environment.SLURM_JOB_TASKS, variables)
+    tasks = read_number(environment.SLURM_JOB_TASKS, variables)
     if None not in (tasks, record.tasks) and tasks != record.tasks:
         raise ConfigurationError(
             f"SLURM_NTASKS is {tasks}, but Slurm gave this job {record.tasks} tasks: left over "
@@ -242,14 +242,14 @@ def read_allocation(record: Record, variables: Mapping[str, str]) -> Allocation:
             f"{environment.SLURM_JOB_CORES} the cores of {len(cores)}: start this in a shell "
             "without variables of another job"
         )
-    on_node = _read_number(environment.SLURM_GPUS_ON_NODE, variables) or 0
+    on_node = read_number(environment.SLURM_GPUS_ON_NODE, variables) or 0
     gpus = [_choose_gpus(record, host, on_node) for host in hosts]
     return Allocation(
         nodes=tuple(Node(*each) for each in zip(hosts, cores, gpus, strict=True)),
         tasks=tasks,
         tasks_per_node=expand_counts(variables.get(environment.SLURM_TASKS_PER_NODE, "")),
-        cpus_per_task=_read_number(environment.SLURM_CPUS_PER_TASK, variables),
-        cpus_per_gpu=_read_number(environment.SLURM_CPUS_PER_GPU, variables),
+        cpus_per_task=read_number(environment.SLURM_CPUS_PER_TASK, variables),
+        cpus_per_gpu=read_number(environment.SLURM_CPUS_PER_GPU, variables),
     )
 
 
@@ -260,7 +260,8 @@ def _choose_gpus(record: Record, host: str, on_node: int) -> int:
     return (record.gpus or {}).get(host, on_node)
 
 
-def _read_number(name: str, variables: Mapping[str, str]) -> int | None:
+def read_number(name: str, variables: Mapping[str, str]) -> int | None:
+    """A variable of Slurm's. Raises ConfigurationError where it holds no whole number."""
     text = variables.get(name, "")
     if not text:
         return None
@@ -289,12 +290,10 @@ def find_lost_hosts(hosts: Sequence[str], job: str) -> set[str]:
 def read_states(text: str) -> dict[str, frozenset[str]]:
     """The states of each node in what ``scontrol --oneliner show node`` printed."""
     found = re.findall(r"^NodeName=(\S+) .*?\bState=(\S+)", text, re.MULTILINE)
-    return {host: frozenset(re.split(r"[+*]", _spell_out(states))) for host, states in found}
-
-
-def _spell_out(states: str) -> str:
-    # A state that ends in an asterisk: the node does not respond.
-    return f"{states}NOT_RESPONDING" if states.endswith("*") else states
+    # An asterisk at the end of a state: the node does not respond.
+    return {
+        host: frozenset(states.replace("*", "+NOT_RESPONDING").split("+")) for host, states in found
+    }
 
 
 # What is made of it

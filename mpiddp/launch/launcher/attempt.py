@@ -17,7 +17,7 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.allocation import ask
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, SRUN, Kind
-from mpiddp.launch.launcher.job_end import TASK_FAILED, Exit, find_failure
+from mpiddp.launch.launcher.job_end import FAILED, Exit, find_failure
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
@@ -163,7 +163,7 @@ def _copy_messages(stream: IO[bytes]) -> str:
             sys.stderr.buffer.write(piece)
             sys.stderr.buffer.flush()
         *lines, rest = (rest + piece).split(b"\n")
-        failed += [line for line in _read(lines) if TASK_FAILED.match(line)]
+        failed += [line for line in _read(lines) if FAILED.match(line)]
         rest = rest[-4096:]
     return find_failure([*failed, *_read([rest])])
 

@@ -37,8 +37,9 @@ class Kind:
     networks, and no rank is bound to one core, which would leave the others idle."""
     libraries: tuple[str, ...] = ()
     """File names of its libmpi."""
-    hosts: str = ""
-    """The option that names hosts, each with its ranks: ``node1:4,node2:2``."""
+    on_hosts: tuple[str, ...] = ()
+    """Flags for ranks on several hosts. The last one names them: ``node1:4,node2:2``. A job's slots
+    are its tasks, however many cores there are; and no rank is bound to one core."""
 
     def flags(self, *, is_crowded: bool) -> tuple[str, ...]:
         """Flags for this user, and for more ranks than cores if ``is_crowded``."""
@@ -58,7 +59,7 @@ OPEN_MPI = Kind(
     yielding=_YIELDING,
     local={**_OPEN_MPI_LOCAL, environment.PRRTE_BINDING: "none"},
     libraries=("libmpi.so.40",),
-    hosts="--host",
+    on_hosts=("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host"),
 )
 OPEN_MPI_4 = Kind(
     key="openmpi 4",
@@ -68,7 +69,7 @@ OPEN_MPI_4 = Kind(
     yielding=_YIELDING,
     local={**_OPEN_MPI_LOCAL, environment.OPEN_MPI_4_BINDING: "none"},
     libraries=("libmpi.so.40",),
-    hosts="--host",
+    on_hosts=("--bind-to", "none", "--oversubscribe", "--host"),
 )
 MPICH = Kind(
     key="mpich",
@@ -77,7 +78,7 @@ MPICH = Kind(
     # Hydra announces its host by a name that need not resolve.
     local={environment.HYDRA_INTERFACE: "lo"},
     libraries=("libmpi.so.12", "libmpich.so.12"),
-    hosts="-hosts",
+    on_hosts=("-hosts",),
 )
 SRUN = Kind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
 SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
@@ -123,15 +124,14 @@ class Mpirun:
 
     def command_on(self, places: Mapping[str, int]) -> list[str]:
         """What starts ranks on several hosts, so many on each: all but the program."""
-        if not self.kind.hosts:
+        if not self.kind.on_hosts:
             raise ConfigurationError(
                 f"{self.program} is an MPI that is not known well enough to tell it which hosts to "
                 "use: start it yourself, or take --launcher srun"
             )
         named = ",".join(f"{host}:{ranks}" for host, ranks in places.items())
-        # A job's slots are its tasks, however many cores there are.
-        flags = self.kind.flags(is_crowded=True)
-        return [str(self.program), *flags, self.kind.hosts, named, "-n", str(sum(places.values()))]
+        flags = (*self.kind.flags(is_crowded=False), *self.kind.on_hosts)
+        return [str(self.program), *flags, named, "-n", str(sum(places.values()))]
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""

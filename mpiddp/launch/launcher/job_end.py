@@ -20,7 +20,7 @@ from mpiddp.errors import (
     StoppedError,
 )
 
-TASK_FAILED = re.compile(r"srun: error: .*: tasks? [0-9,-]+: ")
+FAILED = re.compile(r"srun: error: (Node failure on |.*: tasks? [0-9,-]+: )")
 LEFT = re.compile(r" Exited with exit code (\d+)$")
 FINAL = frozenset(
     {
@@ -63,19 +63,22 @@ class JobEnd:
 
 
 def find_failure(lines: Iterable[str]) -> str:
-    """What srun said of the rank that failed.
+    """What srun said of the node or the rank that failed.
 
-    That is one that crashed, ``node1: task 0: Segmentation fault``; else one that left with a code
-    of its own, ``node1: task 1: Exited with exit code 3``; else one that was killed, ``node2: tasks
-    2-3: Killed``. Their order is no sign: Slurm kills and terminates the others because of the one,
-    may name them before it, and srun's code, the highest, is theirs.
+    That is ``Node failure on node3``; else one that crashed, ``node1: task 0: Segmentation fault``;
+    else one that left with a code of its own, ``node1: task 1: Exited with exit code 3``; else one
+    that was killed, ``node2: tasks 2-3: Killed``. Their order is no sign: Slurm kills and
+    terminates the others because of the one, may name them before it, and srun's code, the
+    highest, is theirs.
     """
-    said = [line.partition("srun: error: ")[2] for line in lines if TASK_FAILED.match(line)]
+    said = [line.partition("srun: error: ")[2] for line in lines if FAILED.match(line)]
     return min(said, key=_rank_failure, default="")
 
 
 def _rank_failure(text: str) -> int:
     left = LEFT.search(text)
+    if text.startswith("Node failure"):
+        return -1
     if left is None and not text.endswith((" Killed", " Terminated")):
         return 0
     if left is not None and int(left[1]) <= 128:
@@ -83,8 +86,13 @@ def _rank_failure(text: str) -> int:
     return 2 if text.endswith(" Killed") else 3
 
 
-def find_end(found: Exit, launcher: str) -> JobEnd:
-    """What the job's exit code is: the outcome's, else what srun's messages and signals say."""
+def find_end(found: Exit, launcher: str | None) -> JobEnd:
+    """What the job's exit code is: the outcome's, else what srun's messages and signals say.
+
+    Without a launcher it is that of the program itself.
+    """
+    if launcher is None:
+        return JobEnd(found.status, _describe_signal(found.signal) if found.signal else "")
     end = _choose(found)
     if end is None:
         return JobEnd(found.status)
@@ -100,12 +108,11 @@ def _choose(found: Exit) -> JobEnd | None:
         # before they notice the loss. Whoever ends the whole job tells the front as well.
         if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
-        return JobEnd(code, str((found.outcome or {}).get("reason", "")).partition("\n")[0])
+        return JobEnd(code, _describe_outcome(found.outcome or {}))
     if found.status == SUCCESS:
         return None
     if found.signal is not None:
-        name = signal.Signals(found.signal).name
-        return JobEnd(128 + found.signal, f"{name} came to this process")
+        return JobEnd(128 + found.signal, _describe_signal(found.signal))
     if found.failure:
         # Without an outcome, a rank that went without a code of its own is a rank lost.
         left = LEFT.search(found.failure)
@@ -113,6 +120,16 @@ def _choose(found: Exit) -> JobEnd | None:
         code = int(left[1]) if left is not None and is_own else PeerLostError.exit_code
         return JobEnd(code, found.failure)
     return None
+
+
+def _describe_outcome(outcome: Mapping[str, Any]) -> str:
+    """Where the run's outcome stands, and its reason."""
+    reason = str(outcome.get("reason") or "").partition("\n")[0] if outcome["code"] else ""
+    return ": ".join(filter(None, (outcome.get("path"), reason)))
+
+
+def _describe_signal(number: int) -> str:
+    return f"mpiddp was sent {signal.Signals(number).name}"
 
 
 def describe_code(code: int) -> str:

@@ -18,6 +18,7 @@ from mpiddp.launch.launcher.allocation import (
     ask,
     choose_layout,
     read_allocation,
+    read_number,
     read_record,
 )
 from mpiddp.launch.launcher.command import (
@@ -119,8 +120,9 @@ def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
 def _plan_none(options: Sequence[str]) -> Plan:
     if options:
         raise ConfigurationError("--launcher-options needs a launcher, and --launcher is none")
-    cores = os.environ.get(environment.SLURM_CPUS_PER_TASK)
-    return Plan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: cores} if cores else {})
+    # The srun that it starts takes them from there.
+    cores = read_number(environment.SLURM_CPUS_PER_TASK, os.environ)
+    return Plan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
 
 
 def _plan_machine(wish: Wish, launcher: str, options: Sequence[str]) -> Plan:

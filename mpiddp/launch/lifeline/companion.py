@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ from mpiddp.launch.lifeline import links
 from mpiddp.launch.lifeline.event_loop import EventLoop
 from mpiddp.launch.lifeline.links import Door, Link
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
-from mpiddp.launch.lifeline.requests import Requests, publish
+from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
+from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
+from mpiddp.launch.lifeline.stack_dump import StackReader
 from mpiddp.launch.lifeline.verdict import (
     FAILED,
     Failure,
@@ -53,23 +56,44 @@ TURN_SECONDS = 0.5
 LAST_TURN = 3
 """Companions that have lost the way to rank 0 act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
-STEP = struct.Struct("q")
-"""What the rank writes into the memory that it shares with its companion: -1 before a step."""
+STALL_CHECK_SECONDS = 2.0
+"""How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
+STEP = MOVED = struct.Struct("q")
+"""What the rank writes into the memory that it shares with its companion: the step, -1 before the
+first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
+watched."""
+SHARED_BYTES = STEP.size + MOVED.size
 
 
 class Companion:
     """One companion's state."""
 
-    def __init__(self, process: RankProcess, rank: Link, memory: mmap.mmap) -> None:
+    def __init__(
+        self, process: RankProcess, rank: Link, memory: mmap.mmap, stacks: StackReader
+    ) -> None:
         self.process = process
-        self.answers: dict[str, Callable[[Any], Any]] = {"position": self._tell_position}
-        """What this companion answers to the requests of clients, by their names."""
+        self.answers: dict[str, Callable[[Reply], object]] = {
+            "position": lambda reply: reply(self._describe_position()),
+            "stacks": lambda reply: self._stacks.ask(reply),
+            "idle": lambda reply: reply(self._find_idle_seconds()),
+        }
+        """What this companion answers to requests, by their names."""
         self._rank = rank
         self._memory = memory
         self._loop = EventLoop()
+        self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
+        self._stall_seconds = 0.0
+        """After which a job has stalled; 0 for never. For rank 0's companion."""
+        self._stands_still = False
+        self._askers: list[Client] = []
+        """Those below this companion that wait for an answer of all ranks."""
         self._doors: list[Door] = []
         self._clients: tuple[str, str] | None = None
         """Where rank 0's companion listens, and the token of clients."""
+        self._published: list[Path] = []
+        """Files that hold these."""
+        self._own_directory: Path | None = None
+        """The job's directory, where nobody has made one before."""
         self._membership: Membership | None = None
         self._parent: Link | None = None
         self._children: dict[Link, int] = {}
@@ -78,11 +102,13 @@ class Companion:
         """When something has come from each other companion."""
         self._judge: Judge | None = None
         """Of rank 0's companion."""
-        self._requests = Requests(0)
+        self._requests = Requests(())
         self._state = STARTING
         """Where the rank is, apart from its step."""
         self._run: tuple[Path, int] | None = None
         """Directory and attempt of a training, for reports."""
+        self._log: tuple[Path, bool] | None = None
+        """The log of all that the rank prints, and whether standard error leads elsewhere."""
         self._failure: Failure | None = None
         """The rank that reports an error of its own."""
         self._is_asked = False
@@ -118,6 +144,7 @@ class Companion:
                 verdict = self._judge.decide(now)
                 if verdict is not None:
                     self._carry_out(verdict)
+        self._withdraw()
 
     def _excuse(self, late: float) -> None:
         """This process was stopped, perhaps with all others: nobody has been silent meanwhile."""
@@ -187,9 +214,22 @@ class Companion:
             self._state = ""
         elif kind == "run":
             self._run = (Path(content[0]), content[1])
+        elif kind == "log":
+            self._log = (Path(content[0]), content[1])
         elif kind == "closing":
             self._state = CLOSING
             self._raise("closing", content)
+        elif kind == "main thread":
+            self._stacks.reader.thread = content
+        elif kind == "ask":
+            self._ask(self._rank, content)
+        elif kind == "stall":
+            self._stall_seconds = content
+            self._look_for_stall(time.monotonic())
+        elif kind == "stack":
+            self._stacks.failed = content
+        elif kind == "record":
+            self._stacks.take_record(content)
         elif kind in ("fail", "announce"):
             self._fail(kind, content)
         elif kind == "done":
@@ -212,8 +252,11 @@ class Companion:
         step: int = STEP.unpack_from(self._memory)[0]
         return step if step >= 0 else None
 
-    def _tell_position(self, _: Any) -> str:
-        return self._describe_position()
+    def _find_idle_seconds(self) -> float:
+        """How long the rank's main thread has not moved; 0 where that is not watched."""
+        moved: int = MOVED.unpack_from(self._memory, STEP.size)[0]
+        is_stopped = self._stacks.reader.find_state() in ("T", "t")
+        return 0.0 if not moved or is_stopped else (time.monotonic_ns() - moved) / 1e9
 
     # The tree
 
@@ -236,11 +279,8 @@ class Companion:
         self._beat(time.monotonic())
         if not membership.places:
             self._judge = Judge(membership.size)
-            self._requests = Requests(membership.size)
-            directory = job_directory.find()
-            if directory is not None and self._clients is not None:
-                with contextlib.suppress(OSError):
-                    publish(directory, *self._clients)
+            self._requests = Requests(membership.hostnames)
+            self._publish()
             self._rank.send("joined")
             return
         problems = []
@@ -257,6 +297,25 @@ class Companion:
             return
         self._rank.send("problem", "no connection to " + "; ".join(problems))
 
+    def _publish(self) -> None:
+        """Write down where clients find this companion: for the job, and beside its logs."""
+        directory = job_directory.find()
+        if directory is None:
+            directory = self._own_directory = job_directory.make_or_none()
+        if self._clients is None:
+            return
+        for each in (directory, self._log[0].parent if self._log is not None else None):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    self._published.append(publish(each, *self._clients))
+
+    def _withdraw(self) -> None:
+        for path in self._published:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if self._own_directory is not None:
+            job_directory.remove(self._own_directory)
+
     def _admit_child(self, link: Link) -> None:
         self._children[link] = -1
         self._heard[link] = time.monotonic()
@@ -269,7 +328,7 @@ class Companion:
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
             link,
-            lambda kind, content: self._take_from_client(link, kind, content),
+            lambda kind, _: self._ask(link, kind),
             lambda _: None,
         )
 
@@ -304,6 +363,10 @@ class Companion:
             self._is_over = True
             self._drop(self._parent)
             self._parent = None
+        elif kind == "answers":
+            askers, self._askers = self._askers, []
+            for asker in askers:
+                asker.send(kind, content)
         elif kind != "beat":
             self._spread(kind, content)
 
@@ -315,6 +378,8 @@ class Companion:
         elif kind == "bye":
             self._children.pop(link, None)
             self._drop(link)
+        elif kind == "ask":
+            self._ask(link, content)
         elif kind != "beat":
             self._raise(kind, content)
 
@@ -380,15 +445,18 @@ class Companion:
         if isinstance(verdict, Leave):
             code = verdict.code
         else:
-            self._report(verdict)
+            assert self._membership is not None
+            self._report(verdict.describe(self._membership.size), lost=verdict)
         self._spread("leave", code)
 
-    def _report(self, loss: Loss) -> None:
+    def _report(self, reason: str, table: str = "", lost: Loss | None = None) -> None:
         # Imported when it is needed: it takes as long as all else of this process's start.
-        from mpiddp.launch.lifeline.report import report
+        from mpiddp.launch.lifeline.report import Reporter
 
         assert self._membership is not None
-        report(loss, self._membership, self._read_step(), self._run)
+        directory, attempt = self._run if self._run is not None else (None, 1)
+        reporter = Reporter(self._membership, self._read_step(), directory, attempt, self._log)
+        reporter.report(reason, table, lost)
 
     def _spread(self, kind: str, content: Any) -> None:
         """Pass a message on to those below, and heed it."""
@@ -406,23 +474,57 @@ class Companion:
             when = time.monotonic() + LEAVE_SECONDS
             self._loop.call_at(when, lambda _: self.process.kill())
         elif kind == "request":
-            number, name, question = content
+            number, name = content
             answer = self.answers.get(name)
             own = self._membership
             if answer is not None and own is not None:
-                self._raise("answer", [number, own.rank, answer(question)])
+                rank = own.rank
+                answer(lambda found: self._raise("answer", [number, rank, found]))
 
-    def _take_from_client(self, link: Link, kind: str, content: Any) -> None:
+    def _ask(self, client: Client, name: str) -> None:
+        """Have ``client`` be sent the answers of all ranks."""
         if self._judge is not None:
-            number = self._requests.begin(link, time.monotonic())
-            self._spread("request", [number, kind, content])
+            number = self._requests.begin(client, time.monotonic())
+            self._spread("request", [number, name])
+        elif self._parent is not None:
+            self._askers.append(client)
+            self._parent.send("ask", name)
+        else:
+            client.send("answers", [[], []])
+
+    # A job that stands still
+
+    def _look_for_stall(self, _: float) -> None:
+        if not self._is_over:
+            self._ask(Callback(self._judge_stall), "idle")
+
+    def _judge_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        # A rank that does not answer may be moving.
+        idle = min(answers.values()) if len(answers) == len(hostnames) else 0.0
+        was_still, self._stands_still = self._stands_still, idle >= self._stall_seconds
+        if was_still and self._stands_still:
+            self._ask(Callback(self._end_stall), "stacks")
+            return
+        # Sooner nobody can have been still for long enough. Asked twice, since all may have been
+        # stopped together, and have been continued just now.
+        pause = self._stall_seconds - idle
+        if self._stands_still:
+            pause = min(self._stall_seconds / 2, STALL_CHECK_SECONDS)
+        self._loop.call_at(time.monotonic() + pause, self._look_for_stall)
+
+    def _end_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        if not self._is_over:
+            reason = f"no rank's main thread has moved for {self._stall_seconds:g} s"
+            self._report(reason, describe(read_answers(hostnames, answers)))
+            self._spread("leave", PeerLostError.exit_code)
 
 
 def main() -> None:
     """Take over what the rank has left: the socket, the memory, and its process's number."""
-    process, connection, memory = map(int, sys.argv[1:])
+    process, connection, memory, stacks = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = Link(socket.socket(fileno=connection))
-    Companion(RankProcess(process), link, mmap.mmap(memory, STEP.size)).run()
+    shared = mmap.mmap(memory, SHARED_BYTES)
+    Companion(RankProcess(process), link, shared, StackReader(process, stacks)).run()

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from mpiddp.launch.lifeline.links import Link, connect
+from mpiddp.launch.lifeline.links import connect
 
 ANSWER_SECONDS = 2.0
 """How long answers are waited for."""
 ADDRESS_FILE = "lifeline.json"
 
 
+class Client(Protocol):
+    """Who has asked."""
+
+    def send(self, kind: str, content: Any, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A client in the same process: takes the hosts of all ranks, and the answers by rank."""
+
+    take: Callable[[Sequence[str], Mapping[int, Any]], object]
+
+    def send(self, kind: str, content: Any, /) -> None:
+        hostnames, answers = content
+        self.take(hostnames, dict(answers))
+
+
 class Requests:
     """Those that have not been answered yet."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, hostnames: Sequence[str]) -> None:
+        """``hostnames``: of all ranks."""
+        self._hostnames = hostnames
         self._count = 0
-        self._open: dict[int, tuple[Link, float, dict[int, Any]]] = {}
+        self._open: dict[int, tuple[Client, float, dict[int, Any]]] = {}
 
-    def begin(self, client: Link, now: float) -> int:
+    def begin(self, client: Client, now: float) -> int:
         """The number of a new request of ``client``."""
         self._count += 1
         self._open[self._count] = (client, now + ANSWER_SECONDS, {})
@@ -33,7 +53,7 @@ class Requests:
         if number in self._open:
             *_, answers = self._open[number]
             answers[rank] = answer
-            if len(answers) == self._size:
+            if len(answers) == len(self._hostnames):
                 self._finish(number)
 
     def find_time(self) -> float:
@@ -47,32 +67,35 @@ class Requests:
 
     def _finish(self, number: int) -> None:
         client, _, answers = self._open.pop(number)
-        client.send("answers", [self._size, sorted(answers.items())])
+        client.send("answers", [self._hostnames, sorted(answers.items())])
 
 
-def publish(directory: Path, place: str, token: str) -> None:
+def publish(directory: Path, place: str, token: str) -> Path:
     """Write down how clients reach rank 0's companion, for this user alone. Raises OSError."""
     temporary = directory / f".{ADDRESS_FILE}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump({"address": place, "token": token}, file)
-    temporary.replace(directory / ADDRESS_FILE)
+    return temporary.replace(directory / ADDRESS_FILE)
 
 
-def ask(directory: Path, name: str, content: Any = None) -> tuple[int, dict[int, Any]]:
+def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     """Ask all ranks of the job that has published its address in ``directory``.
 
-    Returns how many ranks there are, and the answers that came in time, by rank. Raises OSError
-    where the job does not answer, and ValueError where what it says, or the file, is damaged.
+    Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError where
+    the job does not answer, and ValueError where what it says, or the file, is damaged.
     """
     found = json.loads((directory / ADDRESS_FILE).read_text())
-    link = connect(found["address"], found["token"], ANSWER_SECONDS)
     try:
-        link.send(name, content)
+        link = connect(found["address"], found["token"], ANSWER_SECONDS)
+    except (KeyError, TypeError):
+        raise ValueError(f"{directory / ADDRESS_FILE} holds no address") from None
+    try:
+        link.send(name)
         while link.wait(2 * ANSWER_SECONDS):
-            for kind, (size, answers) in link.receive():
+            for kind, (hostnames, answers) in link.receive():
                 if kind == "answers":
-                    return size, dict(answers)
+                    return hostnames, dict(answers)
         raise TimeoutError(f"no answer within {2 * ANSWER_SECONDS:g} s")
     finally:
         link.close()
