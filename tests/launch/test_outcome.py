@@ -22,6 +22,8 @@ def test_the_outcome_of_a_run(tmp_path):
         "host": "node2",
         "step": 17,
         "attempt": 2,
+        "lost_rank": None,
+        "lost_host": None,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
     for text in ("", "{", "[1]", '"x"'):
