@@ -245,7 +245,13 @@ class Job:
         }
         if directory is not None:
             token = os.urandom(16).hex()
-            job_directory.begin_attempt(directory, token)
+            try:
+                job_directory.begin_attempt(directory, token)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"cannot write to {directory} ({error.strerror}): make room there, or set "
+                    f"{environment.STATE_HOME} to another directory"
+                ) from None
             variables[environment.JOB_DIRECTORY] = str(directory)
             variables[environment.ATTEMPT_TOKEN] = token
         found = launch.run(self._command(), variables, self.files)

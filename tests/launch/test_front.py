@@ -210,6 +210,17 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
 
 
+def test_the_installed_command_is_the_same(folder):
+    command = folder / "mpiddp"
+    # As pip writes it.
+    command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
+    done = subprocess.run(
+        [sys.executable, str(command), "-n", "2", "--dry-run", "hello.py"],
+        env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert shlex.split(done.stdout) == read_dry("-n", "2", "hello.py")
+
+
 # ---- mistakes --------------------------------------------------------------------------------
 
 
