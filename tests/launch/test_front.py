@@ -473,6 +473,18 @@ def test_a_node_that_was_named_is_left_out(allocation, monkeypatch, capsys):
     assert "restart 1 of 1, without n2" in capsys.readouterr().err
 
 
+def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(allocation, monkeypatch):
+    here = os.uname().nodename
+    monkeypatch.setenv("SLURM_JOB_NODELIST", f"{here},n2")
+    record = allocation / "record"
+    record.write_text(record.read_text().replace("n[1-2]", f"{here},n2"))
+    attempts = Attempts(monkeypatch, lost(here), Exit(0))
+    assert attempts.start("--restarts", "1") == 0
+    assert "--nodes=2" in attempts.commands[1]
+    # The first step may hold the nodes for a while, until Slurm has given up one of them.
+    assert ["--overlap" in command for command in attempts.commands] == [False, True]
+
+
 def test_a_node_that_was_only_named_is_kept_where_it_is_needed(allocation, monkeypatch):
     attempts = Attempts(monkeypatch, lost("n2"), Exit(0))
     assert attempts.start("--restarts", "1", "--min-nodes", "2") == 0
