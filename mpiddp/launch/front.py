@@ -197,13 +197,13 @@ class Job:
     def __init__(self, options: FrontOptions, program: Sequence[str]) -> None:
         self.options = options
         self.program = program
-        self.plan = self._make_plan(())
+        self.plan = self._make_plan(None)
         self.files: Files | None = None
         self._error_start = 0
         """How many bytes an earlier start has left in the file of errors."""
         self._lost: tuple[str, ...] = ()
 
-    def _make_plan(self, without: Sequence[str]) -> Plan:
+    def _make_plan(self, without: Sequence[str] | None) -> Plan:
         options = self.options
         return make_plan(options.wish, options.launcher, options.launcher_options, without)
 
@@ -245,7 +245,13 @@ class Job:
         }
         if directory is not None:
             token = os.urandom(16).hex()
-            job_directory.begin_attempt(directory, token)
+            try:
+                job_directory.begin_attempt(directory, token)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"cannot write to {directory} ({error.strerror}): make room there, or set "
+                    f"{environment.STATE_HOME} to another directory"
+                ) from None
             variables[environment.JOB_DIRECTORY] = str(directory)
             variables[environment.ATTEMPT_TOKEN] = token
         found = launch.run(self._command(), variables, self.files)
@@ -330,12 +336,14 @@ def _choose_lost(
 ) -> tuple[str, ...]:
     """Hosts to be left out: those that Slurm has lost, and the one that a rank was lost on.
 
-    The second is kept where too few would be left: perhaps only the rank was at fault.
+    The second is kept where too few would be left: perhaps only the rank was at fault. So is the
+    one on which this process lives: ranks that are cut off name it.
     """
     hosts = (*layout.hosts, *before)
     lost = {*before, *find_lost_hosts(hosts, os.environ[environment.SLURM_JOB_ID])}
     named = str((found.outcome or {}).get("lost_host") or "")
-    suspect = {host for host in hosts if named and is_host(host, named)}
+    is_alive = is_host(named, os.uname().nodename) if named else True
+    suspect = set() if is_alive else {host for host in hosts if is_host(host, named)}
     if len(set(hosts) - lost - suspect) >= options.min_nodes:
         lost |= suspect
     return tuple(host for host in hosts if host in lost)

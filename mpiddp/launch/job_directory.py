@@ -87,19 +87,20 @@ def find() -> Path | None:
 def list_running() -> list[Path]:
     """The directories of this user's jobs that are running, as far as this machine sees them."""
     found = []
-    for parent in (_state_directory(), _temporary_directory()):
-        with contextlib.suppress(FileNotFoundError):
-            found += [path for path in sorted(parent.iterdir()) if _is_running(path)]
+    for find_parent in (_state_directory, _temporary_directory):
+        with contextlib.suppress(OSError):
+            found += [path for path in sorted(find_parent().iterdir()) if _is_running(path)]
     return found
 
 
 def begin_attempt(path: Path, token: str) -> None:
     """Say which attempt runs from now on; what the one before has left is removed."""
-    with contextlib.suppress(FileNotFoundError):
-        (path / OUTCOME).unlink()
     temporary = path / f"{ATTEMPT}.new"
     temporary.write_text(token)
     temporary.replace(path / ATTEMPT)
+    for each in path.iterdir():
+        if each.name not in (LOCK, ATTEMPT):
+            _remove_entry(each)
 
 
 def read_outcome(path: Path) -> dict[str, Any] | None:
@@ -137,8 +138,12 @@ def check_attempt() -> None:
 def _state_directory() -> Path:
     state = os.environ.get(environment.STATE_HOME)
     # As the XDG specification says: a path that is not absolute is ignored.
-    home = Path(state) if state and os.path.isabs(state) else Path.home() / ".local" / "state"
-    return home / "mpiddp" / "jobs"
+    if not state or not os.path.isabs(state):
+        try:
+            state = str(Path.home() / ".local" / "state")
+        except RuntimeError as error:  # A user without a name and without HOME.
+            raise OSError(str(error)) from None
+    return Path(state, "mpiddp", "jobs")
 
 
 def _temporary_directory() -> Path:

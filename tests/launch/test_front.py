@@ -210,6 +210,17 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
 
 
+def test_the_installed_command_is_the_same(folder):
+    command = folder / "mpiddp"
+    # As pip writes it.
+    command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
+    done = subprocess.run(
+        [sys.executable, str(command), "-n", "2", "--dry-run", "hello.py"],
+        env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert shlex.split(done.stdout) == read_dry("-n", "2", "hello.py")
+
+
 # ---- mistakes --------------------------------------------------------------------------------
 
 
@@ -460,6 +471,18 @@ def test_a_node_that_was_named_is_left_out(allocation, monkeypatch, capsys):
     assert not any(word.startswith("--exclude") for word in attempts.commands[0])
     assert {"--exclude=n2", "--nodes=1", "--ntasks=2"} <= set(attempts.commands[1])
     assert "restart 1 of 1, without n2" in capsys.readouterr().err
+
+
+def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(allocation, monkeypatch):
+    here = os.uname().nodename
+    monkeypatch.setenv("SLURM_JOB_NODELIST", f"{here},n2")
+    record = allocation / "record"
+    record.write_text(record.read_text().replace("n[1-2]", f"{here},n2"))
+    attempts = Attempts(monkeypatch, lost(here), Exit(0))
+    assert attempts.start("--restarts", "1") == 0
+    assert "--nodes=2" in attempts.commands[1]
+    # The first step may hold the nodes for a while, until Slurm has given up one of them.
+    assert ["--overlap" in command for command in attempts.commands] == [False, True]
 
 
 def test_a_node_that_was_only_named_is_kept_where_it_is_needed(allocation, monkeypatch):

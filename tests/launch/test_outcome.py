@@ -7,7 +7,7 @@ from test_failure import shared_failure_handler
 
 from mpiddp.errors import PeerLostError
 from mpiddp.launch import job_directory
-from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.launch.failure.outcome import Outcome, read_outcome, write_outcome
 
 
 def test_the_outcome_of_a_run(tmp_path):
@@ -68,6 +68,18 @@ def test_the_front_finds_the_outcome_in_the_jobs_directory(job, tmp_path, has_ru
     assert outcome.pop("path") == (str(run / "outcome.json") if has_run else None)
     assert outcome["code"] == 1 and "KeyError" in outcome["reason"]
     assert read_outcome(run) == (outcome if has_run else None)
+
+
+def test_rank_0_knows_better_than_one_that_is_cut_off(job):
+    def write(rank: int, reason: str) -> None:
+        write_outcome(None, Outcome(6, reason, rank, f"node{rank}", None, 1))
+
+    write(2, "rank 0 was lost")
+    write(1, "rank 2 was lost")
+    assert (read_outcome(job) or {})["rank"] == 2
+    write(0, "rank 2 was lost")
+    write(2, "rank 1 was lost")
+    assert (read_outcome(job) or {})["rank"] == 0
 
 
 def test_a_rank_of_an_attempt_that_was_replaced_writes_nothing(job, tmp_path):

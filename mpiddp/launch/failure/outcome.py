@@ -92,7 +92,8 @@ def _is_done(directory: Path) -> bool:
 def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
     """Write the outcome atomically, for the run where there is one, and for the front.
 
-    That of a run that is done stays. Raises OSError where the run's cannot be written.
+    That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
+    is cut off takes the others for lost. Raises OSError where the run's cannot be written.
     """
     row: dict[str, Any] = asdict(outcome)
     try:
@@ -100,10 +101,14 @@ def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
             write_whole(outcome_path(run_directory), _format(row))
     finally:
         job = job_directory.find()
-        if job is not None and not _is_done(job):
+        if job is not None and (read_outcome(job) is None or _takes_precedence(outcome, job)):
             row["path"] = None if run_directory is None else str(outcome_path(run_directory))
             with contextlib.suppress(OSError):
                 write_whole(outcome_path(job), _format(row))
+
+
+def _takes_precedence(outcome: Outcome, job: Path) -> bool:
+    return outcome.rank == 0 and not _is_done(job)
 
 
 def _format(row: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def is_in_allocation(variables: Mapping[str, str]) -> bool:
 
 
 def make_plan(
-    wish: Wish, launcher: str, options: Sequence[str] = (), without: Sequence[str] = ()
+    wish: Wish, launcher: str, options: Sequence[str] = (), without: Sequence[str] | None = None
 ) -> Plan:
     """Choose how ranks are started from this process.
 
@@ -76,7 +76,7 @@ def make_plan(
         wish: how many ranks.
         launcher: ``auto``, ``mpirun``, ``mpiexec``, ``srun``, ``none`` or a program.
         options: for the launcher, as they are.
-        without: hosts of the job that are not to be used.
+        without: for a restart, the hosts of the job that are not to be used.
 
     Raises ConfigurationError where there is no such launcher, or the wish cannot be fulfilled.
     """
@@ -97,7 +97,7 @@ def make_plan(
         )
     if not inside:
         return _plan_machine(wish, launcher, options)
-    layout = _find_layout(wish, without)
+    layout = _find_layout(wish, without or ())
     srun = shutil.which("srun") if launcher in ("auto", "srun") else None
     if launcher == "srun" and srun is None:
         raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
@@ -144,8 +144,11 @@ def _find_layout(wish: Wish, without: Sequence[str]) -> Layout:
     return choose_layout(read_allocation(record, os.environ), wish, without)
 
 
-def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str]) -> Plan:
+def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str] | None) -> Plan:
     excluded = [f"--exclude={','.join(without)}"] if without else []
+    if without is not None:
+        # A step holds all of its nodes until Slurm has given up the one that does not answer.
+        excluded.append("--overlap")
     words = (
         "srun",
         f"--mpi={choose_pmi(os.environ)}",
