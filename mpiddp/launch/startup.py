@@ -172,9 +172,9 @@ class Starter:
         self.deadlines = PhaseDeadlines(self.options.timeout, self.failure_handler.expire)
         try:
             with self.deadlines.phase("MPI"):
-                self.settle(self.begin_lifeline)
                 self.settle(self.begin_import)
                 self.settle(self.start_mpi)
+                self.settle(self.begin_lifeline)
             with self.deadlines.phase("import torch"):
                 self.settle(self.join_import)
             with self.deadlines.phase("address"):
@@ -217,12 +217,10 @@ class Starter:
         self.failure_handler.settle(error)
 
     def begin_lifeline(self) -> None:
-        """Start this rank's companion process, where there may be other ranks."""
+        """Start this rank's companion process, where there are other ranks."""
         if self.previous is not None:
             self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
-            return
-        launcher = find_launcher()
-        if launcher.sizes != (1,) if launcher is not None else has_manager_hint():
+        elif self.control.world.size > 1:
             handler = self.failure_handler
             self.resources.lifeline = Lifeline(
                 handler.leave_job, handler.lose_lifeline, handler.output

@@ -45,6 +45,7 @@ from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     describe_error,
     exit_code,
+    find_call,
     has_own_hook,
     has_trace,
     is_peer_loss,
@@ -461,6 +462,7 @@ class FailureHandler:
             return True
         suspects_peer = may_be_peer_loss(report.error)
         text = report.outcome.reason.partition("\n")[0][:SHOWN]
+        text += find_call(report.error.__traceback__)
         answer = peers.lifeline.ask(self._code, text, suspects_peer=suspects_peer)
         self._is_leaving = answer == "leave"
         if answer is None:

@@ -33,7 +33,15 @@ from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
-from mpiddp.launch.lifeline.verdict import Failure, Judge, Leave, Loss, Verdict, describe_status
+from mpiddp.launch.lifeline.verdict import (
+    FAILED,
+    Failure,
+    Judge,
+    Leave,
+    Loss,
+    Verdict,
+    describe_status,
+)
 
 BEATS = 10
 """How many heartbeats fit at least into the time after which a silent connection is lost."""
@@ -121,6 +129,10 @@ class Companion:
             self._loop.selector.register(descriptor, end, lambda _: self._note_end())
         else:
             self._poll_rank(time.monotonic())
+        if self.process.launcher is not None:
+            self._loop.selector.register(
+                self.process.launcher, selectors.EVENT_READ, lambda _: self._note_orphan()
+            )
         while not self._is_finished():
             planned = min(self._end, self._loop.find_time(), self._requests.find_time())
             if self._judge is not None and not self._is_over:
@@ -178,11 +190,20 @@ class Companion:
             while messages := self._rank.receive():
                 for kind, content in messages:
                     self._take_from_rank(kind, content)
-        if not self._is_over and self._membership is not None:
-            how, ending, blames_host = describe_status(status)
-            rank, hostname = self._membership.rank, self._membership.hostname
+        self._tell_loss(*describe_status(status))
+
+    def _note_orphan(self) -> None:
+        """Who started the rank has gone, and some launchers leave ranks behind then."""
+        if self.process.launcher is not None:
+            self._loop.selector.unregister(self.process.launcher)
+        self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
+
+    def _tell_loss(self, how: str, ending: str, blames_host: bool) -> None:
+        own = self._membership
+        if own is not None and not self._is_over:
             position = self._describe_position()
-            self._raise("lost", asdict(Loss(rank, hostname, how, position, ending, blames_host)))
+            loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
+            self._raise("lost", asdict(loss))
 
     def _take_from_rank(self, kind: str, content: Any) -> None:
         if kind == "listen":

@@ -26,12 +26,16 @@ class RankProcess:
         self._process = process
         self.descriptor: int | None = None
         """Readable once the process has ended; None before Linux 5.3."""
+        self.launcher: int | None = None
+        """Readable once the process that started the rank has ended; None where nobody knows."""
         with contextlib.suppress(OSError, AttributeError):
             self.descriptor = os.pidfd_open(process)
         if self.descriptor is not None and self.has_ended():
             # It had gone before, and its number may be another process's.
             os.close(self.descriptor)
             self.descriptor = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self.launcher = os.pidfd_open(int(self._read_stat()[1]))
 
     def has_ended(self) -> bool:
         """Whether it has: its children have another parent then."""
@@ -47,8 +51,8 @@ class RankProcess:
     def find_status(self) -> int | None:
         """How it ended, as waitpid() tells it; None where that cannot be known any more."""
         # Until its parent has waited for it, and then.
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{self._process}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
+        with contextlib.suppress(OSError):
+            fields = self._read_stat()
             if fields[0] == "Z":
                 return int(fields[49])
         with contextlib.suppress(OSError):
@@ -60,3 +64,8 @@ class RankProcess:
                 if mask & HAS_EXIT_CODE:
                     return int(code)
         return None
+
+    def _read_stat(self) -> list[str]:
+        """Of proc(5), from the third field on: the state, the parent, …"""
+        with open(f"/proc/{self._process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()
