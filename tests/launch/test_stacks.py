@@ -561,3 +561,31 @@ def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
     ).expect(1)
     assert "Timed out waiting 6000ms" in result.stderr
     assert re.search(TABLE, result.stderr), result.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(150)
+def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    flags = ("--nodelist=node[1-2]", "--nodes=2", "--kill-on-bad-exit=0")
+    options = ["-m", "mpiddp", "--log-dir", "logs", "--label", "--stall-timeout", "8"]
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    arguments = [*options, "script.py", "100"]
+    row = slurm_cluster.srun(*flags)
+    with launchers.start(row, 3, arguments, timeout=100, cwd=tmp_path, env=state) as job:
+        job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
+        (directory,) = (tmp_path / "state/mpiddp/jobs").iterdir()
+        variable = f"XDG_STATE_HOME={state['XDG_STATE_HOME']}"
+        command = ["env", variable, f"PYTHONPATH={launchers.ROOT}", sys.executable, "-m", "mpiddp"]
+        asked = slurm_cluster.must("exec", "node2", *command, "stacks", directory.name)
+        result = job.wait().expect(6)
+    table = (
+        r"  ranks 0,2        all_reduce, script\.py:11\n"
+        r"  rank 1 on node1  load, script\.py:7\n"
+        r"  the others wait for rank 1 on node1\n"
+    )
+    assert re.search(rf"{directory.name}: 3 ranks on 2 hosts\n{table}", asked), asked
+    assert re.search(table, result.stderr.replace("[0@node1] ", "")), result.stderr
+    assert re.findall(r"(?m)^\[\d@node\d\] hanging$", result.stdout) == ["[1@node1] hanging"]
+    assert (tmp_path / "logs/rank-1.out").read_text() == "hanging\n"

@@ -121,6 +121,10 @@ class Lifeline:
     def announce(self, _: int) -> None:
         """Nobody hears it."""
 
+    def note_failure(self, _: BaseException) -> None:
+        """Its companion has gone."""
+        shout()
+
 
 def break_claim(failure_handler: FailureHandler) -> None:
     """An error while the ranks agree which rank reports."""

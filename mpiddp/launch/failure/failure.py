@@ -278,7 +278,8 @@ class FailureHandler:
             with contextlib.suppress(LaunchError):
                 peers.launcher = find_launcher()
         if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
-            peers.lifeline.note_failure(error)
+            with contextlib.suppress(Exception):  # The report does without.
+                peers.lifeline.note_failure(error)
         report = self._compose(error)
         self._code = report.outcome.code
         try:
@@ -383,7 +384,9 @@ class FailureHandler:
         """Where each rank is, if another one may have kept this one waiting."""
         lifeline, error = self.peers.lifeline, report.error
         is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
-        return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
+        with contextlib.suppress(Exception):  # The report does without.
+            return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
+        return ""
 
     def _show(self, report: _Report) -> str:
         """Let a script's own hook show the error; returns what is still to be printed."""
