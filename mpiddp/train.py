@@ -7,7 +7,8 @@ import sys
 from mpiddp.errors import PreemptedError, StoppedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
-from mpiddp.launch.launcher.launcher import is_first
+from mpiddp.launch.launcher.launcher import find_rank, is_first
+from mpiddp.launch.output import Output, redirect
 from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
@@ -27,6 +28,8 @@ def main() -> None:
         heed_signals(stop)
         configuration = parse(sys.argv[1:], show_help=is_first())
         signals.listen(parse_signals(configuration.preempt_signal))
+        output = Output(configuration.log_dir, configuration.console, configuration.label)
+        failure_handler.output = redirect(output, find_rank())
         if is_first():
             failure_handler.run_directory = forget_outcome(configuration)
         options = Options(
@@ -34,6 +37,10 @@ def main() -> None:
             timeout=configuration.timeout,
             interface=configuration.interface,
             allow_shared_gpu=configuration.allow_shared_gpu,
+            lifeline_timeout=configuration.lifeline_timeout,
+            bind=configuration.bind,
+            stall_timeout=configuration.stall_timeout,
+            output=output,
         )
         is_preempted = False
         with start(options, failure_handler) as session:

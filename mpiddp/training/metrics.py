@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mpiddp.launch.job_directory import check_attempt
 from mpiddp.launch.launcher.hostnames import count_noun
 
 SHOWN = 6
@@ -123,6 +124,7 @@ class MetricsFile:
 
         Returns what kept the disk from taking it, empty if nothing did.
         """
+        check_attempt()
         self._rows.append(json.dumps(asdict(row), allow_nan=False) + "\n")
         try:
             _append_whole(self._path, "".join(self._rows).encode())

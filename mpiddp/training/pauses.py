@@ -54,6 +54,5 @@ def make_pauses(task: Task, saver: Saver, signals: PreemptionSignals | None) -> 
     if signals is None:
         return Pauses(saver, None, task.can_pause, device)
     world = task.session.world
-    store = task.failure_handler.peers.store
-    peers = Peers(world.rank, world.size, store, task.session.timeout)
+    peers = Peers(world.rank, world.size, task.session.store, task.session.timeout)
     return Pauses(saver, Preemption(signals, peers), task.can_pause, device)

@@ -197,6 +197,7 @@ _FIXED = ("data", "samples", "model", "optimizer", "seed")
 _FREE = (
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
     "resume", "preempt_signal", "on_nan", "on_bad_sample", "backend", "interface", "timeout",
-    "allow_shared_gpu", "overlap",
+    "allow_shared_gpu", "overlap", "lifeline_timeout", "bind", "stall_timeout", "log_dir",
+    "console", "label",
 )  # fmt: skip
 """Options that leave the numbers as they are."""
