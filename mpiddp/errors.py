@@ -8,7 +8,7 @@
     ├── CheckpointError         5   no usable checkpoint where one was demanded
     ├── PeerLostError           6   a rank or peer was lost or stalled
     ├── ScheduleError           1   a collective algorithm does not do what it promises
-    ├── PreemptedError       75   a signal asked the job to make way; a checkpoint was written
+    ├── PreemptedError         75   preempted with a checkpoint written
     └── StoppedError      128 + n   signal n asked the process to end
 
 ``128 + n`` is also the status of a process that signal n killed.
@@ -147,7 +147,7 @@ class ScheduleError(MpiddpError):
 class PreemptedError(MpiddpError):
     """The job made way: all ranks have stopped after the same step, and written a checkpoint."""
 
-    exit_code = 75
+    exit_code = PREEMPTED
 
 
 class StoppedError(MpiddpError):

@@ -41,6 +41,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+# A job in the partition ``urgent`` may take nodes from one in ``main``, which is requeued.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 KillWait=10
 SlurmdTimeout=20
@@ -48,7 +51,8 @@ MessageTimeout=10
 {gres}NodeName=node[1-{shape.nodes}] NodeAddr={shape.network}.[1-{shape.nodes}] \
 CPUs={shape.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={shape.cpus} ThreadsPerCore=1 \
 RealMemory={memory} TmpDisk=1000{node_gres} State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=0
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from mpiddp.errors import PREEMPTED, ConfigurationError
 from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import RANKS, CommandLine
 from mpiddp.launch.launcher.allocation import Layout, Wish, ask, find_lost_hosts
-from mpiddp.launch.launcher.attempt import Files, Launch
+from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
@@ -118,12 +119,30 @@ def find_program(line: CommandLine, options: FrontOptions) -> list[str]:
     _check_places(line)
     if not wrap:
         _check_program(line)
-    start = [*wrap, options.python or sys.executable, *_interpreter_options()]
+    start = [
+        *_block_signals(options),
+        *wrap,
+        options.python or sys.executable,
+        *_interpreter_options(),
+    ]
     if options.launcher == NONE:
         return [*start, *_list_program(line)]
     if line.own_program is not None:
         return [*start, "-m", line.own_program, *line.rest[1:]]
     return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]
+
+
+def _block_signals(options: FrontOptions) -> Sequence[str]:
+    """What starts a rank that a signal of preemption cannot kill before it has a handler."""
+    if not options.requeue:
+        return ()
+    command = ("env", "--block-signal=USR1,USR2")
+    try:
+        # GNU's env has it since 2019.
+        found = subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return command if found.returncode == 0 else ()
 
 
 def _list_program(line: CommandLine) -> list[str]:
@@ -378,9 +397,12 @@ def _find_size(path: str) -> int:
 
 
 def _requeue() -> None:
-    """Have Slurm start this batch job again; the ranks have ended."""
+    """Have Slurm start this batch job again; the ranks have ended.
+
+    A job that Slurm ends is left to it: it has been cancelled, or is requeued by Slurm itself.
+    """
     job = environment.job_identity()
-    if job is None:
+    if job is None or is_ended_by_slurm():
         return
     try:
         ask("scontrol", "requeue", job)

@@ -8,7 +8,6 @@ handler takes it. TERM is not blocked, since children are ended by it.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterable
@@ -40,7 +39,6 @@ class PreemptionSignals:
         self.is_heeded = False
         """Whether somebody acts on it. Until then, TERM ends the process as ever."""
         self._numbers: tuple[signal.Signals, ...] = ()
-        self._process = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 
     def listen(self, numbers: Iterable[signal.Signals]) -> None:
@@ -52,18 +50,23 @@ class PreemptionSignals:
         waited = BLOCKED & set(self._numbers)
         for number in waited:
             signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_BLOCK, waited)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED - waited)
         if waited:
             threading.Thread(
                 target=self._wait, args=(waited,), name="mpiddp-preemption", daemon=True
             ).start()
 
-    def listen_to_termination(self) -> None:
-        """Have TERM noted by a handler, where it still has its default one."""
-        is_usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if signal.SIGTERM in self._numbers and is_usual:
-            signal.signal(signal.SIGTERM, self._handle)
-            os.register_at_fork(after_in_child=self._forget_termination)
+    def hand_over(self) -> None:
+        """Leave the signals to a script, which may have handlers of its own for them.
+
+        Until it has, USR1 and USR2 are noted, and do not end it. Call it from the main thread.
+        """
+        for number in BLOCKED:
+            # What is ignored or handled already stays so.
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
     def take(self, number: int) -> bool:
         """Note a signal that another handler was given; False if it has its usual effect."""
@@ -82,6 +85,3 @@ class PreemptionSignals:
 
     def _handle(self, number: int, frame: object) -> None:
         self._note(number)
-
-    def _forget_termination(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -25,6 +25,7 @@ from mpiddp.launch.command_line import FRONT_HELP, split
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.output import redirect
+from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 
@@ -172,6 +173,7 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
     """
     hidden = (__file__, runpy.__file__, "<frozen runpy>", *hidden_files)
     with FailureHandler(hidden) as failure_handler:
+        signals = PreemptionSignals()
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
         failure_handler.output = redirect(options.output, find_rank())
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
@@ -179,4 +181,6 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
         # Registered before the script's own functions, it runs after them and after its threads.
         atexit.register(session.close)
         failure_handler.runs_script = True
+        session.signals = signals
+        signals.hand_over()
         run()

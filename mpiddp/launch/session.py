@@ -13,6 +13,7 @@ from mpiddp.launch.binding import AUTO, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.output import Output
+from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 
@@ -118,6 +119,8 @@ class Session(ControlChannel):
         self.threads = threads
         self.meeting = meeting
         self.seconds = seconds
+        self.signals: PreemptionSignals | None = None
+        """What this process notes of the cluster's requests to make way; None where it does not."""
         self.collectives: Any = None
         """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
 

@@ -89,6 +89,9 @@ JobId=43 ArrayJobId=42 ArrayTaskId=0 JobName=train
 """
 
 
+BLOCKED = ["env", "--block-signal=USR1,USR2"]
+
+
 @dataclass
 class MadeUp:
     """A Slurm of fakes, a checkout whose path has a space, and a directory to submit from."""
@@ -177,9 +180,10 @@ class MadeUp:
 
     @property
     def program_line(self) -> list[str]:
-        """What each rank is."""
+        """What each rank is, without what blocks signals until it has handlers."""
         words = self.srun
-        return words[next(at for at, word in enumerate(words) if not word.startswith("-")) :]
+        words = words[next(at for at, word in enumerate(words) if not word.startswith("-")) :]
+        return words[len(BLOCKED) :] if words[: len(BLOCKED)] == BLOCKED else words
 
     @property
     def started(self) -> bool:
@@ -224,13 +228,25 @@ def test_shellcheck_finds_nothing(name):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["train", "run"])
+def test_ranks_of_a_job_that_can_be_requeued_are_started_with_signals_blocked(made_up, name):
+    arguments = {"train": TOY, "run": ["x.py"]}[name]
+    (made_up.cwd / "x.py").touch()
+    made_up.submit(name, *arguments)
+    words = made_up.srun
+    assert words[words.index("env") :][:2] == BLOCKED
+    assert words[words.index("env") :][2:] == made_up.program_line
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_header_asks_for_nothing_but_a_name(name):
-    # A directory would have to be there, a count would defeat the user's, a signal kills ranks.
+def test_the_header_asks_for_no_resources(name):
+    # A directory would have to be there, and a count would defeat the user's. A job that can be
+    # continued is told before its time is up, and may be requeued; what it has written stays then.
+    # The signal goes to the ranks, which are ready for it, and not to this script alone (B:USR2).
     text = (JOBS / f"{name}.sbatch").read_text()
-    added = ["no-kill", "requeue", "open-mode=append"] if name == "run" else []
-    restarts = [f"#SBATCH --{each}" for each in added]
-    expected = [f"#SBATCH --job-name={name}", *restarts]
+    continued = ["signal=USR2@120", "requeue", "open-mode=append"] if name != "benchmark" else []
+    added = [*continued, *(["no-kill"] if name == "run" else [])]
+    expected = [f"#SBATCH --{each}" for each in (f"job-name={name}", *added)]
     assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == expected
 
 
@@ -693,9 +709,7 @@ def test_a_prefix_with_an_open_quote_is_an_error(made_up):
 def codes_of_errors() -> dict[int, str]:
     """The table at the head of mpiddp/errors.py."""
     text = " ".join((mpiddp.errors.__doc__ or "").split())
-    found = re.findall(r"Error (\d) (.*?)(?= [├└│]| \w+Error|$)", text)
-    found += re.findall(r"(?:rooms: |; )(5|75), ([^;.]+)", text)
-    found = [(code, re.sub(r" Two more.*", "", meaning)) for code, meaning in found]
+    found = re.findall(r"Error (\d+) (?!\+)(.*?)(?= [├└│]| \w+Error|$)", text)
     return {0: "done", **{int(code): meaning for code, meaning in reversed(found)}}
 
 

@@ -506,8 +506,11 @@ def test_with_too_few_nodes_left_there_is_no_restart(allocation, monkeypatch, ca
 def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatch):
     asked = allocation / "asked"
     (allocation / "bin" / "scontrol").write_text(
-        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\ncat "$RECORD"\n'
+        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\n'
+        f'if [ "$1" = --oneliner ]; then cat {allocation}/state; else cat "$RECORD"; fi\n'
     )
+    state = allocation / "state"
+    state.write_text("JobId=7 JobName=x JobState=RUNNING Reason=None\n")
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2") == 75
     assert not asked.exists()
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
@@ -515,6 +518,9 @@ def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatc
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
     assert Attempts(monkeypatch, Exit(6)).start("-n", "2", "--requeue") == 6
+    # Cancelled, or requeued by Slurm itself.
+    state.write_text("JobId=7 JobName=x JobState=COMPLETING Reason=None\n")
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
     assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
 
 

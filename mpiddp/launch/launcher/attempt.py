@@ -131,14 +131,19 @@ class Launch:
 
     def _is_told_by_slurm(self, number: int) -> bool:
         """Whether Slurm ends the job: it has told every process of it, and must not twice."""
-        job = os.environ.get(environment.SLURM_JOB_ID)
-        if not job or number != signal.SIGTERM:
-            return False
-        with contextlib.suppress(ConfigurationError):
-            said = ask("scontrol", "--oneliner", "show", "job", job)
-            lines = [line for line in said.splitlines() if line.startswith(f"JobId={job} ")]
-            return any(" JobState=RUNNING " not in line for line in lines)
+        return number == signal.SIGTERM and is_ended_by_slurm()
+
+
+def is_ended_by_slurm() -> bool:
+    """Whether Slurm ends this batch job: it was cancelled, preempted, or is out of time."""
+    job = os.environ.get(environment.SLURM_JOB_ID)
+    if not job:
         return False
+    with contextlib.suppress(ConfigurationError):
+        said = ask("scontrol", "--oneliner", "show", "job", job)
+        lines = [line for line in said.splitlines() if line.startswith(f"JobId={job} ")]
+        return any(" JobState=RUNNING " not in line for line in lines)
+    return False
 
 
 def _is_in_foreground() -> bool:
