@@ -46,6 +46,9 @@ class Survey:
     """Newer ones, with their problems."""
 
 
+NOTHING_FOUND = Survey(None)
+
+
 def verify(path: Path, ranks: Ranks) -> Found:
     """Compare all files with the manifest, each rank a part of them. Collective.
 
@@ -179,7 +182,7 @@ class CheckpointDirectory:
         self._staging = Staging()
         self._save: BackgroundCall[None] | None = None
 
-    def open(self, survey: Survey) -> None:
+    def open(self, survey: Survey = NOTHING_FOUND) -> None:
         """Set aside what is damaged, and remove what interrupted saves left. Collective."""
         problem = None
         if self._ranks.rank == 0:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from mpiddp.training.manifest import ALGORITHM, DamageError, File
+from mpiddp.training.packing import is_structure
 from mpiddp.training.ranks import Ranks
 
 BLOCK_BYTES = 1 << 20
@@ -244,6 +245,34 @@ def read_shards(directory: Path, prefix: str) -> dict[str, torch.Tensor]:
     }
     load_shards(directory, found)
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+def load_into(
+    directory: Path, prefix: str, targets: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """As ``read_shards``, but into those of ``targets`` that have a tensor's name and shape.
+
+    Targets may be sharded over ranks. Raises KeyError where the checkpoint lacks one of them, and
+    ValueError where it has another shape.
+    """
+    stored = {
+        name.removeprefix(prefix): each
+        for name, each in read_metadata(directory).state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
+    }
+    found = {}
+    for name, each in stored.items():
+        target = targets.get(name)
+        if target is None or is_structure(name):
+            target = torch.empty(each.size, dtype=each.properties.dtype)
+        elif target.shape != each.size:
+            raise ValueError(f"{name}: expected {tuple(target.shape)}, found {tuple(each.size)}")
+        found[name] = target
+    missing = sorted(targets.keys() - found.keys())
+    if missing:
+        raise KeyError(f"{missing[0]} is not in it")
+    load_shards(directory, {f"{prefix}{name}": each for name, each in found.items()})
+    return found
 
 
 def load_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
