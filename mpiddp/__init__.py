@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         shared_empty,
     )
     from mpiddp.errors import (
+        CheckpointError,
         ConfigurationError,
         LaunchError,
         MpiddpError,
@@ -37,10 +38,13 @@ if TYPE_CHECKING:
     from mpiddp.launch.session import Session
     from mpiddp.launch.world import World
     from mpiddp.sync.ddp_hook import synchronize
+    from mpiddp.training.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
+    "Checkpointer",
     "ConfigurationError",
     "LaunchError",
     "MpiddpError",
@@ -64,6 +68,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointError": "mpiddp.errors",
+    "Checkpointer": "mpiddp.training.checkpointer",
     "ConfigurationError": "mpiddp.errors",
     "LaunchError": "mpiddp.errors",
     "MpiddpError": "mpiddp.errors",

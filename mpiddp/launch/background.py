@@ -45,12 +45,20 @@ class BackgroundCall(Generic[T]):
         """Raise RuntimeError where no thread can be started, so that no call is bounded in time."""
         threading.Thread(target=int, name="mpiddp-check", daemon=True).start()
 
-    def finish(self, seconds: float) -> T:
+    @property
+    def is_done(self) -> bool:
+        """Whether ``finish`` would return, or raise, at once."""
+        return self._done.is_set()
+
+    def finish(self, seconds: float | None = None) -> T:
         """What the work returned, None too if it returns that.
 
         Raises LateError if it is not done about ``seconds`` after it began, and whatever the work
-        raised.
+        raised. Without ``seconds`` it waits however long that takes.
         """
+        if seconds is None:
+            self._done.wait()
+            seconds = 0.0
         left = self._begin + seconds - time.monotonic()
         # An import of torch may keep all threads from running for a while: what matters is how
         # long this thread had the chance to, so short pauses are counted and not the clock.

@@ -9,57 +9,23 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
 
 from mpiddp.errors import CheckpointError, MpiddpError
+from mpiddp.launch.background import BackgroundCall
 from mpiddp.training import manifest as manifests
 from mpiddp.training.manifest import DamageError, File, Manifest
+from mpiddp.training.ranks import Ranks
 from mpiddp.training.shards import read_metadata, write_shards
-
-
-class Ranks:
-    """All ranks of a job, in calls over a group of their own, which a thread may make.
-
-    Made without torch.distributed's default group, the process is alone.
-    """
-
-    def __init__(self) -> None:
-        """Collective."""
-        self.group: dist.ProcessGroup | None = None
-        self.rank, self.size = 0, 1
-        if dist.is_initialized():
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            if self.size > 1:
-                self.group = dist.new_group(backend="gloo")
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank. Collective."""
-        if self.group is None:
-            return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's value. Collective."""
-        if self.group is None:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, 0, group=self.group)
-        return box[0]
-
-    def close(self) -> None:
-        """Collective."""
-        if self.group is not None:
-            dist.destroy_process_group(self.group)
-            self.group = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +44,9 @@ class Survey:
     """The newest one without damage."""
     damaged: Mapping[Path, list[str]] = field(default_factory=dict)
     """Newer ones, with their problems."""
+
+
+NOTHING_FOUND = Survey(None)
 
 
 def verify(path: Path, ranks: Ranks) -> Found:
@@ -161,8 +130,47 @@ class Source:
     """What decides the state, in values that JSON can hold."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that is on the disk."""
+
+    path: Path
+    seconds: float
+    """From its beginning until now."""
+    staging_seconds: float
+    """The part of them in which the caller waited for copies."""
+
+
+class Staging:
+    """Copies in the CPU's memory, which is used again for the next ones."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of ``tensors``; those that it returned before are overwritten."""
+        copies, on_gpu = {}, False
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                copies[name] = BlockingAsyncStager().stage({name: tensor})[name]
+                continue
+            buffer = self._buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
+            on_gpu |= tensor.is_cuda
+        if on_gpu:
+            torch.cuda.synchronize()
+        self._buffers = copies
+        return copies
+
+
 class CheckpointDirectory:
-    """Where a job's checkpoints are written; one process group's ranks use it together."""
+    """Where a job's checkpoints are written; all its ranks use it together.
+
+    A thread of each rank writes, from copies, one checkpoint at a time. Meanwhile ``ranks`` is the
+    thread's.
+    """
 
     def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
         """Takes over the directory: nobody else may write there. ``keep``: how many to keep."""
@@ -171,8 +179,10 @@ class CheckpointDirectory:
         self._source = source
         self._keep = keep
         self._sequence = 0
+        self._staging = Staging()
+        self._save: BackgroundCall[None] | None = None
 
-    def open(self, survey: Survey) -> None:
+    def open(self, survey: Survey = NOTHING_FOUND) -> None:
         """Set aside what is damaged, and remove what interrupted saves left. Collective."""
         problem = None
         if self._ranks.rank == 0:
@@ -188,24 +198,60 @@ class CheckpointDirectory:
         if problem:
             raise MpiddpError(f"the checkpoints in {self.path} cannot be put in order: {problem}")
 
-    def write(
-        self, step: int, tensors: Mapping[str, torch.Tensor], accuracy: float | None = None
-    ) -> Path:
-        """Write a checkpoint, and remove those that need not be kept. Collective.
+    def start(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        accuracy: float | None = None,
+        tell: Callable[[Written], None] = lambda _: None,
+    ) -> None:
+        """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
-        Raises OSError, on all ranks alike; the older checkpoints are whole then, and nothing is
-        left of this one.
+        Waits for the one before. Older ones that need not be kept are removed at the end.
+        ``accuracy``: on the test samples. ``tell`` is called on rank 0, in a thread, once the
+        checkpoint is on the disk.
+
+        Raises OSError, on all ranks alike, where the one before could not be written.
         """
+        self.wait()
+        begin = time.monotonic()
+        staged = self._staging.copy(tensors)
+        staging = time.monotonic() - begin
+
+        def write() -> None:
+            path = self._write(step, staged, accuracy)
+            if self._ranks.rank == 0:
+                tell(Written(path, time.monotonic() - begin, staging))
+
+        self._save = BackgroundCall(write)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._save is not None and not self._save.is_done
+
+    def wait(self) -> None:
+        """Wait until what was begun is on the disk. Collective.
+
+        Raises OSError, on all ranks alike, where it could not be written: the older checkpoints are
+        whole then, and nothing is left of this one.
+        """
+        save, self._save = self._save, None
+        if save is not None:
+            save.finish()
+
+    def _write(
+        self, step: int, tensors: Mapping[str, torch.Tensor], accuracy: float | None
+    ) -> Path:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._source.attempt)
         problem = None
         try:
-            mine = write_shards(partial, tensors, self._ranks.group)
-        except OSError as error:
+            parts = write_shards(partial, tensors, self._ranks)
+        except OSError:
             # On all ranks.
             self._discard(partial)
-            raise error
-        parts = self._ranks.gather(mine)
+            raise
         if self._ranks.rank == 0:
             try:
                 manifest = self._describe(step, parts, accuracy)

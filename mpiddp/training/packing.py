@@ -26,6 +26,11 @@ def pack(state: Any) -> dict[str, torch.Tensor]:
     return {**tensors, _SKELETON: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
 
+def is_structure(name: str) -> bool:
+    """Whether it is the structure that ``pack`` gave this name."""
+    return name == _SKELETON
+
+
 def unpack(tensors: Mapping[str, torch.Tensor]) -> Any:
     """What was packed. Raises KeyError or ValueError where a part is missing."""
     skeleton = json.loads(bytes(tensors[_SKELETON].numpy()))

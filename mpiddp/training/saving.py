@@ -9,19 +9,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mpiddp.errors import CheckpointError
+from mpiddp.errors import CheckpointError, MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.checkpoint import (
     CheckpointDirectory,
     Found,
-    Ranks,
     Source,
     Survey,
+    Written,
     find_demanded,
     find_newest,
 )
 from mpiddp.training.config import Configuration
 from mpiddp.training.preparation import Task
+from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import find_path
 from mpiddp.training.save_interval import NEVER, Interval, parse_interval
 from mpiddp.training.training_state import (
@@ -125,8 +126,6 @@ class Saver:
         self.directory = CheckpointDirectory(path, plan.ranks, source, configuration.keep)
         self._interval = parse_interval(configuration.save_every)
         self._last_time = time.monotonic()
-        self._saved: int | None = None
-        """The step of the last checkpoint."""
         self._agreement: StepAgreement | None = None
         self.directory.open(plan.survey)
 
@@ -138,8 +137,8 @@ class Saver:
         else:
             restored = self._load(found)
             self._say(describe_resumption(found, restored, self._task.failure_handler.attempt))
-        step = restored.position.step
-        if self._interval is not None and self._interval.seconds and self._task.can_pause:
+        if self._interval is not None and self._task.can_pause:
+            step = restored.position.step
             self._agreement = StepAgreement(self._task.session.device, step)
         return restored
 
@@ -162,7 +161,11 @@ class Saver:
         steps = self._interval.steps
         is_due = steps is not None and position.step % steps == 0
         if self._agreement is not None and self._agreement.is_due(position.step):
-            (is_due,) = self._agreement.meet(position.step, [self._is_time()])
+            wishes = [self._is_time(), self.directory.is_busy]
+            is_time, is_busy = self._agreement.meet(position.step, wishes)
+            is_due |= is_time
+            if not is_busy:
+                self._finish_write()
         if is_due:
             self._task.engine.guard.settle()
             # Of parameter servers: all gradients have arrived, and all ranks have the weights.
@@ -189,7 +192,7 @@ class Saver:
         done = position.epoch - 1
         is_due = is_last or self._is_epoch_due(interval, done)
         if interval.seconds is not None and not is_last:
-            is_due = self._ranks.broadcast(self._is_time())
+            is_due = self._task.session.broadcast(self._is_time())
         if is_due:
             self._write(position, EpochTotals.make(self._task.session.device))
 
@@ -210,16 +213,30 @@ class Saver:
         return seconds is not None and time.monotonic() - self._last_time >= seconds
 
     def _write(self, position: Position, epoch: EpochTotals) -> None:
-        begin = time.monotonic()
         accuracy = position.row.test_accuracy if position.row is not None else None
-        tensors = capture(self._task, position, epoch)
-        path = self.directory.write(position.step, tensors, accuracy)
         self._last_time = time.monotonic()
-        self._saved = position.step
-        self._say(f"Checkpoint written: {path} ({self._last_time - begin:.2f} s)")
+        tensors = capture(self._task, position, epoch)
+        self._finish_write()
+        self.directory.start(position.step, tensors, accuracy, self._tell)
+
+    def _finish_write(self) -> None:
+        try:
+            self.directory.wait()
+        except OSError as error:
+            raise MpiddpError(
+                f"a checkpoint in {self.directory.path} could not be written: {error}; the older "
+                "ones are as they were"
+            ) from None
+
+    def _tell(self, written: Written) -> None:
+        self._say(
+            f"Checkpoint written: {written.path} ({written.seconds:.2f} s, of which training "
+            f"waited {written.staging_seconds:.2f} s)"
+        )
 
     def close(self) -> None:
-        """Collective."""
+        """Wait until the last checkpoint is on the disk. Collective."""
+        self._finish_write()
         self._ranks.close()
 
     def _say(self, line: str) -> None:

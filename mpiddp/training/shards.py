@@ -6,26 +6,29 @@ so that nothing has to be unpickled but the list of them; what that may hold is 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import pickle
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from mpiddp.training.manifest import ALGORITHM, DamageError, File
+from mpiddp.training.packing import is_structure
+from mpiddp.training.ranks import Ranks
 
+BLOCK_BYTES = 1 << 20
+"""Smaller parts of a file are gathered before they are written."""
 _METADATA = ".metadata"
 _ALLOWED = frozenset(
     {
@@ -52,13 +55,15 @@ _ALLOWED = frozenset(
 class _Stream(io.RawIOBase):
     """A file that is digested while it is written, and on the disk once it is closed."""
 
-    def __init__(self, path: Path, files: dict[str, File]) -> None:
+    def __init__(self, path: Path, files: dict[str, File], digester: Executor) -> None:
+        """``files`` gets the file's size and digest, by its name."""
         super().__init__()
-        self._path = path
-        self._files = files
+        self._path, self._files, self._digester = path, files, digester
         self._file = path.open("wb", buffering=0)
         self._digest = hashlib.new(ALGORITHM)
         self._size = 0
+        self._small = bytearray()
+        """What was written in small parts and is not in the file yet."""
 
     def writable(self) -> bool:
         return True
@@ -68,13 +73,30 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            # A raw write may take only a part.
-            done += self._file.write(view[done:]) or 0
-        self._digest.update(view)
         self._size += len(view)
+        if len(view) < BLOCK_BYTES:
+            self._small += view
+            if len(self._small) >= BLOCK_BYTES:
+                self._flush_small()
+        else:
+            self._flush_small()
+            self._put(view)
         return len(view)
+
+    def _flush_small(self) -> None:
+        small, self._small = self._small, bytearray()
+        self._put(memoryview(small))
+
+    def _put(self, view: memoryview) -> None:
+        # Both let go of the interpreter's lock. The memory is the caller's: wait for both.
+        digested = self._digester.submit(self._digest.update, view)
+        try:
+            done = 0
+            while done < len(view):
+                # A raw write may take only a part.
+                done += self._file.write(view[done:]) or 0
+        finally:
+            digested.result()
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -82,17 +104,19 @@ class _Stream(io.RawIOBase):
     def close(self) -> None:
         if not self._file.closed:
             try:
+                self._flush_small()
                 os.fsync(self._file.fileno())
+                self._files[self._path.name] = File(self._size, self._digest.hexdigest())
             finally:
                 self._file.close()
-            self._files[self._path.name] = File(self._size, self._digest.hexdigest())
         super().close()
 
 
 class _Files(FileSystem):
     """torch's file system, whose new files are digested."""
 
-    def __init__(self) -> None:
+    def __init__(self, digester: Executor) -> None:
+        self._digester = digester
         self.files: dict[str, File] = {}
         """What was written here, by name."""
 
@@ -102,8 +126,7 @@ class _Files(FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        stream = _Stream(Path(path), self.files)
-        with stream:
+        with _Stream(Path(path), self.files, self._digester) as stream:
             yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
@@ -118,27 +141,65 @@ class _Writer(FileSystemWriter):
         return StorageMeta()
 
 
-def write_shards(
-    directory: Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
-) -> dict[str, File]:
-    """Write each tensor once, whichever ranks hold it; returns the files of this rank.
+@contextmanager
+def _without_checksums() -> Iterator[None]:
+    """torch.save adds checksums of its own, which take longer than the digest."""
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
 
-    Collective over ``group``; without one this process is alone. ``directory`` exists and is empty.
-    Raises OSError, on all ranks if on any.
+
+def write_shards(
+    directory: Path, tensors: Mapping[str, torch.Tensor], ranks: Ranks
+) -> list[dict[str, File]]:
+    """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
+
+    ``directory`` is made. Collective. Raises OSError, on all ranks if on any.
     """
-    # One thread: torch loses an error of the others.
-    writer = _Writer(directory, sync_files=False, thread_count=1, overwrite=False)
-    files = writer.fs = _Files()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        try:
-            save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
-        except CheckpointException as error:
-            rank, failure = next(iter(sorted(error.failures.items())))
-            cause = failure[0]
-            number = getattr(cause, "errno", None)
-            raise OSError(number or 0, f"rank {rank}: {cause}") from None
-    return files.files
+    writer = _Writer(directory, sync_files=False, overwrite=False)
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(tensors), StorageMeta(), ranks.rank == 0)
+    writer.set_up_storage_writer(ranks.rank == 0)
+    problem = _attempt(lambda: directory.mkdir(parents=True)) if ranks.rank == 0 else None
+    _raise_first([ranks.broadcast(problem)])
+    local = ranks.collect(writer.prepare_local_plan(planner.create_local_plan()))
+    metadata, plans = None, list[Any]()
+    if ranks.rank == 0:
+        plans, metadata = planner.create_global_plan(local)
+        plans = writer.prepare_global_plan(plans)
+    plan = planner.finish_plan(ranks.scatter(plans))
+    with ThreadPoolExecutor(1, "mpiddp-digest") as digester, _without_checksums():
+        files = writer.fs = _Files(digester)
+        results: Any = []
+
+        def write() -> None:
+            results.extend(writer.write_data(plan, planner).value())
+
+        problem = _attempt(write)
+        _raise_first(ranks.gather(problem))
+        written = ranks.collect(results)
+        if metadata is not None:
+            problem = _attempt(lambda: writer.finish(metadata, written))
+        _raise_first([ranks.broadcast(problem)])
+    return ranks.collect(files.files)
+
+
+def _attempt(work: Callable[[], object]) -> tuple[int, str] | None:
+    """The number and text of an OSError."""
+    try:
+        work()
+    except OSError as error:
+        return error.errno or errno.EIO, str(error)
+    return None
+
+
+def _raise_first(problems: list[tuple[int, str] | None]) -> None:
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise OSError(problem[0], f"rank {rank}: {problem[1]}")
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -186,10 +247,42 @@ def read_shards(directory: Path, prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
+def load_into(
+    directory: Path, prefix: str, targets: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """As ``read_shards``, but into those of ``targets`` that have a tensor's name and shape.
+
+    Targets may be sharded over ranks. Raises KeyError where the checkpoint lacks one of them, and
+    ValueError where it has another shape.
+    """
+    stored = {
+        name.removeprefix(prefix): each
+        for name, each in read_metadata(directory).state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
+    }
+    found = {}
+    for name, each in stored.items():
+        target = targets.get(name)
+        if target is None or is_structure(name):
+            target = torch.empty(each.size, dtype=each.properties.dtype)
+        elif target.shape != each.size:
+            raise ValueError(f"{name}: expected {tuple(target.shape)}, found {tuple(each.size)}")
+        found[name] = target
+    missing = sorted(targets.keys() - found.keys())
+    if missing:
+        raise KeyError(f"{missing[0]} is not in it")
+    load_shards(directory, {f"{prefix}{name}": each for name, each in found.items()})
+    return found
+
+
 def load_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Read into these tensors, of which some may be sharded over ranks. Not collective."""
     if not tensors:
         return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load(tensors, storage_reader=_Reader(directory), no_dist=True)
+    reader, planner = _Reader(directory), DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner(tensors, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    local = reader.prepare_local_plan(planner.create_local_plan())
+    (plan,) = reader.prepare_global_plan(planner.create_global_plan([local]))
+    reader.read_data(planner.finish_plan(plan), planner).wait()

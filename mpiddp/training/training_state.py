@@ -12,12 +12,10 @@ function of the step, and the order of samples one of seed, epoch and position.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -26,6 +24,7 @@ from mpiddp.training.checkpoint import Found
 from mpiddp.training.metrics import Row, Totals
 from mpiddp.training.packing import pack, unpack
 from mpiddp.training.preparation import Task, mix_seed
+from mpiddp.training.random_state import read_generators, set_generators
 from mpiddp.training.shards import read_shards
 
 
@@ -80,7 +79,7 @@ def capture(task: Task, position: Position, epoch: EpochTotals) -> dict[str, tor
         parts["progress"] = pack(asdict(position))
     own = {
         "buffers": {} if is_first else dict(module.named_buffers()),
-        "random": _read_generators(session.device),
+        "random": read_generators(session.device),
         "sums": epoch.totals.sums,
         "seconds": epoch.seconds,
         "load_seconds": epoch.load_seconds,
@@ -132,7 +131,7 @@ def _restore(task: Task, found: Found) -> Restored:
     if is_same_world:
         own = read(f"rank-{rank}")
         _copy_buffers(module, own["buffers"])
-        _set_generators(own["random"], device)
+        set_generators(own["random"], device)
         epoch.totals.sums.copy_(own["sums"])
         epoch.seconds, epoch.load_seconds = own["seconds"], own["load_seconds"]
     else:
@@ -150,30 +149,6 @@ def _copy_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> Non
     for name, buffer in module.named_buffers():
         if name in buffers:
             buffer.copy_(buffers[name])
-
-
-def _read_generators(device: torch.device) -> dict[str, Any]:
-    numbers = np.random.get_state(legacy=False)
-    assert isinstance(numbers, dict)
-    key = torch.from_numpy(numbers["state"]["key"].astype(np.int64))
-    version, internal, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": {**numbers, "state": {"key": key, "pos": int(numbers["state"]["pos"])}},
-        "random": [version, torch.tensor(internal, dtype=torch.int64), gauss],
-    }
-
-
-def _set_generators(state: Mapping[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
-    numbers = dict(state["numpy"])
-    key = numbers["state"]["key"].numpy().astype(np.uint32)
-    np.random.set_state({**numbers, "state": {"key": key, "pos": numbers["state"]["pos"]}})
-    version, internal, gauss = state["random"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
 
 
 def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:

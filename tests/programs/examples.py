@@ -6,6 +6,7 @@ import inspect
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,14 +46,18 @@ def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
         "Path": Path,
         "algorithm": "rong",
         "batches": range(3),
+        "checkpointer": SimpleNamespace(restore=lambda: None),
         "compute": lambda batch, gradients: gradients.fill_(batch),
         "compute_something_else": lambda: None,
         "model": net,
         "mpiddp": mpiddp,
         "net": net,
+        "optimizer": torch.optim.SGD(net.parameters()),
         "session": session,
+        "steps": 500,
         "time": time,
         "torch": torch,
+        "train": lambda step: None,
     }
 
 

@@ -35,12 +35,13 @@ def test_help_shows_each_public_name_and_an_example_of_it():
 
 
 @pytest.mark.mpi
-def test_the_examples_run(pool):
+def test_the_examples_run(pool, tmp_path):
     names = [name for name in mpiddp.__all__ if name not in examples.STARTS]
-    printed = pool("openmpi", 2).call(examples.run, *names).stdout
+    printed = pool("openmpi", 2).call(examples.run, *names, cwd=tmp_path).stdout
     # What an example does not catch would have ended the pool.
     expected = ("my-own is wrong: ", "1 nodes", "shared-memory")
     assert [words for words in expected if words not in printed[0]] == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-500"]
 
 
 def test_the_examples_that_start_a_launch_run():

@@ -1,0 +1,201 @@
+"""Checkpoints for anybody's training script."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from mpiddp.errors import CheckpointError, ConfigurationError
+from mpiddp.training.checkpoint import CheckpointDirectory, Found, Source, find_newest
+from mpiddp.training.packing import is_structure, pack, unpack
+from mpiddp.training.random_state import read_generators, set_generators
+from mpiddp.training.ranks import Ranks
+from mpiddp.training.shards import load_into, read_shards
+
+
+class Stateful(Protocol):
+    """A learning-rate schedule, a loss scaler, a data loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it needs to go on."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Go on from there."""
+
+
+class Checkpointer:
+    """Checkpoints of a script's own training, on one process or on all ranks, with DDP or FSDP.
+
+        with mpiddp.Checkpointer("checkpoints", model, optimizer) as checkpointer:
+            state = checkpointer.restore() or {"step": 0}
+            for step in range(state["step"] + 1, steps + 1):
+                train(step)
+                if step % 500 == 0:
+                    checkpointer.save(step)
+
+    A checkpoint is written by a thread, while training goes on, and is there whole or not at all.
+    It holds the model, the optimizer, the random state of torch, NumPy and ``random`` on each rank,
+    and ``more``. All of its files are verified before one is read. It can be read by another
+    number of ranks: each new rank then keeps its random state, and has rank 0's ``more``.
+
+    All ranks make the same calls.
+
+    Args:
+        directory: where checkpoints are, ``step-<n>/`` each; nobody else writes there.
+        model: as it is trained: plain, in DistributedDataParallel, or sharded by FSDP.
+        optimizer: the model's.
+        keep: how many of the newest checkpoints to keep.
+        more: what else has ``state_dict`` and ``load_state_dict``: a learning-rate schedule, a loss
+            scaler, a data loader. States consist of tensors, numbers, strings, bools and None in
+            dicts, lists and tuples.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        keep: int = 2,
+        **more: Stateful,
+    ) -> None:
+        """Collective."""
+        if keep < 1:
+            raise ConfigurationError(f"keep: expected 1 or more, found {keep}")
+        self._model, self._optimizer, self._more = model, optimizer, more
+        self._ranks = Ranks()
+        self._device = next(model.parameters()).device
+        attempt = self._ranks.broadcast(secrets.token_hex(4))
+        self._directory = CheckpointDirectory(
+            Path(directory), self._ranks, Source(attempt, {}), keep
+        )
+        self._is_open = False
+
+    def save(self, step: int, **values: Any) -> None:
+        """Begin a checkpoint of this moment, between two steps; training can go on at once.
+
+        Waits where the one before is not on the disk yet. ``values``: what ``restore`` is to
+        return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
+
+        Raises OSError, on all ranks, where the one before could not be written.
+        """
+        self._open()
+        self._directory.start(step, self._capture({**values, "step": step}))
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk.
+
+        Raises OSError, on all ranks, where it could not be written; the older ones are whole then.
+        """
+        self._directory.wait()
+
+    def restore(self) -> dict[str, Any] | None:
+        """Go on from the newest valid checkpoint: ``step``, and what else ``save`` was given.
+
+        Returns None where there is no checkpoint yet. A damaged one is set aside, and the next
+        older one is taken. Call it before the first step, once the model is in DDP or sharded.
+
+        Raises CheckpointError, on all ranks, where there are checkpoints but none that can be used.
+        """
+        self._directory.wait()
+        survey = find_newest(self._directory.path, self._ranks)
+        self._directory.open(survey)
+        self._is_open = True
+        if survey.newest is None:
+            return None
+        problem, state = None, None
+        try:
+            state = self._load(survey.newest)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            problem = f"the checkpoint {survey.newest.path} does not fit: {error}"
+        problems = [each for each in self._ranks.gather(problem) if each]
+        if problems:
+            raise CheckpointError(problems[0])
+        return state
+
+    def close(self) -> None:
+        """Wait for the last checkpoint; there are no more."""
+        self._directory.wait()
+        self._ranks.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._directory.open()
+            self._is_open = True
+
+    def _capture(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        rank = self._ranks.rank
+        buffers = self._read_buffers()
+        parts = {
+            "model": pack(get_model_state_dict(self._model)),
+            "optimizer": pack(get_optimizer_state_dict(self._model, self._optimizer)),
+        }
+        if rank == 0:
+            parts["values"] = pack(dict(values))
+        else:
+            # One text for all; and ranks may have other running averages than rank 0.
+            parts["model"] = {
+                name: each for name, each in parts["model"].items() if name not in buffers
+            }
+            parts = {
+                part: {name: each for name, each in found.items() if not is_structure(name)}
+                for part, found in parts.items()
+            }
+        own = {
+            "buffers": buffers,
+            "random": read_generators(self._device),
+            "more": {name: each.state_dict() for name, each in self._more.items()},
+        }
+        parts[f"rank-{rank}"] = pack(own)
+        return {
+            f"{part}.{name}": each for part, found in parts.items() for name, each in found.items()
+        }
+
+    def _read_buffers(self) -> dict[str, torch.Tensor]:
+        model = self._model
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        return dict(inner.named_buffers())
+
+    def _load(self, found: Found) -> dict[str, Any]:
+        model = get_model_state_dict(self._model)
+        loaded = load_into(found.path, "model.", pack(model))
+        set_model_state_dict(self._model, unpack(loaded))
+        optimizer = get_optimizer_state_dict(self._model, self._optimizer)
+        loaded = load_into(found.path, "optimizer.", pack(optimizer))
+        set_optimizer_state_dict(self._model, self._optimizer, unpack(loaded))
+        is_same_world = found.manifest.world == self._ranks.size
+        own = unpack(read_shards(found.path, f"rank-{self._ranks.rank if is_same_world else 0}."))
+        for name, each in self._more.items():
+            each.load_state_dict(own["more"][name])
+        if is_same_world:
+            for name, buffer in self._read_buffers().items():
+                buffer.copy_(own["buffers"][name])
+            set_generators(own["random"], self._device)
+        values: dict[str, Any] = unpack(read_shards(found.path, "values."))
+        return values

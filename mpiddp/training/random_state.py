@@ -1,0 +1,36 @@
+"""The random generators of torch, NumPy and ``random``, of one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def read_generators(device: torch.device) -> dict[str, Any]:
+    """The state of each, between two draws; ``device`` is this rank's."""
+    numbers = np.random.get_state(legacy=False)
+    assert isinstance(numbers, dict)
+    key = torch.from_numpy(numbers["state"]["key"].astype(np.int64))
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": {**numbers, "state": {"key": key, "pos": int(numbers["state"]["pos"])}},
+        "random": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+    }
+
+
+def set_generators(state: Mapping[str, Any], device: torch.device) -> None:
+    """Go on as ``read_generators`` found them."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+    numbers = dict(state["numpy"])
+    key = numbers["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**numbers, "state": {"key": key, "pos": numbers["state"]["pos"]}})
+    version, internal, gauss = state["random"]
+    random.setstate((version, tuple(internal.tolist()), gauss))

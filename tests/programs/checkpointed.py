@@ -1,0 +1,85 @@
+"""Somebody's training loop, with mpiddp.Checkpointer."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import mpiddp
+
+
+def make_model(kind: str) -> nn.Module:
+    torch.manual_seed(5)
+    net = nn.Sequential(
+        nn.Linear(12, 33), nn.BatchNorm1d(33), nn.Dropout(0.2), nn.ReLU(), nn.Linear(33, 7)
+    )
+    if kind == "ddp":
+        # So that its buckets are the same ones from the first step on.
+        return DistributedDataParallel(net, find_unused_parameters=True)
+    if kind == "fsdp":
+        fully_shard(net)
+    return net
+
+
+def train(session: mpiddp.Session, folder: Path, kind: str, steps: int) -> dict[str, Any]:
+    """Go on from the newest checkpoint in ``folder``, up to this step; the state then."""
+    torch.set_num_threads(1)
+    model = make_model(kind)
+    torch.manual_seed(session.world.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=20)
+    with mpiddp.Checkpointer(folder, model, optimizer, schedule=schedule) as checkpointer:
+        state = checkpointer.restore() or {"step": 0, "losses": []}
+        begun, losses = state["step"], state["losses"]
+        for step in range(begun + 1, steps + 1):
+            # The samples' numbers follow from the step; dropout draws from the generator.
+            samples = torch.Generator().manual_seed(100 * step + session.world.rank)
+            loss = model(torch.randn(6, 12, generator=samples)).square().mean()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            checkpointer.save(step, losses=losses)
+    return {
+        "begun": begun,
+        "losses": losses if session.world.rank == 0 else None,
+        "rate": schedule.get_last_lr(),
+        "random": torch.rand(3).tolist(),
+        "state": digest(model, optimizer),
+    }
+
+
+def load(session: mpiddp.Session, folder: Path, kind: str) -> tuple[int, str]:
+    """The step of the newest checkpoint, and a digest of its state, whatever wrote it."""
+    model = make_model(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.5)
+    with mpiddp.Checkpointer(folder, model, optimizer) as checkpointer:
+        state = checkpointer.restore()
+    assert state is not None
+    return state["step"], digest(model, optimizer)
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of all parameters, rank 0's buffers, and the optimizer's state. Collective."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    states = get_optimizer_state_dict(model, optimizer, options=options)
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        found.update(name.encode() + weights[name].contiguous().view(-1).numpy().tobytes())
+    for name, state in sorted(states.get("state", {}).items()):
+        for key in sorted(state):
+            found.update(f"{name} {key}".encode() + state[key].contiguous().numpy().tobytes())
+    return found.hexdigest()

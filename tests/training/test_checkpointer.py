@@ -1,0 +1,80 @@
+"""mpiddp.Checkpointer in a script of somebody's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpointed
+import mpiddp
+from mpiddp.training.manifest import list_checkpoints
+from pool import Pools
+
+KINDS = ("ddp", "fsdp")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_script_ends_as_the_uninterrupted_one(
+    kind: str, pool: Pools, tmp_path: Path
+) -> None:
+    ranks = pool("openmpi", 3)
+    whole = ranks.call(checkpointed.train, tmp_path / "whole", kind, 12).values
+    # After the first step, twice in between, and after the last.
+    for begun, cut in ((0, 1), (1, 5), (5, 12)):
+        found = ranks.call(checkpointed.train, tmp_path / "cut", kind, cut).values
+        assert [each["begun"] for each in found] == [begun] * 3
+    assert [{**each, "begun": 0} for each in found] == whole
+    again = ranks.call(checkpointed.train, tmp_path / "cut", kind, 12).values
+    assert [{**each, "begun": 0} for each in again] == whole
+    names = [path.name for path in list_checkpoints(tmp_path / "cut")]
+    assert names == ["step-12", "step-11"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_of_ranks_loads_the_same(kind: str, pool: Pools, tmp_path: Path) -> None:
+    written = pool("openmpi", 3).call(checkpointed.train, tmp_path, kind, 3).values
+    for ranks in (2, 1):
+        found = pool("openmpi", ranks).call(checkpointed.load, tmp_path, kind).values
+        assert found[0] == (3, written[0]["state"])
+
+
+def test_one_process_needs_no_launch(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpiddp.Checkpointer(tmp_path / "new", model, optimizer) as checkpointer:
+        assert checkpointer.restore() is None
+        checkpointer.save(7, note="é", samples=torch.arange(3))
+        before = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight += 1
+        checkpointer.wait()
+        state = checkpointer.restore()
+    assert state is not None
+    assert (state["step"], state["note"], state["samples"].tolist()) == (7, "é", [0, 1, 2])
+    assert torch.equal(model.weight, before)
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for size, error in ((2, None), (3, mpiddp.CheckpointError)):
+        model = torch.nn.Linear(size, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+            if error is None:
+                checkpointer.save(1)
+            else:
+                with pytest.raises(error, match=r"weight: expected \(2, 3\), found \(2, 2\)"):
+                    checkpointer.restore()
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer,
+        pytest.raises(mpiddp.ConfigurationError, match=r"state note: .* found set"),
+    ):
+        checkpointer.save(1, note={1, 2})
