@@ -8,6 +8,7 @@ handler takes it. TERM is not blocked, since children are ended by it.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterable
@@ -42,12 +43,20 @@ class PreemptionSignals:
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 
     def listen(self, numbers: Iterable[signal.Signals]) -> None:
-        """Note these signals from now on, and those that came meanwhile; call it once.
+        """Note these signals from now on, and those that came meanwhile.
 
-        Others have their usual effect. Call it from the main thread.
+        Others have their usual effect, and so have those for which there is another handler; TERM
+        may be handed to `take` by it. Call it from the main thread.
         """
+        if self._numbers:
+            return
         self._numbers = tuple(numbers)
-        waited = BLOCKED & set(self._numbers)
+        usual = (signal.SIG_DFL, self._handle)
+        free = {number for number in self._numbers if signal.getsignal(number) in usual}
+        waited = BLOCKED & free
+        if signal.SIGTERM in free:
+            signal.signal(signal.SIGTERM, self._handle)
+            os.register_at_fork(after_in_child=self._forget_termination)
         for number in waited:
             signal.signal(number, self._handle)
         signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -85,3 +94,6 @@ class PreemptionSignals:
 
     def _handle(self, number: int, frame: object) -> None:
         self._note(number)
+
+    def _forget_termination(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.training.checkpoint import CheckpointDirectory, Found, Source, find_newest
 from mpiddp.training.packing import is_structure, pack, unpack
+from mpiddp.training.preemption import Preemption, begin_preemption
 from mpiddp.training.random_state import read_generators, set_generators
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.shards import load_into, read_shards
@@ -84,6 +85,27 @@ class Checkpointer:
             Path(directory), self._ranks, Source(attempt, {}), keep
         )
         self._is_open = False
+        self._preemption: Preemption | None = None
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the cluster asks the job to make way: USR2, USR1 or TERM has reached a rank.
+
+        All ranks read it equally often, at the same places, such as after each step; they see the
+        same. Where it is true, save, close, and leave with exit code 75:
+
+            if checkpointer.preempted:
+                checkpointer.save(step)
+                checkpointer.close()
+                raise SystemExit(75)
+
+        From the first look on these signals do not end the process, unless the script has handlers
+        of its own. They are blocked in what it starts, such as data workers. Look from the main
+        thread.
+        """
+        if self._preemption is None:
+            self._preemption = begin_preemption(self._ranks.rank, self._ranks.size)
+        return self._preemption.is_due()
 
     def save(self, step: int, **values: Any) -> None:
         """Begin a checkpoint of this moment, between two steps; training can go on at once.
@@ -129,6 +151,8 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the last checkpoint; there are no more."""
+        if self._preemption is not None:
+            self._preemption.close()
         self._directory.wait()
         self._ranks.close()
 

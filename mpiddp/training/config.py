@@ -126,6 +126,10 @@ class Configuration:
     straggler: str | None = None
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
+    on_save_error: Literal["continue", "stop"] = "continue"
+    """Where a checkpoint cannot be written: go on without it, or end the run. The last one must be
+    written."""
+
     preempt_signal: str = "USR2,USR1,TERM"
     """Signals after which all ranks make a checkpoint and leave with exit code 75: USR2, USR1 and
     TERM, or some of them."""

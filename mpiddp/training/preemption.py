@@ -10,13 +10,15 @@ decision, so that nobody passes that place meanwhile; and nobody has passed it b
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 from mpiddp.errors import PeerLostError
-from mpiddp.launch.preemption_signals import PreemptionSignals
+from mpiddp.launch.preemption_signals import SIGNALS, PreemptionSignals
+from mpiddp.launch.session import find_session
 
 PERIOD = 0.25
 """Seconds between two looks for a signal."""
@@ -135,3 +137,27 @@ class Preemption:
         if store.add(self._key(COUNT), 1) == size:
             found = store.multi_get([self._key(rank) for rank in range(size)])
             store.set(self._key(DECISION), str(max(map(float, found)) + 1))
+
+
+def begin_preemption(rank: int, size: int) -> Preemption:
+    """Listen to the signals in a script, until its session is closed; collective.
+
+    ``rank`` and ``size``: of torch.distributed's default group.
+    """
+    session = find_session()
+    signals = session.signals if session is not None else None
+    if signals is None:
+        signals = PreemptionSignals()
+    signals.listen(SIGNALS.values())
+    store = session.store if session is not None else None
+    if store is None and size > 1:
+        # A script of torchrun's. There is no public way to the store that it has made.
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store = _get_default_store()
+    preemption = Preemption(signals, Peers(rank, size, store))
+    if session is not None:
+        session.at_close(preemption.close)
+    else:
+        atexit.register(preemption.close)
+    return preemption

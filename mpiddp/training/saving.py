@@ -126,6 +126,8 @@ class Saver:
         self.directory = CheckpointDirectory(path, plan.ranks, source, configuration.keep)
         self._interval = parse_interval(configuration.save_every)
         self._last_time = time.monotonic()
+        self._saved: int | None = None
+        """The step of the last checkpoint that was begun, unless it could not be written."""
         self._agreement: StepAgreement | None = None
         self.directory.open(plan.survey)
 
@@ -174,14 +176,17 @@ class Saver:
             self._write(position, epoch)
 
     def save(self, position: Position, epoch: EpochTotals) -> None:
-        """Make a checkpoint now, between two steps, unless there is one of this step already."""
+        """Make a checkpoint now, between two steps, unless there is one of this step already.
+
+        It is on the disk then. Raises MpiddpError where it could not be written.
+        """
         self._task.engine.guard.settle()
-        if self._saved == position.step:
-            return
-        if position.samples:
-            self._task.engine.update.finish_epoch()
-            self._task.engine.update.settle()
-        self._write(position, epoch)
+        if self._saved != position.step:
+            if position.samples:
+                self._task.engine.update.finish_epoch()
+                self._task.engine.update.settle()
+            self._write(position, epoch)
+        self._finish_write(is_last=True)
 
     def after_epoch(self, position: Position, *, is_last: bool) -> None:
         """Make a checkpoint if one is due: ``position`` is where the next epoch begins."""
@@ -218,15 +223,25 @@ class Saver:
         tensors = capture(self._task, position, epoch)
         self._finish_write()
         self.directory.start(position.step, tensors, accuracy, self._tell)
+        self._saved = position.step
 
-    def _finish_write(self) -> None:
+    def _finish_write(self, *, is_last: bool = False) -> None:
+        """Wait until what was begun is on the disk. Collective.
+
+        Raises MpiddpError where it could not be written, unless training is to go on: not after
+        the last one, since nothing would be left of the steps since the one before.
+        """
         try:
             self.directory.wait()
         except OSError as error:
-            raise MpiddpError(
+            self._saved = None
+            text = (
                 f"a checkpoint in {self.directory.path} could not be written: {error}; the older "
                 "ones are as they were"
-            ) from None
+            )
+            if is_last or self._task.configuration.on_save_error == "stop":
+                raise MpiddpError(text) from None
+            self._say(f"mpiddp: {text}, and training goes on")
 
     def _tell(self, written: Written) -> None:
         self._say(
@@ -236,7 +251,7 @@ class Saver:
 
     def close(self) -> None:
         """Wait until the last checkpoint is on the disk. Collective."""
-        self._finish_write()
+        self._finish_write(is_last=True)
         self._ranks.close()
 
     def _say(self, line: str) -> None:

@@ -171,8 +171,8 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
 _FIXED = ("data", "samples", "model", "optimizer", "seed")
 _FREE = (
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
-    "resume", "preempt_signal", "on_nan", "on_bad_sample", "backend", "interface", "timeout",
-    "allow_shared_gpu", "overlap", "lifeline_timeout", "bind", "stall_timeout", "log_dir",
-    "console", "label",
+    "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "backend",
+    "interface", "timeout", "allow_shared_gpu", "overlap", "lifeline_timeout", "bind",
+    "stall_timeout", "log_dir", "console", "label",
 )  # fmt: skip
 """Options that leave the numbers as they are."""

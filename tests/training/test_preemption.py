@@ -258,3 +258,26 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
         rows = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
         assert [json.loads(row)["epoch"] for row in rows] == list(range(1, 61))
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", ["USR1", pytest.param("TERM", marks=pytest.mark.long)])
+def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
+    program = launchers.ROOT / "tests/programs/making_way.py"
+    arguments = ["-m", "mpiddp", program]
+    with launchers.start(OPENMPI, 2, [*arguments, "100000"], timeout=90, cwd=tmp_path) as job:
+        job.until(lambda: job.stdout().count("begins after step 0") == 2, "both ranks to begin")
+        # USR1 may come before the script has looked for the first time.
+        time.sleep(0.5 if name == "TERM" else 0)
+        os.kill(job.ranks()[1], signal.Signals[f"SIG{name}"])
+        result = job.wait()
+    assert result.returncode == 75, result
+    stops = re.findall(r"rank (\d) stops after step (\d+)", result.stdout)
+    assert sorted(rank for rank, _ in stops) == ["0", "1"]
+    assert len({step for _, step in stops}) == 1
+    step = stops[0][1]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{step}"]
+    again = launchers.run(OPENMPI, 2, [*arguments, str(int(step) + 3)], timeout=90, cwd=tmp_path)
+    assert again.returncode == 0, again
+    assert again.stdout.count(f"begins after step {step}\n") == 2
