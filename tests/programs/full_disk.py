@@ -1,0 +1,81 @@
+"""The trainer on a disk that is full after its first checkpoint, until two saves have failed.
+
+python full_disk.py DIRECTORY OPTION…   where DIRECTORY is the disk
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from mpiddp.training.manifest import find_problems, read_manifest
+
+FAILURES = 2
+disk = Path(sys.argv[1])
+
+
+def fill() -> None:
+    with (disk / "ballast").open("ab", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def describe(began: float) -> str:
+    """What a rank finds when it hears of a save that failed."""
+    folder = disk / "runs/run/checkpoints"
+    paths = sorted(folder.iterdir())
+    problems = [find_problems(path, read_manifest(path), 0, 1) for path in paths]
+    return json.dumps(
+        {
+            "seconds": time.monotonic() - began,
+            "names": [path.name for path in paths],
+            "problems": problems,
+        }
+    )
+
+
+def main() -> None:
+    from mpiddp.train import main as train
+    from mpiddp.training.checkpoint import CheckpointDirectory
+
+    sys.argv[1:] = [*sys.argv[2:], "--runs-dir", str(disk / "runs")]
+    start, wait = CheckpointDirectory.start, CheckpointDirectory.wait
+    began, failures = 0.0, 0
+
+    def begin(self: CheckpointDirectory, *arguments: Any) -> None:
+        nonlocal began
+        start(self, *arguments)
+        began = time.monotonic()
+
+    def finish(self: CheckpointDirectory) -> None:
+        nonlocal failures
+        has_save = self._save is not None
+        try:
+            wait(self)
+        except OSError:
+            failures += 1
+            print(f"rank {self._ranks.rank} hears: {describe(began)}", flush=True)
+            if failures == FAILURES and self._ranks.rank == 0:
+                os.unlink(disk / "ballast")
+            raise
+        if has_save and self._ranks.rank == 0 and not failures and not (disk / "ballast").exists():
+            fill()
+
+    with (
+        mock.patch.object(CheckpointDirectory, "start", begin),
+        mock.patch.object(CheckpointDirectory, "wait", finish),
+    ):
+        train()
+
+
+if __name__ == "__main__":
+    main()
