@@ -37,7 +37,8 @@ def read_rows(directory: Path) -> list[dict[str, Any]]:
 def train_undisturbed(slurm: Submitter, folder: Path) -> list[dict[str, Any]]:
     """The rows of the same training in a job that nothing happens to."""
     folder.mkdir()
-    job = slurm.run(*ON_TWO_NODES, f"--chdir={folder}", f"{JOBS}/train.sbatch", *TRAINING)
+    identity = slurm.submit(*ON_TWO_NODES, f"--chdir={folder}", f"{JOBS}/train.sbatch", *TRAINING)
+    [job] = slurm.wait(identity, SECONDS)
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
     return read_rows(folder)
 

@@ -15,7 +15,11 @@ import launchers
 from facts import messages
 from mpiddp.launch.failure.outcome import read_outcome
 
-LONG = ("--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run")
+# Signals that are not named make no checkpoint, but end the run.
+LONG = (
+    "--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run",
+    "--preempt-signal", "USR2",
+)  # fmt: skip
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
 

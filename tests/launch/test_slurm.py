@@ -374,7 +374,9 @@ def test_a_cancelled_run_says_so(slurm_cluster, tmp_path):
         slurm_cluster.ask("scancel", "--name=cancelled")
         job.wait()
     outcome = read_outcome(tmp_path / "runs" / "run")
-    assert outcome is not None and outcome["code"] == 128 + signal.SIGTERM
+    # It makes way, as at a signal before the time limit; Slurm lets it write its checkpoint.
+    assert outcome is not None and outcome["code"] == 75
+    assert "SIGTERM reached rank" in outcome["reason"]
     assert outcome["step"] > 0
 
 
