@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
+from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
@@ -92,19 +92,14 @@ def train(
     saver.close()
     if preempted is not None:
         _say(session, str(preempted))
-        if run is not None:
-            failure_handler.finish(preempted.exit_code, str(preempted))
-            run.close()
+        _finish(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
     assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
         _say(session, metrics.describe_staleness(row.staleness))
     _say(session, metrics.describe_end(row.test_accuracy, configuration.epochs, seconds, path))
-    if run is not None:
-        failure_handler.finish()
-        # After a failure the run stays locked while the failure handler writes, until the end.
-        run.close()
+    _finish(run, failure_handler, SUCCESS, "done")
     return row
 
 
@@ -149,6 +144,16 @@ def _open_run(
         raise answer
     failure_handler.enter_run(*answer)
     return run
+
+
+def _finish(
+    run: RunDirectory | None, failure_handler: FailureHandler, code: int, reason: str
+) -> None:
+    """Write the outcome, on rank 0."""
+    if run is not None:
+        failure_handler.finish(code, reason)
+        # After a failure the run stays locked while the failure handler writes, until the end.
+        run.close()
 
 
 def _describe_start(task: Task) -> list[str]:
