@@ -29,9 +29,10 @@ def main() -> None:
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
-            from mpiddp.training.trainer import train
+            from mpiddp.training.trainer import evaluate_only, train
 
-            train(configuration, session, failure_handler)
+            work = evaluate_only if configuration.evaluate_only else train
+            work(configuration, session, failure_handler)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ metrics.jsonl    one row per epoch and attempt
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler
 checkpoints/     what the run can go on from (`mpiddp.training.checkpoint`)
+predictions.csv  of --evaluate-only, a row per sample
 lock             who holds the run now
 """
 
@@ -27,6 +28,7 @@ from mpiddp.training.config import Configuration, to_toml
 
 CONFIGURATION = "config.toml"
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = "lock"
 LONGEST_NAME = 199

@@ -23,7 +23,7 @@ from mpiddp.training.checkpoint import (
 from mpiddp.training.config import Configuration
 from mpiddp.training.preparation import Task
 from mpiddp.training.ranks import Ranks
-from mpiddp.training.run_directory import find_path
+from mpiddp.training.run_directory import CHECKPOINTS, find_path
 from mpiddp.training.save_interval import NEVER, Interval, parse_interval
 from mpiddp.training.training_state import (
     EpochTotals,
@@ -35,7 +35,6 @@ from mpiddp.training.training_state import (
     restore,
 )
 
-CHECKPOINTS = "checkpoints"
 AUTO = "auto"
 MEETING_SECONDS = 1.0
 """Between two agreements of all ranks."""

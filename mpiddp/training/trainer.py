@@ -20,7 +20,7 @@ from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
-from mpiddp.training import metrics, overlap, run_directory
+from mpiddp.training import evaluation, metrics, overlap, run_directory
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.malloc import keep_freed_memory
@@ -30,6 +30,7 @@ from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.weights import export_weights
 
 
 def train(
@@ -68,16 +69,32 @@ def train(
     row = _run_epochs(task, saver, begun)
     task.engine.update.close()
     saver.close()
+    _export(task)
     assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
         _say(session, metrics.describe_staleness(row.staleness))
     _say(session, metrics.describe_end(row.test_accuracy, configuration.epochs, seconds, path))
-    if run is not None:
-        failure_handler.finish()
-        # After a failure the run stays locked while the failure handler writes, until the end.
-        run.close()
+    _finish(run, failure_handler)
     return row
+
+
+def evaluate_only(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> metrics.Average:
+    """Write predictions for all test samples into a run's directory; collective.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    agree(configuration, session)
+    average, parts = evaluation.predict_all(configuration, session)
+    run = _open_run(configuration, session, failure_handler)
+    if run is not None:
+        path = run.path / evaluation.PREDICTIONS
+        evaluation.write_predictions(path, parts)
+        _say(session, evaluation.describe(average, path))
+    _finish(run, failure_handler)
+    return average
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> metrics.Average:
@@ -121,6 +138,27 @@ def _open_run(
         raise answer
     failure_handler.run_directory, failure_handler.attempt = answer
     return run
+
+
+def _finish(run: RunDirectory | None, failure_handler: FailureHandler) -> None:
+    if run is not None:
+        failure_handler.finish()
+        # After a failure the run stays locked while the failure handler writes, until the end.
+        run.close()
+
+
+def _export(task: Task) -> None:
+    path = task.configuration.export
+    if path is None:
+        return
+    problem = None
+    try:
+        export_weights(task.engine.module, path, task.session.world.rank)
+    except OSError as error:
+        problem = error.strerror
+    if problem := task.session.broadcast(problem):
+        raise ConfigurationError(f"export: cannot write {path}: {problem}")
+    _say(task.session, f"Weights written: {path}")
 
 
 def _describe_start(task: Task) -> list[str]:
