@@ -46,6 +46,10 @@ class RunDirectory:
     """File descriptor of the lock. Nothing else may open and close the file meanwhile: a POSIX
     lock goes with the first descriptor that its process closes."""
 
+    def is_current(self) -> bool:
+        """Whether no later attempt has taken the run over, as after a node was cut off."""
+        return _read_holder(self._lock).get("attempt") == self.attempt
+
     def close(self) -> None:
         os.close(self._lock)
 

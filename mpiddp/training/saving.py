@@ -25,7 +25,7 @@ from mpiddp.training.checkpoint import (
 from mpiddp.training.config import Configuration
 from mpiddp.training.preparation import Task
 from mpiddp.training.ranks import Ranks
-from mpiddp.training.run_directory import CHECKPOINTS, find_path
+from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
 from mpiddp.training.save_interval import NEVER, Interval, parse_interval
 from mpiddp.training.training_state import (
     EpochTotals,
@@ -117,15 +117,18 @@ class StepAgreement:
 class Saver:
     """Makes a training's checkpoints. All ranks call the same methods."""
 
-    def __init__(self, task: Task, plan: Plan, run: Path) -> None:
-        """``run``: the run's directory, which is this job's now. Collective."""
+    def __init__(self, task: Task, plan: Plan, run: RunDirectory | None) -> None:
+        """``run``: on rank 0. Collective."""
         self._task = task
         self._ranks = plan.ranks
         self._plan = plan
         configuration = task.configuration
-        path = _find_directory(configuration, run)
+        handler = task.failure_handler
+        path = _find_directory(configuration, handler.run_directory)
         assert path is not None
-        source = Source(f"attempt-{task.failure_handler.attempt}", name_values(configuration))
+        source = Source(f"attempt-{handler.attempt}", name_values(configuration))
+        if run is not None:
+            source = replace(source, is_current=run.is_current)
         self.directory = CheckpointDirectory(path, plan.ranks, source, configuration.keep)
         self._interval = parse_interval(configuration.save_every)
         self._last_time = time.monotonic()

@@ -61,7 +61,7 @@ def train(
     path = failure_handler.run_directory
     assert path is not None
     _say(session, *_describe_start(task))
-    saver = Saver(task, plan, path)
+    saver = Saver(task, plan, run)
     begun = saver.restore()
     failure_handler.step = begun.position.step or None
     if failure_handler.attempt > 1 and begun.position == Position():

@@ -360,6 +360,18 @@ def test_a_write_that_fails_leaves_the_older_ones(
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-3", "step-1"]
 
 
+def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    source = Source("attempt-0", {}, is_current=lambda: False)
+    directory = CheckpointDirectory(tmp_path, Ranks(), source, 1)
+    directory.open()
+    directory.start(1, {"step": torch.tensor(9)})
+    with pytest.raises(OSError, match="another attempt has taken the run over"):
+        directory.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert read_step(tmp_path / "step-1") == 1
+
+
 def test_each_file_is_on_the_disk_before_the_checkpoint_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import interrupted
+import trainings
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from pool import Pools
@@ -103,3 +104,23 @@ def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     ranks.call(interrupted.run, [*words, "--name", "cut"], [3, 8, 20], cwd=tmp_path)
     assert_equal_ends(tmp_path, "cut")
+
+
+@pytest.mark.mpi
+def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> None:
+    words, ranks = [*SMALL, "--epochs", "1", "--name", "lost"], pool("openmpi", 3)
+    ranks.call(interrupted.run, words, [3], False, cwd=tmp_path)
+    folder = tmp_path / "runs" / "lost" / "checkpoints"
+    newest = "runs/lost/checkpoints/step-3"
+    other = [*words, "--name", "other", "--resume", newest]
+    ranks.call(interrupted.run, other, [4], False, cwd=tmp_path)
+    changed = ranks.call(trainings.refuse, *other, "--seed", "1", cwd=tmp_path).values
+    assert all(said.startswith("5: ") and "(seed 0, now 1)" in said for said in changed)
+    for file in folder.glob("step-*/__1_0.distcp"):
+        file.unlink()
+    for options in (words, other):
+        for said in ranks.call(trainings.refuse, *options, cwd=tmp_path).values:
+            assert said.startswith("5: ") and "__1_0.distcp: is missing" in said
+    assert len(list(folder.iterdir())) == 2
+    ranks.call(interrupted.run, [*words, "--resume", "never"], [], cwd=tmp_path)
+    assert read_rows(tmp_path / "runs" / "lost")[-1]["step"] == 6
