@@ -46,10 +46,13 @@ def main() -> None:
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
-            from mpiddp.training.trainer import train
+            from mpiddp.training.trainer import evaluate_only, train
 
             try:
-                train(configuration, session, failure_handler, signals)
+                if configuration.evaluate_only:
+                    evaluate_only(configuration, session, failure_handler)
+                else:
+                    train(configuration, session, failure_handler, signals)
             except PreemptedError:
                 is_preempted = True
         # All ranks have closed the session.

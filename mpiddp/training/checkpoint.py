@@ -7,6 +7,7 @@ are compared before anything is read from them.
 
 from __future__ import annotations
 
+import errno
 import platform
 import shutil
 import time
@@ -128,6 +129,8 @@ class Source:
     """No other attempt at the run has this one, which becomes part of a name."""
     configuration: Mapping[str, Any]
     """What decides the state, in values that JSON can hold."""
+    is_current: Callable[[], bool] = lambda: True
+    """Whether no later attempt writes there, asked on rank 0."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,8 @@ class CheckpointDirectory:
             try:
                 manifest = self._describe(step, parts, accuracy)
                 manifests.write_manifest(partial, manifest)
+                if not self._source.is_current():
+                    raise OSError(errno.ESTALE, "another attempt has taken the run over")
                 manifests.publish(partial, target)
                 self._sequence = manifest.sequence
                 self._prune()

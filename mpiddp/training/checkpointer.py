@@ -142,7 +142,7 @@ class Checkpointer:
         problem, state = None, None
         try:
             state = self._load(survey.newest)
-        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        except Exception as error:  # Whatever torch raises for shapes, names and contents.
             problem = f"the checkpoint {survey.newest.path} does not fit: {error}"
         problems = [each for each in self._ranks.gather(problem) if each]
         if problems:

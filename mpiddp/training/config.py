@@ -154,6 +154,15 @@ class Configuration:
     resume: str = "auto"
     """Where a run begins: auto (at its newest valid checkpoint), PATH of one, or never."""
 
+    export: Path | None = None
+    """File for the trained weights, a plain state_dict."""
+
+    evaluate_only: bool = False
+    """Write predictions for the test samples, from the weights given; nothing is trained."""
+
+    weights: Path | None = None
+    """With evaluate_only: a file that export wrote, a checkpoint, or a run's directory."""
+
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication; auto takes nccl where every rank has its own GPU."""
 
@@ -216,7 +225,10 @@ class Configuration:
         good = self.stall_timeout >= 0 and math.isfinite(self.stall_timeout)
         _check("stall_timeout", good, "0 or more seconds", self.stall_timeout)
         parse_ranks(self.console)
-        for name in ("name", "interface", "runs_dir", "log_dir", "checkpoint_dir", "resume"):
+        for name in (
+            "name", "interface", "runs_dir", "log_dir", "checkpoint_dir", "resume", "export",
+            "weights",
+        ):  # fmt: skip
             text = str(getattr(self, name) or "")
             _check(name, _is_text(text), "text without broken characters", text)
 
@@ -315,7 +327,15 @@ def _check_sync(sync: str) -> None:
 def _check_effects(configuration: Configuration) -> None:
     """Refuse options that would be without effect."""
     sync = configuration.sync
+    if configuration.evaluate_only and configuration.weights is None:
+        raise ConfigurationError("evaluate_only: say of which weights: --weights FILE.pt or RUN")
     groups = (
+        (
+            ("weights",),
+            configuration.evaluate_only,
+            "weights that are evaluated: give --evaluate-only",
+        ),
+        (("export",), not configuration.evaluate_only, "weights that are trained"),
         (
             ("transport", "wire_dtype", "overlap"),
             sync not in (FRAMEWORK, PARAMETER_SERVER),

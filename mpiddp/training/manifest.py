@@ -128,6 +128,9 @@ def find_problems(directory: Path, manifest: Manifest, part: int = 0, parts: int
     problems = []
     names = sorted(manifest.files)
     if part == 0:
+        match = _NAME.fullmatch(directory.name)
+        if match and int(match[1]) != manifest.step:
+            problems.append(f"{MANIFEST} is of step {manifest.step}")
         extra = sorted(set(os.listdir(directory)) - {MANIFEST, *names})
         problems += [f"{name} does not belong to it" for name in extra]
     for name in names[part::parts]:

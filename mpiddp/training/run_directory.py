@@ -5,6 +5,7 @@ metrics.jsonl    one row per epoch and attempt
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler
 checkpoints/     what the run can go on from (`mpiddp.training.checkpoint`)
+predictions.csv  of --evaluate-only, a row per sample
 lock             who holds the run now
 """
 
@@ -27,6 +28,7 @@ from mpiddp.training.config import Configuration, to_toml
 
 CONFIGURATION = "config.toml"
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = "lock"
 LONGEST_NAME = 199
@@ -43,6 +45,10 @@ class RunDirectory:
     _lock: int
     """File descriptor of the lock. Nothing else may open and close the file meanwhile: a POSIX
     lock goes with the first descriptor that its process closes."""
+
+    def is_current(self) -> bool:
+        """Whether no later attempt has taken the run over, as after a node was cut off."""
+        return _read_holder(self._lock).get("attempt") == self.attempt
 
     def close(self) -> None:
         os.close(self._lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mpiddp.errors import CheckpointError, MpiddpError
+from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.training.checkpoint import (
     CheckpointDirectory,
@@ -23,7 +25,7 @@ from mpiddp.training.checkpoint import (
 from mpiddp.training.config import Configuration
 from mpiddp.training.preparation import Task
 from mpiddp.training.ranks import Ranks
-from mpiddp.training.run_directory import find_path
+from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
 from mpiddp.training.save_interval import NEVER, Interval, parse_interval
 from mpiddp.training.training_state import (
     EpochTotals,
@@ -35,7 +37,6 @@ from mpiddp.training.training_state import (
     restore,
 )
 
-CHECKPOINTS = "checkpoints"
 AUTO = "auto"
 MEETING_SECONDS = 1.0
 """Between two agreements of all ranks."""
@@ -49,6 +50,8 @@ class Plan:
     survey: Survey
     configuration: Configuration
     """With what was chosen by measurement when the checkpoint's run began."""
+    changed: list[str]
+    """Options that were others then, and decide the result."""
 
 
 def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
@@ -58,13 +61,13 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
     """
     ranks = Ranks()
     survey = _find(configuration, session, ranks)
-    found = survey.newest
+    found, changed = survey.newest, list[str]()
     if found is not None:
-        check_fit(found, name_values(configuration))
+        changed = check_fit(found, name_values(configuration))
         overlap = found.manifest.configuration.get("overlap", "auto")
         if configuration.overlap == "auto" and overlap in ("on", "off"):
             configuration = replace(configuration, overlap=overlap)
-    return Plan(ranks, survey, configuration)
+    return Plan(ranks, survey, configuration, changed)
 
 
 def _find(configuration: Configuration, session: Session, ranks: Ranks) -> Survey:
@@ -114,15 +117,18 @@ class StepAgreement:
 class Saver:
     """Makes a training's checkpoints. All ranks call the same methods."""
 
-    def __init__(self, task: Task, plan: Plan, run: Path) -> None:
-        """``run``: the run's directory, which is this job's now. Collective."""
+    def __init__(self, task: Task, plan: Plan, run: RunDirectory | None) -> None:
+        """``run``: on rank 0. Collective."""
         self._task = task
         self._ranks = plan.ranks
-        self._survey = plan.survey
+        self._plan = plan
         configuration = task.configuration
-        path = _find_directory(configuration, run)
+        handler = task.failure_handler
+        path = _find_directory(configuration, handler.run_directory)
         assert path is not None
-        source = Source(f"attempt-{task.failure_handler.attempt}", name_values(configuration))
+        source = Source(f"attempt-{handler.attempt}", name_values(configuration))
+        if run is not None:
+            source = replace(source, is_current=run.is_current)
         self.directory = CheckpointDirectory(path, plan.ranks, source, configuration.keep)
         self._interval = parse_interval(configuration.save_every)
         self._last_time = time.monotonic()
@@ -133,12 +139,13 @@ class Saver:
 
     def restore(self) -> Restored:
         """The state to begin with; the task has it. Collective. Raises CheckpointError."""
-        found = self._survey.newest
+        found = self._plan.survey.newest
         if found is None:
             restored = Restored(Position(), EpochTotals.make(self._task.session.device))
         else:
             restored = self._load(found)
-            self._say(describe_resumption(found, restored, self._task.failure_handler.attempt))
+            attempt = self._task.failure_handler.attempt
+            self._say(describe_resumption(found, restored, attempt, self._plan.changed))
         if self._interval is not None and self._task.can_pause:
             step = restored.position.step
             self._agreement = StepAgreement(self._task.session.device, step)
@@ -259,10 +266,13 @@ class Saver:
             print(line, flush=True)
 
 
-def describe_resumption(found: Found, restored: Restored, attempt: int) -> str:
+def describe_resumption(
+    found: Found, restored: Restored, attempt: int, changed: Sequence[str]
+) -> str:
+    """The console's line."""
     position = restored.position
-    world = found.manifest.world
+    since = f"; changed since then: {', '.join(changed)}" if changed else ""
     return (
         f"Resumed from {found.path}: step {position.step}, epoch {position.epoch}, "
-        f"attempt {attempt}, written by {world} rank{'s' if world > 1 else ''}"
+        f"attempt {attempt}, written by {count_noun(found.manifest.world, 'rank')}{since}"
     )

@@ -21,7 +21,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
-from mpiddp.training import metrics, overlap, run_directory
+from mpiddp.training import evaluation, metrics, overlap, run_directory
 from mpiddp.training.batches import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.config import FRAMEWORK, Configuration
 from mpiddp.training.malloc import keep_freed_memory
@@ -32,6 +32,7 @@ from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.weights import export_weights
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def train(
     path = failure_handler.run_directory
     assert path is not None
     _say(session, *_describe_start(task))
-    saver = Saver(task, plan, path)
+    saver = Saver(task, plan, run)
     begun = saver.restore()
     failure_handler.step = begun.position.step or None
     if failure_handler.attempt > 1 and begun.position == Position():
@@ -94,6 +95,7 @@ def train(
         _say(session, str(preempted))
         _finish(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
+    _export(task)
     assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
@@ -101,6 +103,24 @@ def train(
     _say(session, metrics.describe_end(row.test_accuracy, configuration.epochs, seconds, path))
     _finish(run, failure_handler, SUCCESS, "done")
     return row
+
+
+def evaluate_only(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> metrics.Average:
+    """Write predictions for all test samples into a run's directory; collective.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    agree(configuration, session)
+    average, parts = evaluation.predict_all(configuration, session)
+    run = _open_run(configuration, session, failure_handler)
+    if run is not None:
+        path = run.path / evaluation.PREDICTIONS
+        evaluation.write_predictions(path, parts)
+        _say(session, evaluation.describe(average, path))
+    _finish(run, failure_handler, SUCCESS, "done")
+    return average
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> metrics.Average:
@@ -154,6 +174,20 @@ def _finish(
         failure_handler.finish(code, reason)
         # After a failure the run stays locked while the failure handler writes, until the end.
         run.close()
+
+
+def _export(task: Task) -> None:
+    path = task.configuration.export
+    if path is None:
+        return
+    problem = None
+    try:
+        export_weights(task.engine.module, path, task.session.world.rank)
+    except OSError as error:
+        problem = error.strerror
+    if problem := task.session.broadcast(problem):
+        raise ConfigurationError(f"export: cannot write {path}: {problem}")
+    _say(task.session, f"Weights written: {path}")
 
 
 def _describe_start(task: Task) -> list[str]:

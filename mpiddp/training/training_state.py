@@ -109,7 +109,7 @@ def restore(task: Task, found: Found) -> Restored:
     """Bring the task to a checkpoint's state. Not collective."""
     try:
         return _restore(task, found)
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # Whatever torch raises for shapes, names and contents.
         raise CheckpointError(
             f"the checkpoint {found.path} does not fit this training: {error}"
         ) from error
@@ -171,8 +171,8 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
 _FIXED = ("data", "samples", "model", "optimizer", "seed")
 _FREE = (
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
-    "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "backend",
-    "interface", "timeout", "allow_shared_gpu", "overlap", "lifeline_timeout", "bind",
-    "stall_timeout", "log_dir", "console", "label",
+    "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "export",
+    "evaluate_only", "weights", "backend", "interface", "timeout", "allow_shared_gpu", "overlap",
+    "lifeline_timeout", "bind", "stall_timeout", "log_dir", "console", "label",
 )  # fmt: skip
 """Options that leave the numbers as they are."""

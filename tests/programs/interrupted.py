@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 
 from mpiddp.launch.session import Session
-from mpiddp.training import trainer
-from mpiddp.training.config import parse
+from mpiddp.training import run_directory, trainer
+from mpiddp.training.batches import Batch
+from mpiddp.training.config import Configuration, parse
 from mpiddp.training.manifest import list_checkpoints
+from mpiddp.training.preparation import Task
 from mpiddp.training.saving import Saver
 from mpiddp.training.shards import read_shards
-from mpiddp.training.training_state import EpochTotals, Position
+from mpiddp.training.trainer import digest_parameters
+from mpiddp.training.training_state import EpochTotals, Position, Restored
+
+records: list[str | bytes] = []
+opened: list[run_directory.RunDirectory] = []
+original_open_run = run_directory.open_run
+original_take_batch = trainer._take_batch
 
 
 class CutError(Exception):
@@ -27,6 +36,11 @@ class CutSaver(Saver):
 
     cut = 0
 
+    def restore(self) -> Restored:
+        restored = super().restore()
+        records.append(digest_parameters(self._task.engine.module))
+        return restored
+
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
         super().after_step(position, epoch)
         self._cut(position)
@@ -37,20 +51,50 @@ class CutSaver(Saver):
 
     def _cut(self, position: Position) -> None:
         if position.step == self.cut:
+            records.append(digest_parameters(self._task.engine.module))
             self._task.engine.update.close()
             self.close()
             raise CutError
 
 
-def run(session: Session, words: Sequence[str], cuts: Sequence[int]) -> None:
-    """Train with the command line, cut off after each of the steps, and begun again."""
+def open_run(configuration: Configuration) -> run_directory.RunDirectory:
+    opened.append(original_open_run(configuration))
+    return opened[-1]
+
+
+def take_batch(task: Task, batch: Batch, *rest: Any) -> None:
+    for sample in batch[0]:
+        records.append(hashlib.sha256(sample.numpy().tobytes()).digest())
+    original_take_batch(task, batch, *rest)
+
+
+def run(
+    session: Session, words: Sequence[str], cuts: Sequence[int], to_end: bool = True
+) -> list[str | bytes]:
+    """Train with the command line, cut off after each of the steps, and begun again.
+
+    Returns, in their order, a digest of each sample, and digests of the parameters wherever
+    training began or was cut off.
+    """
     torch.set_num_threads(1)
-    for cut in (*cuts, -1):
+    records.clear()
+    for cut in (*cuts, -1) if to_end else cuts:
         CutSaver.cut = cut
         # Another process would have drawn other numbers by now.
         torch.rand(7)
-        with mock.patch.object(trainer, "Saver", CutSaver), contextlib.suppress(CutError):
-            trainer.train(parse(list(words)), session, session._resources.failure_handler)
+        with (
+            mock.patch.object(trainer, "Saver", CutSaver),
+            mock.patch.object(trainer, "_take_batch", take_batch),
+            mock.patch.object(run_directory, "open_run", open_run),
+        ):
+            try:
+                trainer.train(parse(list(words)), session, session._resources.failure_handler)
+            except CutError:
+                # As the end of the process would.
+                while opened:
+                    opened.pop().close()
+            opened.clear()
+    return list(records)
 
 
 def read_last(run_directory: Path) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import wrong_algorithms
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import parse
-from mpiddp.training.trainer import train
+from mpiddp.training.trainer import evaluate_only, train
 
 
 def run(session: Session, *command_lines: Sequence[str]) -> None:
@@ -19,6 +19,12 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for words in command_lines:
         train(parse(list(words)), session, session._resources.failure_handler)
+
+
+def evaluate(session: Session, words: Sequence[str]) -> None:
+    """Evaluate with the trainer's command line."""
+    torch.set_num_threads(1)
+    evaluate_only(parse(list(words)), session, session._resources.failure_handler)
 
 
 def refuse(session: Session, *words: str) -> str:

@@ -63,6 +63,32 @@ def test_training_takes_every_sample_in_equal_steps(
     assert seen.total() - samples < ranks
 
 
+@settings(deadline=None)
+@given(
+    samples=sizes,
+    batch_size=st.integers(1, 5),
+    worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4),
+)
+def test_other_ranks_go_on_with_the_samples_that_are_left(samples, batch_size, worlds):
+    taken, seen = 0, Counter[int]()
+    for ranks, steps in worlds:
+        if taken + ranks * batch_size * steps >= samples:
+            break
+        for rank in range(ranks):
+            share = make_training_batches(numbered(samples), batch_size, 0, rank, ranks)
+            batches = list(share.start(1, taken))
+            assert len(batches) == share.count(taken)
+            seen.update(label for _, labels in batches[:steps] for label in labels.tolist())
+        taken += ranks * batch_size * steps
+        # Each once so far.
+        assert seen.total() == len(seen) == taken
+    for rank in range(2):
+        share = make_training_batches(numbered(samples), batch_size, 0, rank, 2)
+        seen.update(label for _, labels in share.start(1, taken) for label in labels.tolist())
+    assert set(seen) == set(range(samples))
+    assert seen.total() - samples < 2
+
+
 def order(seed: int, epoch: int) -> list[int]:
     batches = make_training_batches(numbered(30), 7, seed, 0, 1)
     return [label for _, labels in batches.start(epoch) for label in labels.tolist()]

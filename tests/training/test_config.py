@@ -46,16 +46,25 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "server_placement": ("dedicated", '"dedicated"', "dedicated"),
     "staleness": ("unlimited", '"unlimited"', "unlimited"),
     "straggler": ("random=4", '"random=4"', "random=4"),
+    "save_every": ("3epochs", '"3epochs"', "3epochs"),
+    "checkpoint_dir": ("saved", '"saved"', Path("saved")),
+    "keep": ("5", "5", 5),
+    "resume": ("never", '"never"', "never"),
+    "export": ("a.pt", '"a.pt"', Path("a.pt")),
+    "evaluate_only": ("", "true", True),
+    "weights": ("a.pt", '"a.pt"', Path("a.pt")),
     "backend": ("gloo", '"gloo"', "gloo"),
     "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
     "timeout": ("12.5", "12.5", 12.5),
     "allow_shared_gpu": ("", "true", True),
 }
-NEEDED_SYNC = {
-    **dict.fromkeys(("transport", "wire_dtype", "overlap"), "auto"),
-    **dict.fromkeys(("servers", "server_placement", "staleness"), "parameter-server"),
+NEEDED = {
+    **dict.fromkeys(("transport", "wire_dtype", "overlap"), ("--sync", "auto")),
+    **dict.fromkeys(("servers", "server_placement", "staleness"), ("--sync", "parameter-server")),
+    "evaluate_only": ("--weights", "a.pt"),
+    "weights": ("--evaluate-only",),
 }
-"""Options that have an effect with some ``sync`` only, and one such."""
+"""Options that have an effect with some others only, and these."""
 FIELDS = [field.name for field in dataclasses.fields(Configuration)]
 
 
@@ -86,7 +95,7 @@ def refuse(arguments: list[str]) -> str:
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_read_from_the_command_line(field: str) -> None:
     word, _, value = EXAMPLES[field]
-    more = ["--sync", NEEDED_SYNC[field]] if field in NEEDED_SYNC else []
+    more = NEEDED.get(field, ())
     configuration = parse([flag(field), *([word] if word else []), *more])
     assert getattr(configuration, field) == value != getattr(parse([]), field)
 
@@ -94,7 +103,7 @@ def test_every_option_is_read_from_the_command_line(field: str) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> None:
     path = write_toml(f"{field} = {EXAMPLES[field][1]}")
-    more = ["--sync", NEEDED_SYNC[field]] if field in NEEDED_SYNC else []
+    more = NEEDED.get(field, ())
     assert getattr(parse(["--config", str(path), *more]), field) == EXAMPLES[field][2]
     assert parse([f"--config={path}", *more]) == parse(["--config", str(path), *more])
 

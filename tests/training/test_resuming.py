@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 import torch
 
 import interrupted
+import trainings
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import load
 from pool import Pools
 
 TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds", "attempt"}
@@ -21,12 +26,14 @@ SMALL = (
 SERVED = ("--sync", "parameter-server")
 WAYS = {
     "framework": (),
-    "adamw": ("--optimizer", "adamw"),
     "ring": ("--sync", "ring"),
+    "served": (*SERVED, "--servers", "2"),
+    "adamw": ("--optimizer", "adamw"),
     "auto": ("--sync", "auto", "--overlap", "on"),
     "narrow": ("--sync", "ring", "--wire-dtype", "bfloat16", "--overlap", "off"),
-    "served": (*SERVED, "--servers", "2"),
+    "running averages": ("--model", "resnet18"),
 }
+DEFAULTS = ("framework", "ring", "served")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -45,7 +52,9 @@ def assert_equal_ends(folder: Path, cut: str) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] * (way not in DEFAULTS)) for way in WAYS]
+)
 def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_path: Path) -> None:
     # The sum of two has only one order; with three it depends on a gradient's place in its bucket.
     words, ranks = [*SMALL, *WAYS[way]], pool("openmpi", 3)
@@ -61,9 +70,57 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
+@pytest.mark.parametrize("worlds", [(3, 2, 3), pytest.param((4, 2, 4), marks=pytest.mark.long)])
+def test_another_number_of_ranks_takes_each_sample_once(
+    worlds: tuple[int, ...], pool: Pools, tmp_path: Path
+) -> None:
+    # One epoch: after two steps, and after two more, another number of ranks goes on.
+    words = [*SMALL, "--epochs", "1", "--name", "cut"]
+    samples, parameters = [], []
+    for ranks, cuts in zip(worlds, ([2], [4], []), strict=True):
+        called = pool("openmpi", ranks).call(interrupted.run, words, cuts, not cuts, cwd=tmp_path)
+        samples += [each for found in called.values for each in found if isinstance(each, bytes)]
+        for found in called.values:
+            assert [each for each in found if isinstance(each, str)] == [
+                each for each in called.values[0] if isinstance(each, str)
+            ]
+        parameters.append([each for each in called.values[0] if isinstance(each, str)])
+    # What one cut left, the next ranks begin with.
+    assert [found[0] for found in parameters[1:]] == [found[-1] for found in parameters[:-1]]
+    data = load(Configuration(data="synthetic", samples=160)).train
+    expected = Counter(hashlib.sha256(each.tobytes()).digest() for each in data.features)
+    assert Counter(samples) >= expected
+    # Equal steps may need some samples twice, at the end.
+    assert len(samples) - len(data) < worlds[-1]
+    (row,) = read_rows(tmp_path / "runs" / "cut")
+    assert row["step"] == 4 + -(-(128 - 2 * 8 * (worlds[0] + worlds[1])) // (8 * worlds[2]))
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
 def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, *SERVED, "--server-placement", "dedicated"]
     ranks = pool("openmpi", 3)
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     ranks.call(interrupted.run, [*words, "--name", "cut"], [3, 8, 20], cwd=tmp_path)
     assert_equal_ends(tmp_path, "cut")
+
+
+@pytest.mark.mpi
+def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> None:
+    words, ranks = [*SMALL, "--epochs", "1", "--name", "lost"], pool("openmpi", 3)
+    ranks.call(interrupted.run, words, [3], False, cwd=tmp_path)
+    folder = tmp_path / "runs" / "lost" / "checkpoints"
+    newest = "runs/lost/checkpoints/step-3"
+    other = [*words, "--name", "other", "--resume", newest]
+    ranks.call(interrupted.run, other, [4], False, cwd=tmp_path)
+    changed = ranks.call(trainings.refuse, *other, "--seed", "1", cwd=tmp_path).values
+    assert all(said.startswith("5: ") and "(seed 0, now 1)" in said for said in changed)
+    for file in folder.glob("step-*/__1_0.distcp"):
+        file.unlink()
+    for options in (words, other):
+        for said in ranks.call(trainings.refuse, *options, cwd=tmp_path).values:
+            assert said.startswith("5: ") and "__1_0.distcp: is missing" in said
+    assert len(list(folder.iterdir())) == 2
+    ranks.call(interrupted.run, [*words, "--resume", "never"], [], cwd=tmp_path)
+    assert read_rows(tmp_path / "runs" / "lost")[-1]["step"] == 6

@@ -179,6 +179,17 @@ def test_a_run_that_did_not_finish_is_taken_over(configuration: Configuration, c
     assert metrics.read_text() == '{"epoch": 1}\n'
 
 
+def test_a_run_that_was_taken_over_is_not_current(configuration: Configuration) -> None:
+    run = open_run(configuration)
+    assert run.is_current()
+    # Locks of one process do not exclude each other, as a lock that was lost would not.
+    later = open_run(configuration)
+    assert later.is_current()
+    assert not run.is_current()
+    run.close()
+    later.close()
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "x"}'])
 def test_a_lock_that_was_cut_short_does_no_harm(configuration: Configuration, content: str) -> None:
     path = configuration.runs_dir / "first"

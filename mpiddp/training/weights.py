@@ -1,0 +1,89 @@
+"""Weights for others, and predictions from them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.checkpoint import find_demanded, find_newest
+from mpiddp.training.packing import is_structure
+from mpiddp.training.ranks import Ranks
+from mpiddp.training.run_directory import CHECKPOINTS
+from mpiddp.training.shards import read_shards
+
+
+def export_weights(model: nn.Module, path: Path, rank: int) -> None:
+    """Write the whole model's ``state_dict``, on the CPU, on rank 0; collective.
+
+    ``torch.load(path, weights_only=True)`` reads it. Nobody sees half of the file. Raises OSError.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    if rank != 0:
+        return
+    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(dict(weights), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Have ``model`` go by the weights of a file, a checkpoint, or a run's newest one; collective.
+
+    Raises ConfigurationError where they do not fit, CheckpointError where none can be used.
+    """
+    weights = _read_directory(path) if path.is_dir() else _read_file(path)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        first = str(error).partition("\n\t")[2].partition("\n")[0]
+        raise ConfigurationError(
+            f"weights: {path} is of another model than {type(model).__name__}: {first}"
+        ) from None
+
+
+def _read_file(path: Path) -> Mapping[str, torch.Tensor]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ConfigurationError(f"weights: cannot read {path}: {error.strerror}") from None
+    except Exception:  # torch has no type for what no file of its own is.
+        raise ConfigurationError(
+            f"weights: expected a file of tensors alone, as --export writes it, found {path}"
+        ) from None
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(
+            f"weights: expected a state_dict in {path}, found {type(found).__name__}"
+        )
+    return found
+
+
+def _read_directory(path: Path) -> Mapping[str, torch.Tensor]:
+    ranks = Ranks()
+    try:
+        if path.name.startswith("step-"):
+            survey = find_demanded(path, ranks)
+        else:
+            folder = path / CHECKPOINTS
+            survey = find_newest(folder if folder.is_dir() else path, ranks)
+    finally:
+        ranks.close()
+    if survey.newest is None:
+        raise ConfigurationError(f"weights: there is no checkpoint in {path}")
+    found = read_shards(survey.newest.path, "model.")
+    return {name: each for name, each in found.items() if not is_structure(name)}

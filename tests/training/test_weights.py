@@ -1,0 +1,96 @@
+"""``--export``, and ``--evaluate-only``."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import trainings
+from mpiddp.errors import ConfigurationError
+from mpiddp.training import models
+from mpiddp.training.config import Configuration, parse
+from mpiddp.training.data import load
+from mpiddp.training.weights import export_weights, load_weights
+from pool import Pools
+
+SMALL = ("--data", "toy", "--samples", "215", "--epochs", "1")
+
+
+@pytest.mark.mpi
+def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
+    pool: Pools, tmp_path: Path
+) -> None:
+    words = [*SMALL, "--name", "first", "--export", "first.pt"]
+    called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    assert "Weights written: first.pt\n" in called.printed
+
+    data = load(Configuration(data="toy", samples=215))
+    model = models.build("mlp", data.shape, data.classes)
+    model.load_state_dict(torch.load(tmp_path / "first.pt", weights_only=True))
+    model.eval()
+    outputs = model(torch.from_numpy(data.test.features))
+    labels = torch.from_numpy(data.test.labels)
+    losses = nn.functional.cross_entropy(outputs, labels, reduction="none").tolist()
+
+    sources = {2: "first.pt", 3: "runs/first", 1: "runs/first/checkpoints/step-6"}
+    for ranks, source in sources.items():
+        name = f"of-{ranks}"
+        options = [*SMALL, "--evaluate-only", "--weights", source, "--name", name]
+        called = pool("openmpi", ranks).call(trainings.evaluate, options, cwd=tmp_path)
+        with (tmp_path / "runs" / name / "predictions.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [int(row["sample"]) for row in rows] == list(range(43))
+        assert [int(row["class"]) for row in rows] == labels.tolist()
+        assert [int(row["predicted"]) for row in rows] == outputs.argmax(dim=1).tolist()
+        assert [float(row["loss"]) for row in rows] == pytest.approx(losses, rel=1e-4)
+        right = sum(row["class"] == row["predicted"] for row in rows)
+        assert called.printed.startswith(f"Evaluation done: test accuracy {right / 43:.2%}, loss ")
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("run",)
+
+
+def test_a_file_that_is_no_state_dict_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, path = nn.Linear(2, 2), tmp_path / "weights.pt"
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file"):
+        load_weights(model, path)
+    for content in (b"", b"rubbish", pickle.dumps(Hostile())):
+        path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="expected a file of tensors alone"):
+            load_weights(model, path)
+    for found in (Hostile(), {"weight": Hostile()}):
+        torch.save(found, path)
+        with pytest.raises(ConfigurationError, match="expected a file of tensors alone"):
+            load_weights(model, path)
+    torch.save([1], path)
+    with pytest.raises(ConfigurationError, match=r"expected a state_dict .*, found list"):
+        load_weights(model, path)
+    export_weights(nn.Linear(3, 2), path, 0)
+    with pytest.raises(ConfigurationError, match=r"of another model than Linear: .*size mismatch"):
+        load_weights(model, path)
+    with pytest.raises(ConfigurationError, match="there is no checkpoint in"):
+        load_weights(model, tmp_path)
+    assert capsys.readouterr().out == ""
+    assert [each.name for each in tmp_path.iterdir()] == ["weights.pt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--evaluate-only"], "evaluate_only: say of which weights"),
+        (["--weights", "a.pt"], "weights: 'a.pt' is for .* give --evaluate-only"),
+        (["--evaluate-only", "--weights", "a", "--export", "b"], "export: 'b' is for weights that"),
+    ],
+)
+def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse(words)
