@@ -24,15 +24,15 @@ from typing import Any
 
 from mpiddp.errors import PeerLostError
 from mpiddp.launch import job_directory
-from mpiddp.launch.lifeline import links
 from mpiddp.launch.lifeline.event_loop import EventLoop
-from mpiddp.launch.lifeline.links import Door, Link
+from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
+from mpiddp.launch.lifeline.tree import Listeners, Tree
 from mpiddp.launch.lifeline.verdict import (
     FAILED,
     Failure,
@@ -43,13 +43,7 @@ from mpiddp.launch.lifeline.verdict import (
     describe_status,
 )
 
-BEATS = 10
-"""How many heartbeats fit at least into the time after which a silent connection is lost."""
-LONGEST_PERIOD = 3.0
-"""Seconds between two of them."""
-CONNECT_SECONDS = 10.0
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
-GONE = "its companion process, or its node, has gone"
 LEAVE_SECONDS = 1.0
 """How long a rank may take to leave before it is killed."""
 TURN_SECONDS = 0.5
@@ -81,13 +75,23 @@ class Companion:
         self._rank = rank
         self._memory = memory
         self._loop = EventLoop()
+        self._tree = Tree(
+            self._loop,
+            Listeners(
+                joined=lambda: self._rank.send("joined"),
+                take_verdict=self._take_from_above,
+                take_news=self._take_from_below,
+                end=self._note_common_end,
+                lose_parent=self._lose_parent,
+                lose_child=self._lose_child,
+            ),
+        )
         self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
         self._stall_seconds = 0.0
         """After which a job has stalled; 0 for never. For rank 0's companion."""
         self._stands_still = False
         self._askers: list[Client] = []
         """Those below this companion that wait for an answer of all ranks."""
-        self._doors: list[Door] = []
         self._clients: tuple[str, str] | None = None
         """Where rank 0's companion listens, and the token of clients."""
         self._published: list[Path] = []
@@ -95,11 +99,6 @@ class Companion:
         self._own_directory: Path | None = None
         """The job's directory, where nobody has made one before."""
         self._membership: Membership | None = None
-        self._parent: Link | None = None
-        self._children: dict[Link, int] = {}
-        """And the rank of each; -1 until it has said so."""
-        self._heard: dict[Link, float] = {}
-        """When something has come from each other companion."""
         self._judge: Judge | None = None
         """Of rank 0's companion."""
         self._requests = Requests(())
@@ -137,7 +136,8 @@ class Companion:
             planned = min(self._end, self._loop.find_time(), self._requests.find_time())
             if self._judge is not None and not self._is_over:
                 planned = min(planned, self._judge.find_time())
-            self._loop.wait(planned, self._excuse)
+            # While this process was stopped, perhaps with all others, nobody was silent.
+            self._loop.wait(planned, self._tree.excuse)
             now = time.monotonic()
             self._requests.finish_late(now)
             if self._judge is not None and not self._is_over:
@@ -146,30 +146,23 @@ class Companion:
                     self._carry_out(verdict)
         self._withdraw()
 
-    def _excuse(self, late: float) -> None:
-        """This process was stopped, perhaps with all others: nobody has been silent meanwhile."""
-        self._heard = {link: heard + late for link, heard in self._heard.items()}
-
     def _is_finished(self) -> bool:
         if self._end == float("inf") and self._is_gone and not self._is_needed():
             self._finish()
-        others = [*self._children, *([self._parent] if self._parent is not None else [])]
-        has_sent = not any(link.has_unsent for link in others)
-        return time.monotonic() >= self._end or (self._end < float("inf") and has_sent)
+        is_ending = self._end < float("inf")
+        return is_ending and (time.monotonic() >= self._end or not self._tree.has_unsent)
 
     def _is_needed(self) -> bool:
         """Whether other ranks need this companion when its own rank has gone."""
         if self._is_over or self._membership is None:
             return False
         owes_report = self._judge is not None and self._judge.owes_report()
-        return bool(self._children) or owes_report
+        return self._tree.has_children or owes_report
 
     def _finish(self) -> None:
         """End, once the other companions have been told."""
         self._is_over = True
-        for link in (*self._children, self._parent):
-            if link is not None:
-                link.send("bye")
+        self._tree.say_goodbye()
         self._end = time.monotonic() + FLUSH_SECONDS
 
     # The rank
@@ -238,7 +231,7 @@ class Companion:
     def _fail(self, kind: str, content: Any) -> None:
         """The rank has failed; it is told whether to report that, if it asks."""
         self._is_asked = kind == "fail"
-        is_alone = self._judge is None and self._parent is None
+        is_alone = self._judge is None and not self._tree.has_parent
         if self._is_asked and (self._failure is not None or is_alone):
             self._rank.send("verdict", "report" if is_alone else "silent")
         else:
@@ -258,44 +251,34 @@ class Companion:
         is_stopped = self._stacks.reader.find_state() in ("T", "t")
         return 0.0 if not moved or is_stopped else (time.monotonic_ns() - moved) / 1e9
 
-    # The tree
+    # The other ranks
 
     def _listen(self, address: str, token: str, clients: str) -> None:
         """Listen on an address, or for this node where it is empty; tell the rank the place."""
+        others: dict[str, Callable[[Link], object]] = {}
+        if clients:
+            others[clients] = self._admit_client
         try:
-            server = links.listen(address) if address else links.listen_locally()
+            place = self._tree.listen(address, token, others)
         except OSError as error:
             self._rank.send("problem", f"cannot listen on {address or 'this node'}: {error}")
             return
-        admit = {token: self._admit_child, **({clients: self._admit_client} if clients else {})}
-        self._doors.append(Door(server, self._loop.selector, admit))
-        place = links.describe_server(server)
         if clients:
             self._clients = (place, clients)
         self._rank.send("place", place)
 
     def _join(self, membership: Membership) -> None:
         self._membership = membership
-        self._beat(time.monotonic())
+        try:
+            self._tree.connect(membership)
+        except OSError as error:
+            self._rank.send("problem", str(error))
+            return
         if not membership.places:
             self._judge = Judge(membership.size)
             self._requests = Requests(membership.hostnames)
             self._publish()
             self._rank.send("joined")
-            return
-        problems = []
-        for place in membership.places:
-            try:
-                parent = links.connect(place, membership.token, CONNECT_SECONDS)
-            except OSError as error:
-                problems.append(f"{place}: {error}")
-                continue
-            self._parent = parent
-            self._heard[parent] = time.monotonic()
-            self._loop.add(parent, self._take_from_parent, lambda _: self._lose_parent(GONE))
-            parent.send("hello", membership.rank)
-            return
-        self._rank.send("problem", "no connection to " + "; ".join(problems))
 
     def _publish(self) -> None:
         """Write down where clients find this companion: for the job, and beside its logs."""
@@ -316,15 +299,6 @@ class Companion:
         if self._own_directory is not None:
             job_directory.remove(self._own_directory)
 
-    def _admit_child(self, link: Link) -> None:
-        self._children[link] = -1
-        self._heard[link] = time.monotonic()
-        self._loop.add(
-            link,
-            lambda kind, content: self._take_from_child(link, kind, content),
-            lambda _: self._lose_child(link, GONE),
-        )
-
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
             link,
@@ -332,73 +306,32 @@ class Companion:
             lambda _: None,
         )
 
-    def _beat(self, now: float) -> None:
-        """Let the neighbours know that this companion lives, and see who has been silent."""
-        assert self._membership is not None
-        seconds = self._membership.seconds
-        period = min(seconds / BEATS, LONGEST_PERIOD)
-        for door in self._doors:
-            door.show_out(now)
-        for link, heard in list(self._heard.items()):
-            link.send("beat")
-            if now - heard >= seconds:
-                self._loop.remove(link)
-                how = (
-                    f"nothing has been heard from it for {seconds:g} s: its node is down or cut off"
-                )
-                if link is self._parent:
-                    self._lose_parent(how)
-                else:
-                    self._lose_child(link, how)
-        due = min((heard + seconds for heard in self._heard.values()), default=float("inf"))
-        self._loop.call_at(min(now + period, max(due, now + 0.01)), self._beat)
+    def _note_common_end(self) -> None:
+        """All sessions are being closed, or all ranks have been told to leave."""
+        self._is_over = True
 
-    def _take_from_parent(self, kind: str, content: Any) -> None:
-        assert self._parent is not None
-        self._heard[self._parent] = time.monotonic()
-        if kind == "welcome":
-            self._rank.send("joined")
-        elif kind == "bye":
-            # All sessions are being closed, or all ranks have been told to leave.
-            self._is_over = True
-            self._drop(self._parent)
-            self._parent = None
-        elif kind == "answers":
+    def _take_from_above(self, kind: str, content: Any) -> None:
+        if kind == "answers":
             askers, self._askers = self._askers, []
             for asker in askers:
                 asker.send(kind, content)
-        elif kind != "beat":
+        else:
             self._spread(kind, content)
 
-    def _take_from_child(self, link: Link, kind: str, content: Any) -> None:
-        self._heard[link] = time.monotonic()
-        if kind == "hello":
-            self._children[link] = content
-            link.send("welcome")
-        elif kind == "bye":
-            self._children.pop(link, None)
-            self._drop(link)
-        elif kind == "ask":
+    def _take_from_below(self, link: Link, kind: str, content: Any) -> None:
+        if kind == "ask":
             self._ask(link, content)
-        elif kind != "beat":
+        else:
             self._raise(kind, content)
 
-    def _drop(self, link: Link) -> None:
-        self._heard.pop(link, None)
-        self._loop.remove(link)
-
-    def _lose_child(self, link: Link, how: str) -> None:
-        self._heard.pop(link, None)
-        rank = self._children.pop(link)
+    def _lose_child(self, rank: int, how: str) -> None:
         own = self._membership
-        if rank >= 0 and own is not None:
+        if own is not None:
             hostname = own.hostnames[rank] if own.hostnames else own.hostname
             self._raise("lost", asdict(Loss(rank, hostname, how)))
 
     def _lose_parent(self, how: str) -> None:
-        assert self._parent is not None and self._membership is not None
-        self._heard.pop(self._parent, None)
-        self._parent = None
+        assert self._membership is not None
         own = self._membership
         turn = min(own.local_rank or own.node_rank - 1, LAST_TURN)
         # At the end of all sessions, whoever has closed its own just goes.
@@ -421,8 +354,7 @@ class Companion:
 
     def _raise(self, kind: str, content: Any) -> None:
         if self._judge is None:
-            if self._parent is not None:
-                self._parent.send(kind, content)
+            self._tree.send_up(kind, content)
             return
         now = time.monotonic()
         if kind == "lost":
@@ -460,8 +392,7 @@ class Companion:
 
     def _spread(self, kind: str, content: Any) -> None:
         """Pass a message on to those below, and heed it."""
-        for child in self._children:
-            child.send(kind, content)
+        self._tree.send_down(kind, content)
         if kind == "failing":
             self._failure = Failure(**content)
             own = self._membership
@@ -486,9 +417,9 @@ class Companion:
         if self._judge is not None:
             number = self._requests.begin(client, time.monotonic())
             self._spread("request", [number, name])
-        elif self._parent is not None:
+        elif self._tree.has_parent:
             self._askers.append(client)
-            self._parent.send("ask", name)
+            self._tree.send_up("ask", name)
         else:
             client.send("answers", [[], []])
 
