@@ -17,11 +17,10 @@ import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import arguments, command_line, front
+from mpiddp.launch import command_line, front, script
 from mpiddp.launch.command_line import split
 from mpiddp.launch.launcher import attempt, plan
 from mpiddp.launch.launcher.job_end import Exit
-from mpiddp.launch.session import Options
 
 SECONDS = 120
 MPIDDP = [sys.executable, "-m", "mpiddp"]
@@ -94,11 +93,8 @@ def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, r
 
 
 def test_the_ranks_options_are_those_of_their_parser():
-    parser = arguments.make_parser("x", "")
-    parser.add_launch_options(Options().timeout, "phase")
-    takes_value = {
-        name: action.nargs != 0 for action in parser._actions for name in action.option_strings
-    }
+    actions = script.make_rank_parser()._actions
+    takes_value = {name: each.nargs != 0 for each in actions for name in each.option_strings}
     assert takes_value == command_line.RANKS
 
 
