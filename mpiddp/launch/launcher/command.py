@@ -141,7 +141,7 @@ class Mpirun:
 
 def find_program(name: str) -> str | None:
     """The path of a program in PATH, or of one that is named by its path; None where it is not."""
-    folders = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(":")
+    folders = [""] if "/" in name else os.environ.get(environment.PATH, os.defpath).split(":")
     paths = [os.path.join(folder, name) for folder in folders] if name else []
     return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
 
