@@ -210,11 +210,12 @@ def test_the_installed_command_is_the_same(folder):
     command = folder / "mpiddp"
     # As pip writes it.
     command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
-    done = subprocess.run(
-        [sys.executable, str(command), "-n", "2", "--dry-run", "hello.py"],
-        env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert shlex.split(done.stdout) == read_dry("-n", "2", "hello.py")
+    for program in (["hello.py"], ["-m", "this", "-m"]):
+        done = subprocess.run(
+            [sys.executable, str(command), "-n", "2", "--dry-run", *program],
+            env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert shlex.split(done.stdout) == read_dry("-n", "2", *program)
 
 
 # ---- mistakes --------------------------------------------------------------------------------
@@ -246,6 +247,7 @@ def test_the_installed_command_is_the_same(folder):
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
         ("--restart-window nan hello.py", "--restart-window expects seconds"),
         ("-n 1 --logs hello.py/logs hello.py", "cannot write to"),
+        ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
@@ -442,6 +444,19 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
 def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
     assert attempts.start("-n", "2", "--restarts", "1") == 1
+
+
+def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch):
+    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    report = front.say
+
+    def be_stopped(text: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        report(text)
+
+    monkeypatch.setattr(front, "say", be_stopped)
+    assert attempts.start("-n", "2", "--restarts", "1") == 143
+    assert len(attempts.commands) == 1
 
 
 def test_restarts_are_counted(folder, monkeypatch):
