@@ -45,7 +45,7 @@ case ${1:-} in
 -* | "") ;;
 *[!0-9]*)
     say "RANKS must be a whole number, not '$1'; for a script of your own:" \
-        "mpirun -n RANKS python -m mpiddp SCRIPT"
+        "python -m mpiddp -n RANKS SCRIPT"
     exit 2
     ;;
 *)
@@ -66,5 +66,4 @@ fi
 if [ "$(pwd -P)" != "$ROOT" ] && ! has_option --runs-dir "$@" && ! has_option --config "$@"; then
     set -- --runs-dir "$ROOT/runs" "$@"
 fi
-exec "$PYTHON" -m mpiddp.launch.launcher.command -n "$ranks" -- \
-    "$PYTHON" -m mpiddp.train "$@" 2> >(drop_abort_noise >&2)
+exec "$PYTHON" -m mpiddp -n "$ranks" --launcher mpirun train "$@" 2> >(drop_abort_noise >&2)

@@ -23,6 +23,45 @@ more that would take them away.
 TEXT
 }
 
+# Its process, once COMMAND is being started.
+CHILD=''
+
+# Runs a program as CHILD, to which interrupt hands signals on: while a program runs in the
+# foreground, a shell does not answer them. Its exit code is read from a shell that no signal ends,
+# since a wait that a signal cuts short may lose it.
+run_child() {
+    local out said status=''
+    exec {out}>&1
+    exec {said}< <(
+        trap '' TERM INT
+        # In the background it would not hear Ctrl-C, nor read.
+        (
+            trap - TERM INT QUIT
+            exec -- "$@" >&"$out" {out}>&-
+        ) <&0 &
+        echo "$!"
+        exec {out}>&-
+        if wait "$!"; then echo 0; else echo "$?"; fi
+    )
+    read -r CHILD <&"$said"
+    read -r status <&"$said" || :
+    exec {said}<&- {out}>&-
+    return "${status:-137}"
+}
+
+# Whether Slurm ends the job: it has told every process of it, and starts no more steps.
+is_ending() {
+    scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null |
+        grep "^JobId=$SLURM_JOB_ID " | grep -v ' JobState=RUNNING ' >/dev/null
+}
+
+# A signal for this script alone is handed on. Where Slurm ends the job, COMMAND has been told, and
+# must not be told twice.
+interrupt() {
+    [ -n "$CHILD" ] || exit $((128 + $1))
+    [ "$1" -eq 2 ] || is_ending || kill -s "$1" "$CHILD" 2>/dev/null || :
+}
+
 # On every node at once.
 on_each_node() {
     srun --mpi=none --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
@@ -76,8 +115,8 @@ PLACE=${2%/}/mpiddp-env-$SLURM_JOB_ID-$token
 shift 2
 
 trap clean_up EXIT
-trap 'interrupt TERM' TERM
-trap 'interrupt INT' INT
+trap 'interrupt 15' TERM
+trap 'interrupt 2' INT
 on_each_node "$MAKE"
 sbcast -- "$archive" "$PLACE/archive"
 on_each_node "$UNPACK"

@@ -96,6 +96,8 @@ def init(
     timeout: float = 300.0,
     interface: str = "auto",
     allow_shared_gpu: bool = False,
+    lifeline_timeout: float = 30.0,
+    bind: str = "auto",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -114,6 +116,10 @@ def init(
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
         allow_shared_gpu: let several ranks use one GPU, with Gloo, or with NCCL 2.30 or newer and
             NCCL_MULTI_RANK_GPU_ENABLE=1.
+        lifeline_timeout: seconds after which a node that nothing is heard of is lost. A process
+            that has ended is found at once.
+        bind: what ranks that no launcher has bound are bound to: ``cores`` of their own near their
+            GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
 
     Raises (in a notebook; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface that is not there.
@@ -126,7 +132,7 @@ def init(
 
     failure_handler = FailureHandler()
     with failure_handler:
-        options = Options(backend, timeout, interface, allow_shared_gpu)
+        options = Options(backend, timeout, interface, allow_shared_gpu, lifeline_timeout, bind)
         session = start(options, failure_handler)
     catch_uncaught(session, failure_handler)
     return session

@@ -1,187 +1,61 @@
-"""``python -m mpiddp SCRIPT``: run a script written for torchrun, unchanged, under MPI.
+"""``python -m mpiddp``, and the command ``mpiddp``: the front, a rank, or one of mpiddp's commands.
 
-The script finds torchrun's environment, and ``init_process_group()`` in it connects to a store
-that runs already. Everything else is as in plain Python: ``sys.argv``, ``__main__``, the path,
-tracebacks and exit codes.
+Started by a launcher it is a rank, which runs a script (`launch.script`). Started by hand with one
+of the front's options it starts the ranks (`launch.front`). A first word ``train``, ``doctor`` or
+``stacks`` is mpiddp's own command. To find out which of them it is takes few imports.
 """
 
 from __future__ import annotations
 
-import atexit
-import importlib.util
-import io
 import os
-import runpy
 import sys
-import types
-from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 
-from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import make_parser, read_options
-from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.launcher import is_first
-from mpiddp.launch.session import Options
-from mpiddp.launch.startup import start
-
-USAGE = """\
-python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
-       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]"""
-DESCRIPTION = """\
-Run a script written for torchrun, unchanged, on every rank that MPI started:
-
-  mpirun -n 4 python -m mpiddp script.py --its-own options
-  srun --mpi=pmix python -m mpiddp -m package.module --its-own options
-
-Options of mpiddp stand before the script."""
-
-
-def parse(
-    arguments: Sequence[str], *, show_help: bool = True
-) -> tuple[Options, str | None, list[str]]:
-    """Split the command line into mpiddp's options, the module (or None), and the rest.
-
-    The rest begins with the script's path where no module is named. ``--help`` raises
-    SystemExit(0), after it was printed if ``show_help``.
-    """
-    parser = make_parser("python -m mpiddp", DESCRIPTION, USAGE)
-    parser.add_launch_options(Options().timeout, "phase of start-up")
-    own, module, rest = _split(arguments)
-    values = parser.read(own, show_help=show_help)
-    if module is None and not rest:
-        parser.error("no SCRIPT given")
-    return read_options(values), module, rest
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Cut before the script or after ``-m MODULE``, as Python itself does."""
-    takes_value = ("--timeout", "--interface")
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        if word == "-m":
-            if position + 1 == len(arguments):
-                raise ConfigurationError("-m expects the name of a module")
-            return (
-                list(arguments[:position]),
-                arguments[position + 1],
-                list(arguments[position + 2 :]),
-            )
-        if word.startswith("-m") and word[2:3] not in ("", "-"):
-            return list(arguments[:position]), word[2:], list(arguments[position + 1 :])
-        if word == "--":
-            return list(arguments[:position]), None, list(arguments[position + 1 :])
-        if not word.startswith("-"):
-            break
-        position += 2 if word in takes_value else 1
-    return list(arguments[:position]), None, list(arguments[position:])
-
-
-def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
-    """What runs a file as ``__main__``. Raises ConfigurationError if it cannot be read."""
-    if os.path.isdir(path):
-        return _prepare_folder(path, arguments)
-    try:
-        with io.open_code(path) as source:
-            text = source.read()
-    except OSError as error:
-        raise ConfigurationError(
-            f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
-        ) from None
-    if path.endswith((".zip", ".pyz")):
-        return _prepare_archive(path, arguments)
-    # As in plain Python, __file__ is absolute and sys.argv[0] is what was typed.
-    location = os.path.join(os.getcwd(), path)
-    return _prepare_text(
-        text, location, os.path.dirname(os.path.realpath(path)), [path, *arguments]
-    )
-
-
-def _prepare_text(
-    text: bytes, location: str, folder: str, words: list[str]
-) -> Callable[[], object]:
-    """What runs the text of a file at ``location``, with ``folder`` first in the path."""
-
-    def run() -> None:
-        main = types.ModuleType("__main__")
-        main.__dict__.update(
-            __file__=location,
-            __cached__=None,
-            __builtins__=__builtins__,
-            __loader__=SourceFileLoader("__main__", location),
-        )
-        sys.argv = words
-        _set_first_path(folder)
-        # Pickle looks the script's names up here, and so do the answers of spawned workers,
-        # under an alias that multiprocessing made when it was imported.
-        sys.modules["__main__"] = main
-        if "__mp_main__" in sys.modules:
-            sys.modules["__mp_main__"] = main
-        exec(compile(text, location, "exec", dont_inherit=True), main.__dict__)
-
-    return run
-
-
-def _prepare_folder(path: str, arguments: Sequence[str]) -> Callable[[], object]:
-    """A directory with a ``__main__.py``."""
-    folder = os.path.join(os.getcwd(), path)
-    location = os.path.join(folder, "__main__.py")
-    try:
-        text = Path(location).read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"directory {path!r} has no __main__.py that can be read: {error.strerror}"
-        ) from None
-    return _prepare_text(text, location, folder, [path, *arguments])
-
-
-def _prepare_archive(path: str, arguments: Sequence[str]) -> Callable[[], object]:
-    """A zip file with a ``__main__.py``, which runpy knows how to run."""
-
-    def run() -> None:
-        sys.argv = [path, *arguments]
-        # run_path puts the archive first itself.
-        if not sys.flags.safe_path:
-            sys.path.pop(0)
-        runpy.run_path(path, run_name="__main__")
-
-    return run
-
-
-def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], object]:
-    """What runs a module as ``python -m`` does. Raises ConfigurationError if it is not there."""
-    package = name.partition(".")[0]
-    if not package or importlib.util.find_spec(package) is None:
-        raise ConfigurationError(
-            f"no module named {package!r} (looked in {os.getcwd()} and {sys.prefix})"
-        )
-
-    def run() -> None:
-        sys.argv = [name, *arguments]
-        _set_first_path(os.getcwd())
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-    return run
-
-
-def _set_first_path(folder: str) -> None:
-    """Put ``folder`` where ``python -m mpiddp`` put its own, unless -P asked for nothing there."""
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
+from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch.command_line import split
+from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 
 
 def main() -> None:
-    """Start the launch, run the script in it, and leave with the script's exit code."""
-    hidden_files = (__file__, runpy.__file__, "<frozen runpy>")
-    with FailureHandler(hidden_files) as failure_handler:
-        options, module, rest = parse(sys.argv[1:], show_help=is_first())
-        run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
-        session = start(options, failure_handler, make_group=False)
-        # Registered before the script's own functions, it runs after them and after its threads.
-        atexit.register(session.close)
-        failure_handler.runs_script = True
-        run()
+    """Do what the command line and the environment ask for."""
+    words = sys.argv[1:]
+    if words[:1] in (["train"], ["doctor"], ["stacks"]):
+        sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
+        _run_own(words[0])
+        return
+    try:
+        line = split(words)
+        is_front = bool(line.front) or line.find_misplaced() is not None
+    except ConfigurationError:
+        is_front = False
+    if is_front and not _is_rank():
+        from mpiddp.launch import front
+
+        front.run(line)
+    from mpiddp.launch import script
+
+    script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
+
+
+def _run_own(name: str) -> None:
+    if name == "train":
+        from mpiddp import train
+
+        train.main()
+    elif name == "doctor":
+        from mpiddp.doctor.__main__ import main as examine
+
+        examine()
+    else:
+        from mpiddp.launch import stacks
+
+        stacks.main()
+
+
+def _is_rank() -> bool:
+    try:
+        return find_launcher() is not None or has_manager_hint()
+    except LaunchError:
+        return True  # It says what is wrong.
 
 
 if __name__ == "__main__":

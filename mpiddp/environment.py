@@ -109,7 +109,26 @@ LAUNCH_IDENTITY = ("PMIX_NAMESPACE", "SLURM_JOB_ID", *SLURM_STEP_IDS)
 """What is the same for all processes of a launch, as far as it is set."""
 
 SLURM_JOB_TASKS = "SLURM_NTASKS"
+SLURM_TASKS_PER_NODE = "SLURM_TASKS_PER_NODE"
+SLURM_MOST_TASKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
+SLURM_CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
+SLURM_CPUS_PER_GPU = "SLURM_CPUS_PER_GPU"
+SLURM_GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+SLURM_JOB_NODES = "SLURM_JOB_NODELIST"
+SLURM_JOB_CORES = "SLURM_JOB_CPUS_PER_NODE"
 SLURM_STEP_NODES = "SLURM_STEP_NODELIST"
+SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
+"""srun takes no count of cores from sbatch since Slurm 22.05, but from here."""
+SLURM_CONTRADICTING = (
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_TRES_PER_TASK",
+)
+"""What srun would read beside its options, which say all of that."""
 SLURM_HETEROGENEOUS_SIZE = "SLURM_HET_SIZE"
 SLURM_HETEROGENEOUS_TASKS = "SLURM_NTASKS_HET_GROUP_"
 SLURM_JOB_NAME = "SLURM_JOB_NAME"
@@ -132,6 +151,7 @@ MASTER_PORT = "MASTER_PORT"
 TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+RESTARTS = (TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS)
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
@@ -158,6 +178,13 @@ WAIT = "MPIDDP_WAIT"
 MESSAGE_BYTES = "MPIDDP_MESSAGE_BYTES"
 """The longest message over MPI; longer ones are sent in parts."""
 
+# What the front (`launch/front.py`) tells the ranks that it starts.
+STATE_HOME = "XDG_STATE_HOME"
+JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
+"""A private directory of the job (`launch/job_directory.py`)."""
+ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
+"""Which start of the job's ranks this is: another one at each restart."""
+
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
 SLURM_KILL_BAD_EXIT = "SLURM_KILL_BAD_EXIT"
@@ -165,6 +192,8 @@ NCCL_DEBUG = "NCCL_DEBUG"
 NCCL_DEBUG_FILE = "NCCL_DEBUG_FILE"
 NCCL_DEBUG_SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
 NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
+NCCL_RECORDS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""How many collectives torch remembers; its newer name and its older one."""
 
 NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Lets ranks share a GPU, from NCCL 2.30 on."""
@@ -179,9 +208,19 @@ UCX_INTERFACES = "UCX_NET_DEVICES"
 OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 """Of libfabric's providers that use TCP."""
 
+# Where programs and libraries are looked for.
+PATH = "PATH"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
 # How ranks are started on one machine.
 MPIRUN = "MPIDDP_MPIRUN"
 """The program that starts them."""
+PMI = "MPIDDP_PMI"
+"""What srun's ``--mpi=`` gets."""
+WRAP = "MPIDDP_WRAP"
+"""A prefix to each rank, as for a container."""
+ENVIRONMENT = "MPIDDP_ENVIRONMENT"
+"""Which environment a job script has chosen, in words."""
 OPEN_MPI_MESSAGING = "OMPI_MCA_pml"
 OPEN_MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 OPEN_MPI_4_BINDING = "OMPI_MCA_hwloc_base_binding_policy"
@@ -258,17 +297,23 @@ def is_set(names: Iterable[str], variables: Mapping[str, str] | None = None) -> 
     return any(variables.get(name) for name in names)
 
 
+def job_identity(variables: Mapping[str, str] | None = None) -> str | None:
+    """The Slurm job's id as users write it: ARRAY_TASK where there is an array; None outside."""
+    variables = os.environ if variables is None else variables
+    job = variables.get(SLURM_JOB_ID) or None
+    array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
+    return f"{array}_{task}" if job and array and task else job
+
+
 def job_name(variables: Mapping[str, str] | None = None) -> str | None:
     """Name of the Slurm job with its id (array id and task where there are), or None.
 
     It is the same after a requeue, so a run finds its own directory again.
     """
     variables = os.environ if variables is None else variables
-    job = variables.get(SLURM_JOB_ID)
-    if not job:
+    identity = job_identity(variables)
+    if identity is None:
         return None
-    array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
-    identity = f"{array}_{task}" if array and task else job
     # Slurm lets a job's name hold anything; a directory's name must stay one component.
     name = (variables.get(SLURM_JOB_NAME) or "job").replace("/", "-").lstrip(".")
     return f"{name}-{identity}"

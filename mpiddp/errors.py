@@ -22,6 +22,21 @@ import signal
 
 SUCCESS = 0
 FAILURE = 1
+NO_CHECKPOINT = 5
+PREEMPTED = 75
+INTERRUPTED = 128 + signal.SIGINT
+
+MEANINGS = {
+    SUCCESS: "done",
+    FAILURE: "our code, or the user's, failed",
+    2: "bad arguments or configuration",
+    3: "the launch is wrong: wrong PMI, no MPI, GPUs shared",
+    4: "ranks could not reach each other in time",
+    NO_CHECKPOINT: "no usable checkpoint where one was demanded",
+    6: "a rank or peer was lost or stalled",
+    PREEMPTED: "preempted with a checkpoint written",
+}
+"""The exit codes that do not depend on a signal."""
 
 
 class MpiddpError(Exception):

@@ -6,7 +6,8 @@ import sys
 
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
-from mpiddp.launch.launcher.launcher import is_first
+from mpiddp.launch.launcher.launcher import find_rank, is_first
+from mpiddp.launch.output import Output, redirect
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 from mpiddp.training.config import parse
@@ -18,6 +19,8 @@ def main() -> None:
     with FailureHandler() as failure_handler:
         heed_signals(failure_handler.fail)
         configuration = parse(sys.argv[1:], show_help=is_first())
+        output = Output(configuration.log_dir, configuration.console, configuration.label)
+        failure_handler.output = redirect(output, find_rank())
         if is_first():
             failure_handler.run_directory = forget_outcome(configuration)
         options = Options(
@@ -25,6 +28,10 @@ def main() -> None:
             timeout=configuration.timeout,
             interface=configuration.interface,
             allow_shared_gpu=configuration.allow_shared_gpu,
+            lifeline_timeout=configuration.lifeline_timeout,
+            bind=configuration.bind,
+            stall_timeout=configuration.stall_timeout,
+            output=output,
         )
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while

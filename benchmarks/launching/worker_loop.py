@@ -146,7 +146,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if job == MPI_JOB:
             failure_handler = stack.enter_context(FailureHandler())
-            session = stack.enter_context(mpiddp.init(allow_shared_gpu=True))
+            session = stack.enter_context(mpiddp.init(allow_shared_gpu=True, bind="none"))
             member = join_session(session, failure_handler)
         else:
             member = join_torchrun()

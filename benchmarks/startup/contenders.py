@@ -21,6 +21,7 @@ PRINT = "-"
 
 MPIDDP = "mpiddp"
 MPIDDP_TUNED = "mpiddp, tuned MPI"
+FRONT = "mpiddp -n"
 SESSION = "mpiddp.init()"
 SESSION_TUNED = "mpiddp.init(), tuned MPI"
 TORCHRUN = "torchrun"
@@ -64,7 +65,13 @@ def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
             Contender(MPIDDP_TUNED, "mpiddp", Program(unchanged, tuned), about, mpirun.tuned),
             Contender(SESSION_TUNED, "mpiddp", own, session, mpirun.tuned),
         ]
-    return [*found, *_list_others(ranks)]
+    front = (sys.executable, "-m", "mpiddp", "-n", str(ranks), "--launcher", str(mpirun.program))
+    return [
+        *found,
+        Contender(FRONT, "mpiddp", Program((*front, SCRIPT, STAMP), tuned),
+                  "the same script and settings; mpiddp starts mpirun", mpirun.tuned),
+        *_list_others(ranks),
+    ]  # fmt: skip
 
 
 def _list_others(ranks: int) -> list[Contender]:

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from benchmarks.common.statistics import Interval, compare, summarize
 from benchmarks.common.targets import Target
 from benchmarks.startup import phases
-from benchmarks.startup.contenders import FLOOR, HELP, MPIDDP, MPIDDP_TUNED
+from benchmarks.startup.contenders import FLOOR, FRONT, HELP, MPIDDP, MPIDDP_TUNED
 from benchmarks.startup.report import Group
 
 TORCHRUN_TARGET = 0.5
 """Most that mpiddp's median may be of torchrun's."""
 FLOOR_TARGET = 1.1
 """Most that it may be of the floor's."""
+FRONT_TARGET = 0.15
+"""Seconds that it may take longer where mpiddp starts mpirun, than with a line typed by hand."""
 HELP_TARGET = 0.4
 """Seconds that the trainer's ``--help`` may take."""
 RANKS = 2
@@ -44,6 +46,10 @@ def _judge_processes(groups: Sequence[Group]) -> Iterator[Target]:
                 note = f"round by round {pairs.median:.3f}{_describe(pairs.interval)}"
                 text = f"({ours}) / ({other}) on {group.title}, at most {limit:g}"
                 yield Target(text, {"": value}, at_most=limit, note=note)
+            if FRONT in group.series:
+                added = summarize(group.seconds(FRONT)).median - summarize(mine).median
+                text = f"seconds of ({FRONT}) - ({ours}) on {group.title}, at most {FRONT_TARGET:g}"
+                yield Target(text, {"": added}, at_most=FRONT_TARGET)
         if HELP in group.series:
             median = summarize(group.seconds(HELP)).median
             text = f"seconds of {HELP}, at most {HELP_TARGET:g}"

@@ -13,7 +13,7 @@ from mpiddp.doctor.findings import Finding, failed, merge
 from mpiddp.doctor.options import Settings
 from mpiddp.doctor.report import Report, open_report
 from mpiddp.errors import MpiddpError
-from mpiddp.launch.failure.deadline import Watch
+from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
@@ -41,16 +41,16 @@ class Examiner:
         """What start-up found; it sets variables itself."""
         self.infiniband = find_infiniband()
         self._began = time.monotonic()
-        self._watch = Watch(settings.launch.timeout, failure_handler.expire)
+        self._deadlines = PhaseDeadlines(settings.launch.timeout, failure_handler.expire)
 
     def close(self) -> None:
-        self._watch.close()
+        self._deadlines.close()
 
     @contextmanager
     def stage(self, phase: str) -> Iterator[None]:
         """A stage with its deadline; findings inside tell how long it took until them."""
         self._began = time.monotonic()
-        with self._watch.phase(phase):
+        with self._deadlines.phase(phase):
             yield
 
     def attempt(

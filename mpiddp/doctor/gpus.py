@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.doctor.findings import Finding, join_some, passed, skipped, warned
+from mpiddp.launch.binding import find_near_cpus
 from mpiddp.launch.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
 from mpiddp.launch.nccl import find_version
@@ -27,7 +28,6 @@ EDGE = 4096
 """Rows and columns of the matrices."""
 PRODUCTS = 10
 TRIALS = 3
-PCI = Path("/sys/bus/pci/devices")
 DEVICES = Path("/dev")
 SHOWN = 8
 
@@ -58,22 +58,9 @@ def examine_gpu(rank: int, device: torch.device) -> Gpu:
         name=properties.name,
         nccl=".".join(map(str, find_version())),
         peers=peers if others else None,
-        near=find_near_cores(find_bus(properties)),
+        near=find_near_cpus(find_bus(properties)),
         speed=measure_product(device),
     )
-
-
-def find_near_cores(bus: str | None, root: Path = PCI) -> frozenset[int]:
-    """Cores of the NUMA node that a PCI device hangs on; empty where the system does not say."""
-    if bus is None:
-        return frozenset()
-    try:
-        # The kernel writes 0-3,8,10-11.
-        items = (root / bus / "local_cpulist").read_text().split(",")
-        ends = [(low, high or low) for low, _, high in (each.partition("-") for each in items)]
-        return frozenset(core for low, high in ends for core in range(int(low), int(high) + 1))
-    except (OSError, ValueError):
-        return frozenset()
 
 
 def measure_product(device: torch.device) -> float:

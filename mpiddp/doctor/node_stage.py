@@ -10,8 +10,8 @@ from mpiddp import environment
 from mpiddp.doctor import cores, directories, name_resolution, node, variables
 from mpiddp.doctor.examiner import Examiner
 from mpiddp.doctor.findings import Finding
-from mpiddp.launch import device
 from mpiddp.launch.background import BackgroundCall
+from mpiddp.launch.binding import find_cpus
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
     world, settings = examiner.starter.control.world, examiner.settings
     resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
-    bindings = examiner.gather_on_node(cores.Binding(world.rank, device.find_cores(), threads))
+    bindings = examiner.gather_on_node(cores.Binding(world.rank, find_cpus(), threads))
     mine = NodeRow([], None, variables.find_variables(examiner.before))
     if bindings is not None:
         runs = directories.Place(True, problem)

@@ -7,9 +7,12 @@ import io
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import NoReturn
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.output import Output
 from mpiddp.launch.session import Options
 
 
@@ -49,6 +52,47 @@ class Parser(argparse.ArgumentParser):
             "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
         )
 
+    def add_lifeline_option(self) -> None:
+        """Add the option of `Options` that only a launch that does work has."""
+        self.add_argument(
+            "--lifeline-timeout",
+            type=float,
+            default=Options().lifeline_timeout,
+            metavar="SECONDS",
+            help="after which a node that nothing is heard of is lost (default: %(default)g)",
+        )
+
+    def add_stall_option(self) -> None:
+        """Add after how long a job has stalled."""
+        self.add_argument(
+            "--stall-timeout",
+            type=float,
+            default=Options().stall_timeout,
+            metavar="SECONDS",
+            help="end a job in which no rank's main thread has moved for so long (default: never)",
+        )
+
+    def add_binding_option(self) -> None:
+        """Add how ranks are bound to cores."""
+        self.add_argument(
+            "--bind",
+            default=Options().bind,
+            metavar="KIND",
+            help="bind ranks to cores: auto, none, cores or numa (default: %(default)s)",
+        )
+
+    def add_output_options(self) -> None:
+        """Add options of `Output`."""
+        add = self.add_argument
+        add("--log-dir", type=Path, metavar="DIR", help="write rank-N.out and rank-N.err there")
+        add(
+            "--console",
+            default=Output().console,
+            metavar="RANKS",
+            help="ranks that print to the console: all, none, or ranks as 0,3-5 (default: all)",
+        )
+        add("--label", action="store_true", help="put [rank@host] before each line on the console")
+
 
 def make_parser(program: str, description: str, usage: str | None = None) -> Parser:
     """A parser whose help keeps the lines of ``description``."""
@@ -57,6 +101,10 @@ def make_parser(program: str, description: str, usage: str | None = None) -> Par
 
 
 def read_options(values: argparse.Namespace) -> Options:
-    """The options that were added, and ``backend`` where there is one."""
-    backend = getattr(values, "backend", "auto")
-    return Options(backend, values.timeout, values.interface, values.allow_shared_gpu)
+    """The options that were added; the others have their defaults."""
+    given = vars(values)
+
+    def pick(kind: type[Any]) -> dict[str, Any]:
+        return {each.name: given[each.name] for each in fields(kind) if each.name in given}
+
+    return Options(output=Output(**pick(Output)), **pick(Options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import hashlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -122,14 +122,12 @@ class ControlChannel:
         self._wait(request, "duplicate")
         return communicator
 
-    def _meet(self, seconds: float = float("inf")) -> Iterator[None]:
-        """Wait for all ranks; yields each time that ``seconds`` have gone by. Collective."""
+    def _meet(self) -> None:
+        """Wait for all ranks, however long they work. Collective."""
         if self._own is None:
             return
         try:
-            request = self._own.Ibarrier()
-            while not mpi.wait(request, seconds):
-                yield
+            mpi.wait(self._own.Ibarrier())
         except RuntimeError as error:
             raise _mismatch("the end of this rank's session") from error
 

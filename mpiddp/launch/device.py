@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch import nccl
+from mpiddp.launch.binding import (
+    Cpus,
+    choose_masks,
+    find_allotted_cpus,
+    find_cpus,
+    find_near_cpus,
+    read_topology,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +43,14 @@ class Placement:
     """The one it takes, counted among those it sees; None without GPUs."""
     identity: str | None
     """Tells that GPU, or slice of one, from the others of the node; None where nobody tells."""
-    cores: frozenset[int]
+    cores: Cpus
     """Cores that this process may run on."""
     card: str | None = None
     """PCI address of the GPU: slices of one GPU have the same. None before CUDA is asked."""
+    allotted: Cpus = frozenset()
+    """Cores that it could be bound to."""
+    near: Cpus = frozenset()
+    """Cores of the NUMA node of its GPU; empty without a GPU, or where nobody tells."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,15 @@ def find_placement(world: World, *, may_initialize: bool) -> Placement:
     visible = count_visible(may_initialize=may_initialize)
     index = choose_index(visible, world.local_rank)
     identity = find_identity(index) if index is not None else None
-    return Placement(world.rank, visible, index, identity, find_cores())
+    return Placement(
+        rank=world.rank,
+        visible=visible,
+        index=index,
+        identity=identity,
+        cores=find_cpus(),
+        allotted=find_allotted_cpus(),
+        near=find_near_cpus(find_bus_of(identity)),
+    )
 
 
 def count_visible(*, may_initialize: bool) -> int:
@@ -90,13 +110,6 @@ def choose_index(visible: int, local_rank: int) -> int | None:
     if visible == 0:
         return None
     return 0 if visible == 1 else local_rank % visible
-
-
-def find_cores() -> frozenset[int]:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def _list_entries() -> list[str] | None:
@@ -134,11 +147,8 @@ def find_identity(index: int) -> str | None:
 
 def list_uuids() -> list[str]:
     """UUIDs of the GPUs that NVML sees, in the order of their PCI addresses; empty without NVML."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return []
-    if library.nvmlInit_v2():
+    library = _open_nvml()
+    if library is None:
         return []
     try:
         count = ctypes.c_uint()
@@ -149,6 +159,48 @@ def list_uuids() -> list[str]:
         library.nvmlShutdown()
     # A list with gaps would count wrongly.
     return uuids if all(uuids) else []
+
+
+class _Bus(ctypes.Structure):
+    """nvmlPciInfo_t, of which the numbers are read."""
+
+    _fields_ = (
+        ("legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("rest", ctypes.c_uint * 2),
+        ("text", ctypes.c_char * 32),
+    )
+
+
+def find_bus_of(identity: str | None) -> str | None:
+    """The PCI address of the GPU that `find_identity` has named, or None without NVML.
+
+    Of several GPUs in an order that only CUDA knows, the one that NVML gives the same number.
+    """
+    number, _, uuids = (identity or "").rpartition(" of ")
+    uuid = uuids.split(", ")[int(number or 0)]
+    library = _open_nvml() if uuid else None
+    if library is None:
+        return None
+    handle, bus = ctypes.c_void_p(), _Bus()
+    try:
+        failed = library.nvmlDeviceGetHandleByUUID(
+            uuid.encode(), ctypes.byref(handle)
+        ) or library.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(bus))
+    finally:
+        library.nvmlShutdown()
+    return None if failed else _format_bus(bus.domain, bus.bus, bus.device)
+
+
+def _open_nvml() -> Any:
+    """NVML, to be shut down, or None where it is not there."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library
 
 
 def _read_uuid(library: Any, number: int) -> str:
@@ -179,15 +231,18 @@ def select(placement: Placement) -> Placement:
         # CUDA may give the UUID of the whole GPU.
         parts.append(entries[placement.index])
     identity = " ".join(filter(None, parts)) or placement.identity
-    return replace(placement, identity=identity, card=card)
+    near = find_near_cpus(find_bus(properties))
+    return replace(placement, identity=identity, card=card, near=near)
 
 
 def find_bus(properties: Any) -> str | None:
     """The PCI address of a GPU as the system writes it, or None where this torch does not say."""
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if not all(isinstance(number, int) for number in numbers):
-        return None
-    domain, bus, slot = numbers
+    found = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    numbers = [number for number in found if isinstance(number, int)]
+    return _format_bus(*numbers) if len(numbers) == 3 else None
+
+
+def _format_bus(domain: int, bus: int, slot: int) -> str:
     return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
@@ -214,6 +269,20 @@ def assign(world: World, placements: Sequence[Placement]) -> Assignment:
         threads=share_cores([p.cores for p in placements], world.local_rank),
         remarks=find_remarks(world.hostname, placements),
     )
+
+
+def choose_cores(placements: Sequence[Placement], kind: str) -> list[Cpus] | None:
+    """The cores of each rank of a node, or None where they are left as they are.
+
+    A rank that has been bound stays bound, and the others of its node then stay as they are, too.
+    Nobody is bound where it is not known which cores are near a GPU: the choice could be a bad one.
+    """
+    if any(placement.cores != placements[0].allotted for placement in placements):
+        return None
+    if any(placement.index is not None and not placement.near for placement in placements):
+        return None
+    near = [placement.near for placement in placements]
+    return choose_masks(read_topology(), placements[0].allotted, near, kind)
 
 
 def find_shared(placements: Sequence[Placement]) -> frozenset[int]:

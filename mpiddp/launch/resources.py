@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.errors import PeerLostError
+from mpiddp.launch.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.control import ControlChannel
-from mpiddp.launch.failure.deadline import CLOSING, Watch
+from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.heartbeat import Heartbeat
+from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.mpi import mpi
 
 if TYPE_CHECKING:
@@ -55,15 +55,25 @@ class Resources:
     store: Any = None
     backend: str = ""
     has_group: bool = False
-    watch: Watch | None = None
+    deadlines: PhaseDeadlines | None = None
     """Deadline of the close, once all ranks have come."""
-    heartbeat: Heartbeat | None = None
+    lifeline: Lifeline | None = None
+    _unbound: Cpus = frozenset()
+    """Where this process could run before it was bound."""
+
+    def bind(self, cores: Cpus) -> None:
+        """Let this process run on ``cores``, until the end of the session."""
+        self._unbound = find_cpus()
+        bind_threads(cores)
+
+    def _unbind(self) -> None:
+        if self._unbound:
+            bind_threads(self._unbound)
 
     def close(self, control: ControlChannel) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
 
-        Waits for all ranks, however long they still work, but not for one that has not been heard
-        of for the channel's timeout. Ends the job where anything fails.
+        Waits for all ranks, however long they still work. Ends the job where anything fails.
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -81,34 +91,27 @@ class Resources:
         is_nccl = self.backend == "nccl"
         if not is_nccl:
             self._close_group()
-        self._meet(control)
+        if self.lifeline is not None:
+            self.lifeline.note_closing(control.world.hostname)
+        control._meet()
         # All have come, so nothing takes long any more.
-        with self.watch.phase(CLOSING) if self.watch is not None else contextlib.nullcontext():
+        deadlines = self.deadlines
+        with deadlines.phase(CLOSING) if deadlines is not None else contextlib.nullcontext():
             if is_nccl:
                 self._close_group()
-            if self.heartbeat is not None:
-                self.heartbeat.stop()
-                self.heartbeat = None
+            if self.lifeline is not None:
+                self.failure_handler.peers.lifeline = None
+                self.lifeline.close()
             if control.world.rank != 0:
-                self._drop_store()
-            self._meet(control)
-            self._drop_store()
+                self.store = None
+            control._meet()
+            self.store = None
             self._close_mpi(control)
-        if self.watch is not None:
-            self.watch.close()
+        if deadlines is not None:
+            deadlines.close()
+        self._forget_lifeline()
         self.variables.restore()
-
-    def _meet(self, control: ControlChannel) -> None:
-        """Wait until all ranks are here, or one is lost."""
-        heartbeat = self.heartbeat
-        for _ in control._meet(heartbeat.period if heartbeat is not None else float("inf")):
-            lost = heartbeat.find_silent() if heartbeat is not None else None
-            if lost is not None:
-                raise PeerLostError(
-                    f"{self.failure_handler.peers.describe_rank(lost)} has not been heard of for "
-                    f"{control.timeout:g} s, while this rank waits for it at the end of the "
-                    "session: it was killed or stopped, or its node is down"
-                )
+        self._unbind()
 
     def _close_group(self) -> None:
         """Close the group, a script's own too: a rank that left must not look alive to its peers.
@@ -121,8 +124,13 @@ class Resources:
         if self.has_group or not torch.cuda.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _drop_store(self) -> None:
-        self.store = self.failure_handler.peers.store = None
+    def _forget_lifeline(self) -> None:
+        """Its process ends; where start-up failed, nothing has been joined."""
+        if self.lifeline is not None:
+            lifeline, self.lifeline = self.lifeline, None
+            self.failure_handler.peers.lifeline = None
+            lifeline.close()
+            lifeline.wait()
 
     def _close_mpi(self, control: ControlChannel) -> None:
         if self.comm is not None:
@@ -144,5 +152,7 @@ class Resources:
         distributed = sys.modules.get("torch.distributed")
         if self.has_group and distributed is not None and distributed.is_initialized():
             distributed.destroy_process_group()
-        self._drop_store()
+        self.store = None
+        self._forget_lifeline()
         self.variables.restore()
+        self._unbind()

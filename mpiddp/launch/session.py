@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.binding import AUTO, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.output import Output
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 
@@ -51,13 +53,31 @@ class Options:
     allow_shared_gpu: bool = False
     """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
+    lifeline_timeout: float = 30.0
+    """Seconds after which a node that nothing is heard of is lost."""
+    bind: str = AUTO
+    """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
+    (`mpiddp.launch.binding`)."""
+    stall_timeout: float = 0.0
+    """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
+    output: Output = field(default_factory=Output)
+    """What becomes of what ranks print. Whoever starts the process sees to it, before anything else
+    (`mpiddp.launch.output.redirect`)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+        check_kind(self.bind)
+        if not 0 <= self.stall_timeout <= LONGEST_TIMEOUT:
             raise ConfigurationError(
-                f"timeout: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "
-                f"found {self.timeout}"
+                f"stall_timeout: expected seconds up to {LONGEST_TIMEOUT:g}, or 0 for none, "
+                f"found {self.stall_timeout}"
             )
+        for name in ("timeout", "lifeline_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= LONGEST_TIMEOUT:
+                raise ConfigurationError(
+                    f"{name}: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "
+                    f"found {seconds}"
+                )
 
 
 class Session(ControlChannel):
@@ -139,10 +159,9 @@ class Session(ControlChannel):
     def close(self) -> None:
         """Close group, store and MPI.
 
-        Waits for all ranks, however long they still work, but not for one that has not been heard
-        of for the session's timeout: that ends the job, as any failure does. Variables that were
-        set at the start get their old values back, except the one that keeps child processes out
-        of MPI.
+        Waits for all ranks, however long they still work. One that is lost meanwhile ends the job.
+        Variables that were set at the start get their old values back, except the one that keeps
+        child processes out of MPI.
         """
         if self._closed or not self._resources.failure_handler.is_own_process():
             return

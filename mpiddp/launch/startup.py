@@ -10,21 +10,23 @@ import atexit
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
-from mpiddp.errors import AloneError, ConfigurationError, LaunchError
+from mpiddp.errors import AloneError, ConfigurationError, LaunchError, UnreachableError
 from mpiddp.launch import device, nccl, summary
 from mpiddp.launch.control import ControlChannel
-from mpiddp.launch.failure.deadline import PHASES, Watch
+from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.heartbeat import Heartbeat
 from mpiddp.launch.failure.termination import in_notebook, write_console
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
+from mpiddp.launch.lifeline.lifeline import Lifeline
+from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.movement import Movement
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
@@ -46,6 +48,8 @@ from mpiddp.launch.world import (
 if TYPE_CHECKING:
     import torch
 
+TOKEN_BYTES = 16
+"""Of the lifeline's tokens."""
 KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
 
@@ -67,7 +71,7 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
             "it, or call its close() first"
         )
     # Under `python -m mpiddp` a script may call mpiddp.init(): the launch has been described.
-    starter = Starter(options, failure_handler, make_group, is_quiet=previous is not None)
+    starter = Starter(options, failure_handler, make_group, previous)
     session = starter.run()
     session._open()
     failure_handler.starting = False
@@ -103,8 +107,8 @@ def torchrun_variables(world: World, meeting: store.Meeting) -> dict[str, str]:
         environment.MASTER_ADDR: meeting.address,
         environment.MASTER_PORT: str(meeting.port),
         environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
-        environment.TORCHELASTIC_RESTART_COUNT: "0",
-        environment.TORCHELASTIC_MAX_RESTARTS: "0",
+        # From the front, where it has started this rank.
+        **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
         # The server runs already; init_process_group() must only connect to it.
         environment.TORCHELASTIC_USE_AGENT_STORE: "True",
     }
@@ -132,6 +136,8 @@ class Starter:
 
     placement: device.Placement
     """This and what follows: once `find_device` is done."""
+    placements: list[device.Placement]
+    """Of all ranks of this node."""
     assignment: device.Assignment
     device: torch.device
     """This and ``threads``: once `take_device` is done."""
@@ -144,14 +150,14 @@ class Starter:
         options: Options,
         failure_handler: FailureHandler,
         make_group: bool,
-        *,
-        is_quiet: bool = False,
+        previous: Session | None = None,
     ) -> None:
+        """``previous``: a session of this process, whose lifeline serves this one as well."""
         self.options = options
         self.failure_handler = failure_handler
         self.peers = failure_handler.peers
         self.make_group = make_group
-        self.is_quiet = is_quiet
+        self.previous = previous
         self.control = ControlChannel(solitary_world(), None, options.timeout)
         """Of this process alone until MPI is up."""
         self.resources = Resources(failure_handler)
@@ -163,29 +169,32 @@ class Starter:
         failure_handler.seconds = options.timeout
 
     def run(self) -> Session:
-        self.watch = Watch(self.options.timeout, self.failure_handler.expire)
+        self.deadlines = PhaseDeadlines(self.options.timeout, self.failure_handler.expire)
         try:
-            with self.watch.phase("MPI"):
+            with self.deadlines.phase("MPI"):
                 self.settle(self.begin_import)
                 self.settle(self.start_mpi)
-            with self.watch.phase("import torch"):
+                self.settle(self.begin_lifeline)
+            with self.deadlines.phase("import torch"):
                 self.settle(self.join_import)
-            with self.watch.phase("address"):
+            with self.deadlines.phase("address"):
                 self.settle(self.find_device)
+                self.settle(self.bind_cores)
                 self.settle(self.take_device)
                 self.settle(self.find_address)
-            with self.watch.phase("store"):
+            with self.deadlines.phase("store"):
                 self.settle(self.open_store)
+                self.settle(self.join_lifeline)
             if self.make_group:
-                with self.watch.phase("group"):
+                with self.deadlines.phase("group"):
                     self.settle(self.open_group)
-                with self.watch.phase("first all-reduce"):
+                with self.deadlines.phase("first all-reduce"):
                     self.settle(self.try_group)
-            with self.watch.phase("summary"):
+            with self.deadlines.phase("summary"):
                 seconds = self._describe()
             return self._make_session(seconds)
         except BaseException:
-            self.watch.close()
+            self.deadlines.close()
             if self.torch_import is not None:
                 self.torch_import.restore()
             self.close_offers()
@@ -206,6 +215,16 @@ class Starter:
         except BaseException as caught:
             error = caught
         self.failure_handler.settle(error)
+
+    def begin_lifeline(self) -> None:
+        """Start this rank's companion process, where there are other ranks."""
+        if self.previous is not None:
+            self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
+        elif self.control.world.size > 1:
+            handler = self.failure_handler
+            self.resources.lifeline = Lifeline(
+                handler.leave_job, handler.lose_lifeline, handler.output
+            )
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
@@ -274,8 +293,18 @@ class Starter:
         if self.make_group and any(each.index is not None for each in placements):
             placement = device.select(placement)
             placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
-        self.placement = placement
+        self.placement, self.placements = placement, placements
         self.assignment = device.assign(world, placements)
+
+    def bind_cores(self) -> None:
+        """Bind this rank, where its launcher has not, before torch and Gloo start threads."""
+        masks = device.choose_cores(self.placements, self.options.bind)
+        if masks is None:
+            return
+        world, placements = self.control.world, self.placements
+        self.resources.bind(masks[world.local_rank])
+        self.placements = [replace(p, cores=m) for p, m in zip(placements, masks, strict=True)]
+        self.assignment = device.assign(world, self.placements)
 
     def take_device(self) -> None:
         """Choose the backend; take the threads."""
@@ -381,6 +410,52 @@ class Starter:
             # Here, where no rank waits for another one yet.
             interfaces.check_variables(resources.backend, world.hostname)
 
+    def join_lifeline(self) -> None:
+        """Connect this rank's companion process with those of the other ranks."""
+        lifeline, world = self.resources.lifeline, self.control.world
+        if lifeline is None or self.neighbourhood is None:
+            return
+        token, problem = secrets.token_hex(TOKEN_BYTES), None
+        places, node = ["", ""], mpi.SleepingCommunicator(self.neighbourhood.node)
+        try:
+            if world.rank == 0:
+                clients = secrets.token_hex(TOKEN_BYTES)
+                places[0] = lifeline.listen(self.route.meeting.address, token, clients)
+        except UnreachableError as error:
+            problem = error
+        places[0], token = self.control.broadcast((places[0], token))
+        try:
+            if world.local_rank == 0:
+                places[1] = lifeline.listen("", token)
+        except UnreachableError as error:
+            problem = error
+        places[1], leader = node.bcast((places[1], world.rank))
+        if problem is not None or not all(places):
+            raise problem or UnreachableError("the companion of another rank cannot listen")
+        lifeline.join(self._make_membership(places, token, leader))
+        self.peers.lifeline = lifeline
+
+    def _make_membership(self, places: Sequence[str], token: str, leader: int) -> Membership:
+        """``places``: where the companions of rank 0 and of the node's first rank listen."""
+        world, roster = self.control.world, self.peers.roster
+        leads = world.local_rank == 0
+        hostnames: Sequence[str] = ()
+        if roster is not None:
+            hostnames = [roster.hostnames[node] for node in roster.nodes]
+        return Membership(
+            rank=world.rank,
+            size=world.size,
+            hostname=world.hostname,
+            parent=0 if leads else leader,
+            parent_hostname=world.master_hostname if leads else world.hostname,
+            node_rank=world.node_rank,
+            local_rank=world.local_rank,
+            seconds=self.options.lifeline_timeout,
+            token=token,
+            places=() if world.rank == 0 else (places[0],) if leads else (places[1], places[0]),
+            hostnames=tuple(hostnames),
+        )
+
     def open_group(self) -> None:
         """Make torch.distributed's default group."""
         world, resources = self.control.world, self.resources
@@ -397,13 +472,14 @@ class Starter:
     def _describe(self) -> dict[str, float]:
         """Say what was started. Returns, on rank 0, each phase's seconds on its slowest rank."""
         assert self.torch_import is not None
-        durations = self.watch.durations | {"import torch": self.torch_import.seconds}
+        durations = self.deadlines.durations | {"import torch": self.torch_import.seconds}
         seconds = {phase: durations[phase] for phase in PHASES if phase in durations}
         slowest = summary.find_slowest(seconds, self.resources.comm)
         report = summary.NodeReport(
             interface=self.route.interface,
             mpi_interfaces=", ".join(self.mpi_interfaces),
             device=summary.describe_device(self.device, self.threads),
+            cores=summary.describe_cores([placement.cores for placement in self.placements]),
             remarks=self.assignment.remarks,
         )
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None
@@ -425,18 +501,28 @@ class Starter:
             slowest=slowest,
             oddities=find_oddities(world, self.peers.launcher, roster),
         )
-        if not self.is_quiet:
+        if self.previous is None:
             write_console(summary.describe_start(start))
         return {phase: longest for phase, (longest, _) in slowest.items()}
 
+    def _watch_movement(self) -> None:
+        """Have the job end when no rank moves any more."""
+        lifeline, seconds = self.resources.lifeline, self.options.stall_timeout
+        if lifeline is not None and seconds > 0:
+            lifeline.note_move()
+            movement = Movement(lifeline.note_move, seconds)
+            self.resources.on_close.insert(0, movement.close)
+            if self.control.world.rank == 0:
+                lifeline.watch_stall(seconds)
+
     def _make_session(self, seconds: Mapping[str, float]) -> Session:
         world, resources = self.control.world, self.resources
-        self.peers.store = resources.store
         if world.size == 1:
-            self.watch.close()
+            self.deadlines.close()
         else:
-            resources.watch = self.watch
-            timeout = self.options.timeout
-            resources.heartbeat = Heartbeat(resources.store, world.rank, world.size, timeout)
+            resources.deadlines = self.deadlines
+            self._watch_movement()
+        if resources.lifeline is not None:
+            resources.lifeline.note_started()
         meeting = self.route.meeting
         return Session(self.control, resources, self.device, self.threads, meeting, seconds)

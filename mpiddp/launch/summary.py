@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.world import Roster, World
 
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
+
+
+SHOWN = 8
+"""Ranks of a node whose cores are shown."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class NodeReport:
     """To which MPI's TCP transports were confined; empty where they choose."""
     device: str
     """Of the leader; a node's ranks are taken to be alike."""
+    cores: str
+    """Of all ranks of the node."""
     remarks: tuple[str, ...]
 
 
@@ -38,6 +44,15 @@ def describe_device(device: torch.device, threads: int) -> str:
         initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
     return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
+
+
+def describe_cores(masks: Sequence[frozenset[int]]) -> str:
+    """``0-3 | 4-7 by local rank``, or ``0-7, shared``: on which cores a node's ranks run."""
+    texts = [fold_numbers(mask) for mask in masks]
+    if len(set(texts)) == 1:
+        return texts[0] + (", shared" if len(masks) > 1 else "")
+    shown = texts[:SHOWN] + ["…"] * (len(texts) > SHOWN)
+    return f"{' | '.join(shown)} by local rank"
 
 
 def find_slowest(
@@ -99,6 +114,7 @@ def describe_start(start: Start) -> str:
         "interface": _fold_by_node(hostnames, [report.interface for report in reports]),
         "backend": start.backend if start.has_group else f"left to the script ({start.backend})",
         "devices": _fold_by_node(hostnames, [report.device for report in reports]),
+        "cores": _fold_by_node(hostnames, [report.cores for report in reports]),
         "MPI": library,
         "seconds": ", ".join(_describe_phase(*item, world.size) for item in start.slowest.items()),
     }

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.output import parse_ranks
 from mpiddp.training.registry import DATASETS, MODELS
 from mpiddp.training.straggler import parse_straggler
 
@@ -132,9 +133,28 @@ class Configuration:
     timeout: float = 300.0
     """Deadline of each phase of start-up and of each collective, in seconds."""
 
+    lifeline_timeout: float = 30.0
+    """Seconds after which a node that nothing is heard of is lost."""
+
     allow_shared_gpu: bool = False
     """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
+
+    stall_timeout: float = 600.0
+    """End the run when no rank's main thread has moved for so many seconds; 0 for never."""
+
+    bind: Literal["auto", "none", "cores", "numa"] = "auto"
+    """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; auto: to
+    cores, where each rank has at least two."""
+
+    log_dir: Path | None = None
+    """Directory for what each rank prints: rank-N.out and rank-N.err."""
+
+    console: str = "all"
+    """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
+
+    label: bool = False
+    """Put [rank@host] before each line on the console."""
 
     def __post_init__(self) -> None:
         _check_choice("data", self.data, list(DATASETS))
@@ -148,7 +168,8 @@ class Configuration:
         _check("momentum", 0 <= self.momentum < 1, "0 to below 1", self.momentum)
         decay = self.weight_decay
         _check("weight_decay", decay >= 0 and math.isfinite(decay), "0 or more", decay)
-        _check("timeout", _is_positive(self.timeout), "above 0 seconds", self.timeout)
+        for name in ("timeout", "lifeline_timeout"):
+            _check(name, _is_positive(getattr(self, name)), "above 0 seconds", getattr(self, name))
         _check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         _check_sync(self.sync)
         _check("servers", self.servers >= 1, "1 or more", self.servers)
@@ -158,7 +179,10 @@ class Configuration:
             parse_straggler(self.straggler)
         if self.name is not None:
             _check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
-        for name in ("name", "interface", "runs_dir"):
+        good = self.stall_timeout >= 0 and math.isfinite(self.stall_timeout)
+        _check("stall_timeout", good, "0 or more seconds", self.stall_timeout)
+        parse_ranks(self.console)
+        for name in ("name", "interface", "runs_dir", "log_dir"):
             text = str(getattr(self, name) or "")
             _check(name, _is_text(text), "text without broken characters", text)
 

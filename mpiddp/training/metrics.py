@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mpiddp.launch.job_directory import check_attempt
 from mpiddp.launch.launcher.hostnames import count_noun
 
 SHOWN = 6
@@ -94,6 +95,7 @@ class MetricsFile:
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, row: Row) -> None:
+        check_attempt()
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
 

@@ -113,7 +113,7 @@ def _open_run(
     answer = session.broadcast(answer)
     if isinstance(answer, ConfigurationError):
         raise answer
-    failure_handler.run_directory, failure_handler.attempt = answer
+    failure_handler.enter_run(*answer)
     return run
 
 

@@ -134,17 +134,6 @@ def test_ranks_far_from_their_gpus():
     assert gpus.judge_place(unknown, cores).status == "skip"
 
 
-def test_near_cores_are_read_from_the_system(tmp_path):
-    folder = tmp_path / "0000:c1:00.0"
-    folder.mkdir()
-    (folder / "local_cpulist").write_text("0-3,8,10-11\n")
-    assert gpus.find_near_cores("0000:c1:00.0", tmp_path) == {0, 1, 2, 3, 8, 10, 11}
-    assert gpus.find_near_cores("0000:c2:00.0", tmp_path) == frozenset()
-    assert gpus.find_near_cores(None, tmp_path) == frozenset()
-    (folder / "local_cpulist").write_text("\n")
-    assert gpus.find_near_cores("0000:c1:00.0", tmp_path) == frozenset()
-
-
 SPEEDS = st.lists(st.floats(1e12, 1e15), min_size=1, max_size=9)
 
 

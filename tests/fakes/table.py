@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from mpiddp.launch.launcher import command
+from mpiddp import __main__ as door
+from mpiddp.launch.launcher import command, plan
 
 sys.prefix = os.environ["FAKE_PREFIX"]
 sys.executable = f"{sys.prefix}/bin/python"
 os.geteuid = lambda: int(os.environ.get("FAKE_USER", "1000"))
-command.count_slots = lambda: 4
-command.main()
+command.count_slots = plan.count_slots = lambda: 4
+door.main()

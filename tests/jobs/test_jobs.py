@@ -26,18 +26,18 @@ from hypothesis import strategies as st
 import copies
 import launchers
 import mpiddp.errors
+from mpiddp.launch.launcher.job_end import describe_code
 from slurm import Cluster
 
 JOBS = launchers.ROOT / "jobs"
 TRAIN = shlex.quote(f"{JOBS}/train.sbatch")
-SCRIPTS = ("train", "sweep", "benchmark")
+SCRIPTS = ("train", "sweep", "benchmark", "run")
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "1")
 FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 JOB_SECONDS = 60
 
-IDLE = shutil.which("true") or "/bin/true"
-"""A Python that does nothing, for tests in which only its name counts."""
-REAL = {"MPIDDP_PYTHON": sys.executable}
+PYTHON = sys.executable
+"""Runs the front; no rank is started by these fakes."""
 
 SCONTROL = """
 case "$1 $2" in
@@ -55,7 +55,7 @@ done
 case " $* " in *" --open-mode=append "*) ;; *) : >"$error" ;; esac
 seq -f "line %g of ${FAKE_RANKS:-the ranks}" "${FAKE_LINES:-30}" >>"$error"
 [ -z "${FAKE_OUTCOME:-}" ] || printf '{\\n  "code": %s,\\n  "rank": 0\\n}\\n' "$FAKE_OUTCOME" \\
-    >"$FAKE_RUN/outcome.json"
+    >"$MPIDDP_JOB_DIRECTORY/outcome.json"
 printf '%b' "${FAKE_MESSAGES:-}" >&2
 exit "${FAKE_STATUS:-0}"
 """
@@ -112,7 +112,7 @@ class MadeUp:
                 {
                     "PATH": f"{self.bin}:{os.environ['PATH']}",
                     "FAKES": str(self.fakes),
-                    "FAKE_RUN": str(self.cwd / "runs" / "train-42"),
+                    "XDG_STATE_HOME": str(self.fakes / "state"),
                     **self.variables,
                     **variables,
                 }
@@ -196,7 +196,7 @@ def make_up(directory: Path) -> MadeUp:
     made.program("scancel", 'echo "$*" >"$FAKES/scancelled"')
     for name in ("jobs", "mpiddp", "benchmarks"):
         (made.root / name).symlink_to(launchers.ROOT / name)
-    made.variables["MPIDDP_PYTHON"] = IDLE
+    made.variables["MPIDDP_PYTHON"] = PYTHON
     return made
 
 
@@ -228,7 +228,10 @@ def test_shellcheck_finds_nothing(name):
 def test_the_header_asks_for_nothing_but_a_name(name):
     # A directory would have to be there, a count would defeat the user's, a signal kills ranks.
     text = (JOBS / f"{name}.sbatch").read_text()
-    assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == [f"#SBATCH --job-name={name}"]
+    added = ["no-kill", "requeue", "open-mode=append"] if name == "run" else []
+    restarts = [f"#SBATCH --{each}" for each in added]
+    expected = [f"#SBATCH --job-name={name}", *restarts]
+    assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == expected
 
 
 def test_all_scripts_find_the_checkout_in_the_same_way():
@@ -254,7 +257,7 @@ def test_run_by_hand_a_script_says_how_it_is_submitted(made_up, name):
 def test_the_checkout_is_where_the_jobs_record_says(made_up):
     done = made_up.submit("train", *TOY)
     assert done.returncode == 0, done.stderr
-    assert made_up.program_line == [IDLE, "-m", "mpiddp.train", *TOY]
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *TOY]
 
 
 def own(made_up: MadeUp) -> None:
@@ -426,7 +429,7 @@ def test_what_is_made_of_an_allocation(made_up, case):
     ],
 )
 def test_what_is_no_number_is_refused(made_up, script, name):
-    done = made_up.submit(script, *TOY, nodes=EVEN, **{name: "abc"})
+    done = made_up.submit(script, *TOY, nodes=EVEN, cpus="4(x2)", **{name: "abc"})
     assert done.returncode == 2 and not made_up.started
     assert f"{name} is 'abc', but Slurm sets it to a whole number" in done.stderr
     assert "integer expression" not in done.stderr
@@ -434,11 +437,12 @@ def test_what_is_no_number_is_refused(made_up, script, name):
 
 def test_tasks_left_over_from_another_shell_are_refused(made_up):
     # Slurm hands on SLURM_NTASKS of salloc's shell to a job for which nobody gave a count.
-    done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS="7")
+    both = {"nodes": PLAIN, "cpus": "4(x2)", "tasks": 2}
+    done = made_up.submit("train", *TOY, **both, SLURM_NTASKS="7")
     assert done.returncode == 2 and not made_up.started
     [line] = done.stderr.splitlines()
     assert "SLURM_NTASKS is 7" in line and "2 tasks" in line and "--ntasks" in line
-    done = made_up.submit("train", *TOY, nodes=PLAIN, tasks=2, SLURM_NTASKS_PER_NODE="7")
+    done = made_up.submit("train", *TOY, **both, SLURM_NTASKS_PER_NODE="7")
     assert done.returncode == 0 and "SLURM_NTASKS_PER_NODE" not in made_up.exported
 
 
@@ -455,14 +459,6 @@ def bash(text: str, *arguments: str) -> str:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=12))
-def test_slurms_counts_are_read(counts):
-    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
-    text = ",".join(f"{value}(x{times})" if times > 1 else f"{value}" for value, times in groups)
-    assert list(map(int, bash('expand_counts "$1"', text).split())) == counts
 
 
 # Without \r, which subprocess reads as \n.
@@ -635,7 +631,10 @@ def make_environment(made_up: MadeUp) -> Path:
     prefix = made_up.fakes / "some env"
     (prefix / "bin").mkdir(parents=True)
     python = prefix / "bin" / "python"
-    python.write_text('#!/bin/bash\ncase "$*" in *find_spec*) exit 1 ;; esac\n')
+    python.write_text(
+        '#!/bin/bash\ncase "$*" in *find_spec*) exit 1 ;; *mpi4py*) exit ;; esac\n'
+        f'exec {shlex.quote(PYTHON)} "$@"\n'
+    )
     python.chmod(0o755)
     return prefix
 
@@ -671,7 +670,6 @@ def test_the_outcome_is_found_with_the_python_that_the_prefix_brings(made_up):
     made_up.program("container", f'PATH="{Path(sys.executable).parent}:$PATH"\nexec "$@"\n')
     # The job's own PATH has no Python that could stand in.
     made_up.program("python", "exit 1")
-    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
     ended = {"FAKE_OUTCOME": "4", "FAKE_STATUS": "137"}
     done = made_up.submit("train", *TOY, MPIDDP_WRAP="container", **ended, **variables)
     assert done.returncode == 4, done.stderr
@@ -704,8 +702,7 @@ def codes_of_errors() -> dict[int, str]:
 def test_the_meanings_are_those_of_the_errors():
     table = codes_of_errors()
     assert set(table) == {0, 1, 2, 3, 4, 5, 6, 75}
-    told = bash('for code; do describe_code "$code"; done', *map(str, table)).splitlines()
-    assert dict(zip(table, told, strict=True)) == table
+    assert {code: describe_code(code) for code in table} == table
 
 
 def messages(*ends: str) -> str:
@@ -749,9 +746,8 @@ SHELL_KILLED = messages("task 1: Exited with exit code 137", "task 0: Terminated
 def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
     made_up, outcome, status, said, code
 ):
-    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
     done = made_up.submit(
-        "train", *TOY, FAKE_OUTCOME=outcome, FAKE_STATUS=status, FAKE_MESSAGES=said, **REAL
+        "train", *TOY, FAKE_OUTCOME=outcome, FAKE_STATUS=status, FAKE_MESSAGES=said
     )
     assert done.returncode == code
     assert f"ended with exit code {code}: " in done.stderr
@@ -764,39 +760,24 @@ def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
 
 
 def test_an_earlier_outcome_is_not_this_jobs(made_up):
-    run = made_up.cwd / "runs" / "mine"
-    run.mkdir(parents=True)
-    (run / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}, indent=2))
-    # The trainer refuses a run that has finished, and leaves its outcome as it is.
-    done = made_up.submit("train", *TOY, "--name", "mine", FAKE_STATUS="2", **REAL)
+    left = made_up.fakes / "state" / "mpiddp" / "jobs" / "42"
+    left.mkdir(parents=True, mode=0o700)
+    (left / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}))
+    done = made_up.submit("train", *TOY, FAKE_STATUS="2")
     assert done.returncode == 2
-
-
-@pytest.mark.parametrize("how", ["option", "file", "job"])
-def test_the_outcome_is_looked_for_where_the_trainer_writes_it(made_up, how):
-    name, arguments = "a b-c%j-42", list(TOY)
-    if how == "option":
-        name, arguments = "named", [*TOY, "--name=named"]
-    elif how == "file":
-        (made_up.cwd / "my.toml").write_text('name = "in a file"\nruns_dir = "far"\n')
-        name, arguments = "in a file", [*TOY, "--config", "my.toml"]
-    run = made_up.cwd / ("far" if how == "file" else "runs") / name
-    run.mkdir(parents=True)
-    variables = {"FAKE_RUN": str(run), "FAKE_OUTCOME": "4", "FAKE_STATUS": "137", **REAL}
-    done = made_up.submit("train", *arguments, SLURM_JOB_NAME="a b/c%j", **variables)
-    assert done.returncode == 4, done.stderr
+    # Nothing is left for the next one either.
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("", 143), ("143", 143), ("0", 0), ("4", 4)])
 def test_a_signal_is_the_reason_where_no_outcome_says_more(made_up, outcome, code):
-    (made_up.cwd / "runs" / "train-42").mkdir(parents=True)
     # srun, too, is told by Slurm; what it says of the ranks is no reason.
     made_up.program("srun", f"kill -TERM $PPID; sleep 0.2\n{SRUN}")
     ended = {"FAKE_OUTCOME": outcome, "FAKE_STATUS": "143", "FAKE_MESSAGES": KILLED}
-    done = made_up.submit("train", *TOY, **ended, **REAL)
+    done = made_up.submit("train", *TOY, **ended)
     assert done.returncode == code
     assert f"mpiddp: job 42 ended with exit code {code}: " in done.stderr
-    assert ("SIGTERM came to this script" in done.stderr) is (outcome == "")
+    assert ("mpiddp was sent SIGTERM" in done.stderr) is (outcome == "")
 
 
 def test_a_signal_before_the_ranks_is_written_down(made_up):
@@ -920,6 +901,66 @@ def test_a_grid_that_cannot_be_meant_is_refused(made_up, arguments, part):
     assert part in line
 
 
+@pytest.mark.parametrize(
+    ("program", "started"),
+    [
+        (["my script.py", "--epochs", "1"], ["my script.py"]),
+        (["-m", "pack.mod", "--epochs", "1"], ["-m", "pack.mod"]),
+    ],
+)
+def test_a_sweep_of_a_script_of_ones_own(made_up, program, started):
+    (made_up.cwd / "my script.py").touch()
+    (made_up.cwd / "pack").mkdir()
+    done = sweep(made_up, "lr=0.1,0.01", "name=a,b,c", "--", *program, task=4)
+    assert done.returncode == 0, done.stderr
+    point = ["--lr", "0.01", "--name", "b"]
+    assert made_up.program_line[1:] == ["-m", "mpiddp", *started, *point, "--epochs", "1"]
+
+
+# ---- run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        (["x y.py", "--its own", "a*"], ["-m", "mpiddp", "x y.py", "--its own", "a*"]),
+        (["--timeout", "9", "x y.py"], ["-m", "mpiddp", "--timeout", "9", "x y.py"]),
+        (["-m", "this"], ["-m", "mpiddp", "-m", "this"]),
+        (["train", *TOY], ["-m", "mpiddp.train", *TOY]),
+    ],
+)
+def test_a_script_of_anybodys_is_started(made_up, arguments, program):
+    (made_up.cwd / "x y.py").touch()
+    done = made_up.submit("run", *arguments, nodes=PLAIN, cpus="4(x2)")
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line == [PYTHON, *program]
+    assert made_up.options == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    assert "--output=logs/run-42.out" in made_up.srun
+
+
+def test_options_of_the_front_stand_before_the_script(made_up):
+    (made_up.cwd / "x.py").touch()
+    options = ("--ranks-per-node", "2", "--restarts", "2")
+    done = made_up.submit("run", *options, "x.py", nodes=PLAIN, cpus="4(x2)", FAKE_STATUS="1")
+    assert done.returncode == 1
+    assert "--ntasks=4" in made_up.options
+    assert done.stderr.count("; restart ") == 2
+    # The last attempt of three.
+    assert made_up.exported["TORCHELASTIC_RESTART_COUNT"] == "2"
+    # What all attempts said is kept, and shown.
+    written = (made_up.cwd / "logs" / "run-42.err").read_text().splitlines()
+    assert len(written) == 3 * 30
+
+
+def test_a_script_that_is_not_there_starts_nothing(made_up):
+    done = made_up.submit("run", "gone.py")
+    assert (done.returncode, done.stdout) == (2, "") and not made_up.started
+    [line] = done.stderr.splitlines()
+    assert "there is no script 'gone.py'" in line
+    # In a container it may be.
+    assert made_up.submit("run", "gone.py", MPIDDP_WRAP="container").returncode == 0
+
+
 # ---- chain -----------------------------------------------------------------------------------
 
 
@@ -1019,19 +1060,23 @@ def test_the_help_of_the_chain_says_what_a_stage_is(made_up):
 # ---- benchmark -------------------------------------------------------------------------------
 
 
+FRONT = f'case "$*" in "-m mpiddp "*) exec {shlex.quote(PYTHON)} "$@" ;; esac\n'
+"""Makes a Python that does something else than to start the benchmark start it nevertheless."""
+
+
 def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
-    done = made_up.submit("benchmark", "nonsense", **REAL)
+    done = made_up.submit("benchmark", "nonsense")
     assert done.returncode == 2 and not made_up.started
     assert "exit code 2: bad arguments" in done.stderr
     assert "'nonsense' is not a benchmark" in done.stderr
     assert "nonsense" in (made_up.cwd / "logs" / "benchmark-42.err").read_text()
-    done = made_up.submit("benchmark", "--help", **REAL)
+    done = made_up.submit("benchmark", "--help")
     assert done.returncode == 0
     assert "startup" in (made_up.cwd / "logs" / "benchmark-42.out").read_text()
 
 
 def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
-    made_up.program("show", 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
+    made_up.program("show", FRONT + 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
     show = str(made_up.bin / "show")
     for variables in ({"SLURM_CPUS_PER_TASK": "3"}, {}):
         done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=show, **variables)
@@ -1043,15 +1088,15 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
 
 def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
     # Slurm tells the script and the benchmark.
-    told = "kill -TERM $(cut -d' ' -f4 /proc/$PPID/stat); sleep 0.2; kill -TERM $$"
-    made_up.program("slow", f'case "$*" in "-m benchmarks x") {told} ;; esac\n')
+    told = "kill -TERM $PPID; sleep 0.2; kill -TERM $$"
+    made_up.program("slow", f'{FRONT}case "$*" in "-m benchmarks x") {told} ;; esac\n')
     done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=str(made_up.bin / "slow"))
     assert done.returncode == 143
     assert "ended with exit code 143: signal 15 (SIGTERM)" in done.stderr
 
 
 HEAR = """trap 'echo heard >>heard' {0}
-kill -{0} $(cut -d' ' -f4 /proc/$PPID/stat)
+kill -{0} {2}
 {1}for _ in {{1..50}}; do [ -e heard ] || sleep 0.1; done
 exit 9
 """
@@ -1061,18 +1106,19 @@ exit 9
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, state):
     # In a job that it ends, Slurm itself tells the benchmark.
-    text = HEAR.format("TERM", "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n")
-    made_up.program("slow", f'case "$*" in "-m benchmarks x") ;; *) exit ;; esac\n{text}')
+    own = "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n"
+    text = HEAR.format("TERM", own, "$PPID")
+    made_up.program("slow", f'{FRONT}case "$*" in "-m benchmarks x") ;; *) exit ;; esac\n{text}')
     variables = {"MPIDDP_PYTHON": str(made_up.bin / "slow"), "FAKE_STATE": state}
     done = made_up.submit("benchmark", "x", **variables)
     assert done.returncode == 9, done.stderr
-    assert "SIGTERM came to this script" in done.stderr
+    assert "mpiddp was sent SIGTERM" in done.stderr
     assert (made_up.cwd / "heard").read_text() == "heard\n"
 
 
 def test_a_signal_before_the_benchmark_ends_the_job(made_up):
     (made_up.cwd / "mine.sh").write_text("kill -TERM $$\n")
-    done = made_up.submit("benchmark", "x", MPIDDP_ENV="mine.sh", **REAL)
+    done = made_up.submit("benchmark", "x", MPIDDP_ENV="mine.sh")
     assert done.returncode == 143
     assert "no rank had been started" in done.stderr and not (made_up.cwd / "logs").exists()
 
@@ -1142,7 +1188,7 @@ def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name):
     stage.made_up.program("srun", f'echo step >>"$FAKES/steps"\n{STEP}')
     # Ctrl-C comes from the terminal, to all of its processes.
     own = "" if name == "TERM" else "kill -INT $$\n"
-    done = stage.run("bash", "-c", HEAR.format(name, own))
+    done = stage.run("bash", "-c", HEAR.format(name, own, "$(cut -d' ' -f4 /proc/$PPID/stat)"))
     assert done.returncode == 9, done.stderr
     assert (stage.made_up.cwd / "heard").read_text() == "heard\n"
     # One to make the place, one to unpack, one to take it away.
@@ -1616,6 +1662,56 @@ def test_two_starts_in_the_shell_of_an_allocation_share_their_logs(slurm):
     [path] = (slurm.directory / "logs").glob("*.out")
     ends = [line.split()[-2:] for line in path.read_text().splitlines()]
     assert ends == [["--name", "one"], ["--name", "two"]]
+
+
+def wrap(tmp_path: Path, text: str) -> dict[str, str]:
+    """Ranks that are a few lines of shell, in place of Python."""
+    path = tmp_path / "ranks"
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return {"MPIDDP_WRAP": str(path), "MPIDDP_PMI": "none"}
+
+
+@pytest.mark.slurm
+def test_a_job_that_was_preempted_runs_again(slurm, tmp_path):
+    text = "echo $SLURM_RESTART_COUNT.\n[ -e second ] || { touch second; exit 75; }\n"
+    script = f"{JOBS}/run.sbatch"
+    identity = slurm.submit("--array=4", "--nodes=1", script, "x.py", **wrap(tmp_path, text))
+    deadline = time.monotonic() + JOB_SECONDS
+    # Between its two runs it has ended, for a moment.
+    while not re.search(r"Restarts=1 .*\n(.*\n)*.*RunTime=00:0", slurm.records(identity)[0]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    [job] = slurm.wait(identity)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert job.log("out") == ".\n1.\n"
+    # Slurm's own file has both runs as well.
+    assert "ended with exit code 75: preempted" in job.output
+    assert f"mpiddp: job {identity}_4 ended with exit code 0: done" in job.output
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
+    text = "uname -n\ntouch up-$SLURM_PROCID\n"
+    text += '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exec sleep 300\n'
+    options = ("--nodes=3", "--ntasks-per-node=1")
+    words = (f"{JOBS}/run.sbatch", "--restarts", "1", "--min-nodes", "2", "x.py")
+    identity = slurm.submit(*options, *words, **wrap(tmp_path, text))
+    deadline = time.monotonic() + JOB_SECONDS
+    while len(list(slurm.directory.glob("up-*"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    slurm.cluster.must("kill", "node2")
+    try:
+        [job] = slurm.wait(identity, 200)
+    finally:
+        slurm.cluster.must("revive", "node2")
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "Node failure on node2" in job.output
+    assert "restart 1 of 1, without node2" in job.output
+    assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
 
 
 @pytest.mark.slurm

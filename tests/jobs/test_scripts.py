@@ -427,7 +427,7 @@ def test_what_is_no_number_of_ranks(checkout, word):
     result = checkout.local(word)
     assert result.returncode == 2
     assert f"RANKS must be a whole number, not '{word}'" in result.stderr
-    assert "python -m mpiddp SCRIPT" in result.stderr
+    assert "python -m mpiddp -n RANKS SCRIPT" in result.stderr
 
 
 def test_no_ranks(checkout):
@@ -587,7 +587,14 @@ def test_every_mpi_with_the_real_script(launcher, tmp_path):
         target.parent.mkdir(exist_ok=True)
         copies.copy(source, target)
     (root / "mpiddp").mkdir()
-    for name in ("environment.py", "errors.py", "launch/__init__.py", "launch/launcher"):
+    launch = ("__init__", "command_line", "front", "job_directory")
+    files = [
+        "__main__.py",
+        "environment.py",
+        "errors.py",
+        *(f"launch/{each}.py" for each in launch),
+    ]
+    for name in (*files, "launch/launcher"):
         target = root / "mpiddp" / name
         target.parent.mkdir(exist_ok=True)
         copies.copy(launchers.ROOT / "mpiddp" / name, target)

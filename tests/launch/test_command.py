@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher import command
 
@@ -124,40 +123,6 @@ def test_the_library_that_belongs_to_a_program(tmp_path, version, there, found):
     assert mpirun.variables(2).get("MPI4PY_LIBMPI") == (str(library) if found else None)
     named = command.find_mpirun(str(program), {"MPI4PY_LIBMPI": "/named/libmpi.so"})
     assert named.variables(2)["MPI4PY_LIBMPI"] == "/named/libmpi.so"
-
-
-def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    module = [sys.executable, "-m", "mpiddp.launch.launcher.command"]
-    return subprocess.run(
-        [*module, *words],
-        env=launchers.clean_environment(variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-@pytest.mark.by_default("openmpi")
-def test_the_command_line_that_is_printed_can_be_pasted(either_launcher):
-    """With more ranks than this machine has cores, and perhaps as root."""
-    ranks = len(os.sched_getaffinity(0)) + 1
-    program = ["sh", "-c", "echo 'a rank'"]
-    chosen = ("--mpirun", str(either_launcher.mpirun), "-n", str(ranks))
-    printed = run("--print", *chosen, "--", *program).stdout
-    pasted = subprocess.run(
-        printed, shell=True, env=launchers.clean_environment(), capture_output=True, text=True
-    )
-    assert pasted.stdout == "a rank\n" * ranks, printed + pasted.stderr
-    started = run(*chosen, "--", *program)
-    assert started.stdout == "a rank\n" * ranks, started.stderr
-
-
-def test_a_mistake_is_one_line():
-    result = run("-n", "2", "--", "true", MPIDDP_MPIRUN="/no/mpirun")
-    assert (result.returncode, result.stderr) == (
-        2,
-        "mpiddp: MPIDDP_MPIRUN=/no/mpirun is not a program\n",
-    )
 
 
 def test_nothing_heavy_is_imported():

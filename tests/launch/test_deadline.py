@@ -14,13 +14,13 @@ from mpiddp.launch.failure.deadline import GRACE, LATE
 
 PROGRAM = """
 import time
-from mpiddp.launch.failure.deadline import Watch
+from mpiddp.launch.failure.deadline import PhaseDeadlines
 
-watch = Watch({seconds}, lambda phase: print("expired", phase, flush=True))
-with watch.phase("address"):
+deadlines = PhaseDeadlines({seconds}, lambda phase: print("expired", phase, flush=True))
+with deadlines.phase("address"):
     print("ready", flush=True)
     time.sleep({sleep})
-watch.close()
+deadlines.close()
 print("end", flush=True)
 """
 

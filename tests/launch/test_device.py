@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import struct
 import types
 from types import SimpleNamespace
 
@@ -150,10 +150,6 @@ def test_unbound_ranks_split_the_node(cores, ranks):
     masks = [frozenset(range(cores))] * ranks
     shares = {device.share_cores(masks, rank) for rank in range(ranks)}
     assert shares == {max(1, cores // ranks)}
-
-
-def test_find_cores_is_what_the_kernel_allows():
-    assert device.find_cores() == frozenset(os.sched_getaffinity(0))
 
 
 @pytest.fixture
@@ -327,8 +323,21 @@ def make_nvml(closed):
         buffer.value = f"GPU-{handle.value - 1}".encode()
         return 0
 
+    def find_by_uuid(uuid, handle):
+        number = uuid.decode().removeprefix("GPU-")
+        handle._obj.value = int(number) + 1 if number in ("0", "1", "2") else 0
+        return number not in ("0", "1", "2")
+
+    def tell_bus(handle, bus):
+        # As a driver would fill in nvmlPciInfo_t (nvml.h): domain, bus and device after 16 bytes.
+        numbers = (16, 0x80 + handle.value - 1, 2)
+        struct.pack_into("3I", bus._obj, 16, *numbers)
+        return 0
+
     return types.SimpleNamespace(
         nvmlInit_v2=lambda: 0,
+        nvmlDeviceGetHandleByUUID=find_by_uuid,
+        nvmlDeviceGetPciInfo_v3=tell_bus,
         nvmlDeviceGetCount_v2=count,
         nvmlDeviceGetHandleByIndex_v2=find,
         nvmlDeviceGetUUID=tell,
@@ -369,6 +378,23 @@ def test_a_gpu_is_known_by_its_uuid(visible, order, index, identity, monkeypatch
     assert device.find_identity(index) == identity
     asked = (visible, index) not in [("0", 1), ("GPU-a1b2,MIG-c3", 1)]
     assert len(closed) == asked
+
+
+@pytest.mark.parametrize(
+    ("identity", "bus"),
+    [
+        ("GPU-1", "0010:81:02.0"),
+        (f"2 of {ALL}", "0010:82:02.0"),
+        # A slice of a GPU, or one that is not there any more.
+        ("MIG-7", None),
+        (None, None),
+    ],
+)
+def test_a_gpu_has_a_place_without_cuda(identity, bus, monkeypatch):
+    closed: list[bool] = []
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: make_nvml(closed))
+    assert device.find_bus_of(identity) == bus
+    assert len(closed) == (identity is not None)
 
 
 def test_a_beginning_is_completed(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 
 import launchers
 from facts import messages
-from mpiddp.__main__ import parse
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.script import parse
 
 ALONE = launchers.table()["alone"]
 PREFIX = ["-m", "mpiddp"]

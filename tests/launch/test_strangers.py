@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,8 @@ import pytest
 from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor import links
+from mpiddp.launch.lifeline import links as links_of_lifelines
+from mpiddp.launch.lifeline.links import Door
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
 
@@ -141,13 +145,47 @@ def doctor() -> Iterator[Listener]:
         counter.close()
 
 
+@contextlib.contextmanager
+def lifeline() -> Iterator[Listener]:
+    """A companion process's."""
+    token = "ab" * 16
+    with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
+        server, ended = links_of_lifelines.listen(HOST), threading.Event()
+
+        def welcome(link: links_of_lifelines.Link) -> None:
+            link.send("welcome")
+            link.close()
+
+        door = Door(server, selector, {token: welcome})
+
+        def serve() -> None:
+            while not ended.is_set():
+                for key, events in selector.select(0.01):
+                    key.data(events)
+                door.show_out(time.monotonic())
+
+        def use() -> None:
+            place = links_of_lifelines.describe_server(server)
+            link = links_of_lifelines.connect(place, token, SOON)
+            assert link.wait(SOON) and link.receive() == [("welcome", None)]
+            link.close()
+
+        serving = pool.submit(serve)
+        try:
+            yield Listener(server.getsockname()[1], use)
+        finally:
+            ended.set()
+            serving.result()
+            door.close()
+
+
 def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 def list_cases():
     """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (offers, benchmark, doctor):
+    for listener in (offers, benchmark, doctor, lifeline):
         for what in WAYS:
             is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
             marks = [pytest.mark.long] * is_alike
@@ -175,6 +213,25 @@ def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
             assert silent.recv(1) == b""
         with pytest.raises(TimeoutError, match="0 of 1 connected"):
             waiting.result()
+
+
+def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch):
+    admitted: list[links_of_lifelines.Link] = []
+    with selectors.DefaultSelector() as selector, links_of_lifelines.listen_locally() as server:
+        place = links_of_lifelines.describe_server(server)
+        door = Door(server, selector, {"secret": admitted.append})
+        user = os.geteuid()
+        for each, token in ((user + 1, "secret"), (user, "secreT"), (user, "secret")):
+            monkeypatch.setattr(os, "geteuid", lambda each=each: each)
+            link = links_of_lifelines.connect(place, token, SOON)
+            for _ in range(2):
+                for key, events in selector.select(0.1):
+                    key.data(events)
+            assert bool(admitted) is ((each, token) == (user, "secret"))
+            link.close()
+        for link in admitted:
+            link.close()
+        door.close()
 
 
 def test_a_line_has_one_deadline_and_a_limit(monkeypatch):

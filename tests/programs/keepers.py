@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure import failure, missing_ranks, outcome, termination
-from mpiddp.launch.failure.deadline import Watch
+from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import Outcome, write_outcome
 from mpiddp.launch.world import World
@@ -108,25 +108,41 @@ def break_deadline(failure_handler: FailureHandler) -> None:
     """An error while the one who is missing is looked for."""
     failure_handler.peers.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
     missing_ranks.hosts_of_step = shout  # type: ignore[assignment]
-    with Watch(0.1, failure_handler.expire).phase("MPI"):
+    with PhaseDeadlines(0.1, failure_handler.expire).phase("MPI"):
         block()
+
+
+class Lifeline:
+    """One whose companion answers as it is told."""
+
+    def __init__(self, ask: Callable[..., str]) -> None:
+        self.ask = ask
+
+    def announce(self, _: int) -> None:
+        """Nobody hears it."""
+
+    def note_failure(self, _: BaseException) -> None:
+        """Its companion has gone."""
+        shout()
 
 
 def break_claim(failure_handler: FailureHandler) -> None:
     """An error while the ranks agree which rank reports."""
+    set_answer(failure_handler, shout)
+
+
+def set_answer(failure_handler: FailureHandler, ask: Callable[..., object]) -> None:
+    """Let the lifeline answer by ``ask`` who reports."""
     failure_handler.starting = False
-    failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
-    failure.claim_report = shout  # type: ignore[assignment]
-    termination.abort = os._exit
+    failure_handler.peers.communicator = object()  # type: ignore[assignment]
+    failure_handler.peers.lifeline = Lifeline(ask)  # type: ignore[assignment,arg-type]
+    termination.abort = lambda code, _: os._exit(code)  # type: ignore[assignment]
 
 
 def leave_to_nobody(failure_handler: FailureHandler) -> None:
     """Another one has claimed the report, and is never heard of."""
-    failure_handler.starting = False
-    failure_handler.peers.store, failure_handler.peers.communicator = object(), object()  # type: ignore[assignment]
-    failure.claim_report = lambda _: False
+    set_answer(failure_handler, lambda *_, **__: "silent")
     failure.PATIENCE_SECONDS = BOUND
-    termination.abort = os._exit
 
 
 def fail_alone(failure_handler: FailureHandler) -> None:

@@ -83,6 +83,13 @@ def test_data_types_and_licences_are_inside(members, wheel):
         assert archive.read("mpiddp/training/digits.csv.gz") == original.read_bytes()
 
 
+def test_the_command_is_installed(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
+        text = archive.read(name).decode()
+    assert text.split("\n")[:2] == ["[console_scripts]", "mpiddp = mpiddp.__main__:main"]
+
+
 def test_metadata(metadata):
     assert metadata["Version"] == mpiddp.__version__
     assert metadata["Requires-Python"] == ">=3.11"

@@ -37,8 +37,8 @@ MUTATORS = frozenset(
 READERS = frozenset({"os.getenv", "os.environ.get", "os.environ.pop", "os.environ.setdefault"})
 SCRIPTS = "benchmarks.baselines."
 """Whole programs that stand for anybody's, and end as anybody's do."""
-MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.launch.launcher.command", SCRIPTS)
-"""``command`` is a program of a shell script's, and no rank."""
+MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.launch.front", SCRIPTS)
+"""The front is no rank."""
 LONGEST_FUNCTION = 60
 
 

@@ -50,6 +50,12 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
     "timeout": ("12.5", "12.5", 12.5),
     "allow_shared_gpu": ("", "true", True),
+    "lifeline_timeout": ("7.5", "7.5", 7.5),
+    "stall_timeout": ("0", "0", 0.0),
+    "bind": ("numa", '"numa"', "numa"),
+    "log_dir": ("logs", '"logs"', Path("logs")),
+    "console": ("0,3-5", '"0,3-5"', "0,3-5"),
+    "label": ("", "true", True),
 }
 NEEDED_SYNC = {
     **dict.fromkeys(("transport", "wire_dtype", "overlap"), "auto"),
@@ -150,6 +156,11 @@ configurations = st.builds(
     interface=texts,
     timeout=positive,
     allow_shared_gpu=st.booleans(),
+    stall_timeout=positive,
+    bind=st.sampled_from(["auto", "none", "cores", "numa"]),
+    log_dir=st.none() | texts.map(Path),
+    console=st.sampled_from(["all", "none", "0", "2-3,7"]),
+    label=st.booleans(),
 )
 
 

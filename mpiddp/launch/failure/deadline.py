@@ -26,7 +26,7 @@ GRACE = 1.0
 that were not stopped have said why."""
 
 
-class Watch:
+class PhaseDeadlines:
     """Calls ``expire(phase)`` from its own thread when a phase outlasts ``seconds``.
 
     Remembers how long each phase took. Close it when start-up is over.
@@ -46,7 +46,7 @@ class Watch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Watch the body as the phase ``name``."""
+        """Let the body be the phase ``name``."""
         begin = time.monotonic()
         self._set(name, begin + self.seconds)
         try:

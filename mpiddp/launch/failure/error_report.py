@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from mpiddp.errors import FAILURE, SUCCESS, MpiddpError
+from mpiddp.errors import FAILURE, SUCCESS, MpiddpError, PeerLostError
 
 INTERRUPTED = 130
+MOST_CAUSES = 10
 PACKAGE = Path(__file__).parents[2]
 CALLS = ("calls.py", "collectives", "sync")
 """Where a collective call goes through."""
@@ -129,6 +130,19 @@ def is_peer_loss(error: BaseException) -> bool:
     text = read_message(error)
     is_torch = _is_one(error, distributed, "DistBackendError") or _TORCH.search(text) is not None
     return is_torch and _PEER_LOSS.search(text) is not None
+
+
+def may_be_peer_loss(error: BaseException) -> bool:
+    """Whether ``error``, or what it comes of, may be the consequence of another rank's end."""
+    found: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if found is None:
+            break
+        is_mpi = type(found).__module__ == "mpi4py.MPI"
+        if is_mpi or isinstance(found, PeerLostError) or is_peer_loss(found):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:

@@ -9,9 +9,10 @@ time, and ending the process is the last act of a ``finally``.
 Which rank reports depends on how far the job has come. Before MPI is up it is the launcher's rank
 0; a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
-and the lowest failing one reports. Later it is the first rank that claims the report in the store;
-a rank that gets no answer within half a second prints its own, in the order of ranks. A rank that
-left the report to another one, and still runs after 10 s, prints its own.
+and the lowest failing one reports. Later the lifeline says who reports: the first rank that failed,
+or nobody where a lost rank is behind it, which the lifeline reports itself. A rank that gets no
+answer prints its own report, in the order of ranks. A rank that left the report to another one, and
+still runs after 10 s, prints its own.
 
 In a notebook errors are raised and nothing is aborted.
 """
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -38,14 +39,17 @@ from mpiddp.errors import (
     PeerLostError,
     UnreachableError,
 )
+from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
-from mpiddp.launch.failure.deadline import CLOSING, Watch
+from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     describe_error,
     exit_code,
+    find_call,
     has_own_hook,
     has_trace,
     is_peer_loss,
+    may_be_peer_loss,
     read_message,
     visible_part,
 )
@@ -54,7 +58,7 @@ from mpiddp.launch.failure.missing_ranks import (
     explain_expiry,
     explain_silent_mpi,
 )
-from mpiddp.launch.failure.outcome import Outcome, write_outcome, write_report
+from mpiddp.launch.failure.outcome import Outcome, find_log, write_outcome, write_report
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.reporter import (
     ANSWER_SECONDS,
@@ -63,7 +67,6 @@ from mpiddp.launch.failure.reporter import (
     agree_on_failure,
     await_turn,
     claim_node,
-    claim_report,
 )
 from mpiddp.launch.failure.termination import (
     ReportedExit,
@@ -76,6 +79,7 @@ from mpiddp.launch.failure.termination import (
 )
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.output import Redirection
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -91,6 +95,8 @@ FORWARD_SECONDS = 0.2
 """How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
 CARRY_SECONDS = 60.0
 """How long a failure that came before MPI waits for the others in MPI_Init."""
+SHOWN = 200
+"""Characters of an error that the others hear of."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +118,9 @@ class FailureHandler:
     def __init__(self, hidden_files: tuple[str, ...] = ()) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
         self.peers = Peers()
+        self.output = Redirection()
         self.run_directory: Path | None = None
-        self.step: int | None = None
-        """Step of training, for messages and outcome.json."""
+        self._step: int | None = None
         self.attempt = 1
         self.starting = True
         """Whether the ranks still agree at the end of each phase of start-up."""
@@ -131,6 +137,25 @@ class FailureHandler:
         self._code = SUCCESS
         """The exit code that it ends with."""
         self._claim: Claim | None = None
+        self._is_leaving = False
+        """Whether all ranks leave, because one was lost."""
+
+    @property
+    def step(self) -> int | None:
+        """Step of training, for messages and outcome.json."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        self._step = step
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.note_step(step)
+
+    def enter_run(self, directory: Path, attempt: int) -> None:
+        """Reports are written to ``directory`` from here on."""
+        self.run_directory, self.attempt = directory, attempt
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.note_run(directory, attempt)
 
     def __enter__(self) -> FailureHandler:
         return self
@@ -169,10 +194,26 @@ class FailureHandler:
             self._waiting = False
         if failed is not None:
             # That rank reports, and ends this one.
+            self._announce(failed[1])
             self._end_job(failed[1], lambda: time.sleep(PATIENCE_SECONDS))
 
+    def leave_job(self, code: int) -> None:
+        """End this process, since the job ends and all was said. Runs on the lifeline's thread."""
+        if self._is_in_charge():
+            self._is_leaving = True
+            self._end_job(code, lambda: None)
+
+    def lose_lifeline(self) -> None:
+        """End the job because this rank's companion has gone. Runs on the lifeline's thread."""
+        self.fail(
+            PeerLostError(
+                "the companion process of this rank has gone (killed?), without which nobody would "
+                "hear of a lost rank"
+            )
+        )
+
     def expire(self, phase: str) -> None:
-        """End the job because a phase outlasted its time. Runs on Watch's thread."""
+        """End the job because a phase outlasted its time. Runs on PhaseDeadlines' thread."""
         kind = PeerLostError if phase == CLOSING else UnreachableError
         if self._is_in_charge():
             self._end_job(kind.exit_code, lambda: self._tell_expiry(phase, kind))
@@ -186,8 +227,8 @@ class FailureHandler:
 
         It stays, whatever happens to a rank while the session is closed.
         """
-        if self.run_directory is not None:
-            write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
+        job_directory.check_attempt()
+        write_outcome(self.run_directory, self._make_outcome(SUCCESS, "done", self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
@@ -220,8 +261,13 @@ class FailureHandler:
             self._end()
 
     def _end(self) -> NoReturn:
-        has_mpi = self.peers.communicator is not None
-        end_process(self._code, is_shared=self.peers.is_shared, has_mpi=has_mpi)
+        end_process(
+            self._code,
+            is_shared=self.peers.is_shared,
+            has_mpi=self.peers.communicator is not None,
+            is_hurried=self._is_leaving,
+            drain=self.output.drain,
+        )
 
     # Reports
 
@@ -231,16 +277,21 @@ class FailureHandler:
         if peers.launcher is None:
             with contextlib.suppress(LaunchError):
                 peers.launcher = find_launcher()
+        if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
+            with contextlib.suppress(Exception):  # The report does without.
+                peers.lifeline.note_failure(error)
         report = self._compose(error)
         self._code = report.outcome.code
         try:
             is_reporter = self._is_reporter(report)
         except Exception:  # Rather two reports than none.
             is_reporter = True
-        if is_reporter:
+        if self._is_leaving:
+            self._code = PeerLostError.exit_code
+        elif is_reporter:
             self._report(report, told=told)
         else:
-            self._write_files(report, with_outcome=False)
+            self._write_files(report, is_reporter=False)
             # Without MPI there is nobody who could end this process.
             if peers.communicator is not None:
                 time.sleep(PATIENCE_SECONDS)
@@ -248,7 +299,13 @@ class FailureHandler:
                 self._report(report, told=told)
         self._hold_claim(2 * ANSWER_SECONDS)
 
+    def _announce(self, code: int) -> None:
+        """Tell the other ranks that this one is not lost."""
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.announce(code)
+
     def _tell_expiry(self, phase: str, kind: type[PeerLostError | UnreachableError]) -> None:
+        self._announce(kind.exit_code)
         text = self._explain_expiry(phase)
         if text is not None:
             self._report(self._compose(kind(text)))
@@ -317,10 +374,19 @@ class FailureHandler:
     def _report(self, report: _Report, *, told: bool = False) -> None:
         # The console first: files may be on a system that has stopped answering.
         note = self._claim.note if self._claim is not None else ""
-        print_report("" if told else self._show(report) + note)
-        self._write_files(report, with_outcome=True)
+        report = replace(report, text=report.text + note + self._describe_stacks(report))
+        self._print("" if told else self._show(report))
+        self._write_files(report, is_reporter=True)
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
+
+    def _describe_stacks(self, report: _Report) -> str:
+        """Where each rank is, if another one may have kept this one waiting."""
+        lifeline, error = self.peers.lifeline, report.error
+        is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
+        with contextlib.suppress(Exception):  # The report does without.
+            return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
+        return ""
 
     def _show(self, report: _Report) -> str:
         """Let a script's own hook show the error; returns what is still to be printed."""
@@ -345,17 +411,25 @@ class FailureHandler:
         except BaseException as another:
             problem = f"raised {type(another).__name__}: {read_message(another)}"
         else:
+            # The hook's own text is in the log, where this rank is not on the console.
+            self.output.write_console(report.text)
             return ""
         return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"
 
-    def _write_files(self, report: _Report, *, with_outcome: bool) -> None:
-        """Write the log, and the outcome if asked to, as far as the file system answers."""
-        if self.run_directory is None:
-            return
-        outcome = report.outcome if with_outcome else None
-        problem = write_report(self.run_directory, self.peers.rank, report.text, outcome)
-        if problem and with_outcome:
-            print_report(f"mpiddp: {problem}\n")
+    def _print(self, text: str) -> None:
+        print_report(text, self.output.write_console)
+
+    def _write_files(self, report: _Report, *, is_reporter: bool) -> None:
+        """Write log and outcome, the latter if ``is_reporter``, as far as there are files."""
+        log = self.output.log
+        if log is None:
+            log = find_log(self.run_directory, self.peers.rank)
+        elif is_reporter:
+            log = None  # Standard error leads there, and has it.
+        outcome = report.outcome if is_reporter else None
+        problem = write_report(log, report.text, self.run_directory, outcome)
+        if problem and is_reporter:
+            self._print(f"mpiddp: {problem}\n")
 
     def _make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
         peers = self.peers
@@ -372,16 +446,23 @@ class FailureHandler:
         if not peers.is_shared:
             return True
         if self.starting:
+            self._announce(self._code)
             if not may_call_mpi():
                 await_turn(peers.rank)
                 return True
             failed = agree_on_failure(peers.communicator, self._code, ANSWER_SECONDS)
             return failed is None or failed[0] == peers.communicator.Get_rank()
-        is_first = claim_report(peers.store) if peers.store is not None else True
-        if is_first is None:
+        if peers.lifeline is None:
+            return True
+        suspects_peer = may_be_peer_loss(report.error)
+        text = report.outcome.reason.partition("\n")[0][:SHOWN]
+        text += find_call(report.error.__traceback__)
+        answer = peers.lifeline.ask(self._code, text, suspects_peer=suspects_peer)
+        self._is_leaving = answer == "leave"
+        if answer is None:
             # Whoever asked may report.
             await_turn(peers.rank)
-        return is_first is not False
+        return answer != "silent"
 
     def _is_reporter_without_mpi(self, error: BaseException) -> bool:
         """Nobody can be asked: the launcher's rank 0 reports, and one process of other nodes.
@@ -415,16 +496,16 @@ class FailureHandler:
             finally:
                 self._end()
 
-        watch = Watch(min(self.seconds, CARRY_SECONDS), give_up)
+        deadlines = PhaseDeadlines(min(self.seconds, CARRY_SECONDS), give_up)
         try:
-            with watch.phase("MPI"):
+            with deadlines.phase("MPI"):
                 module = mpi.load(launcher)
                 mpi.initialize(module, launcher)
                 self.join(module.COMM_WORLD)
         except Exception:  # What failed first is what the user must read.
             return
         finally:
-            watch.close()
+            deadlines.close()
 
     def join(self, world_communicator: MPI.Intracomm) -> None:
         """Take a communicator for failure's own messages. Collective."""

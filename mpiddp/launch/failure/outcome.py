@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import SUCCESS
+from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.error_report import read_message
 
@@ -32,37 +33,55 @@ class Outcome:
     """Step of training, None before the first."""
     attempt: int
     """Of the run, counted from 1."""
+    lost_rank: int | None = None
+    """The rank that was lost, or left early, where that ended the attempt."""
+    lost_host: str | None = None
+    """Its host, where the rank did not leave by itself."""
 
 
-def write_report(directory: Path, rank: int, text: str, outcome: Outcome | None) -> str:
-    """Append ``text`` to the log of ``rank``, and write ``outcome`` unless the run is done.
+def find_log(run_directory: Path | None, rank: int) -> Path | None:
+    """Where reports of ``rank`` are logged that has no log for all that it prints."""
+    return None if run_directory is None else run_directory / "logs" / f"rank-{rank}.log"
 
-    Waits FILES_SECONDS for the file system. Returns what kept the outcome from being written,
-    empty if nothing did.
+
+def write_report(
+    log: Path | None, text: str, directory: Path | None, outcome: Outcome | None
+) -> str:
+    """Append ``text`` to ``log``, and write ``outcome`` unless the run is done.
+
+    The outcome is written to the run ``directory``, where there is one, and to the job's directory.
+    A rank of an attempt that has been replaced writes nothing. Waits FILES_SECONDS for the file
+    system. Returns what kept the outcome from being written, empty if nothing did.
     """
 
     def write() -> str:
         problem = ""
+        if job_directory.is_superseded():
+            return problem
         try:
-            if outcome is not None and not _is_done(directory):
+            if outcome is not None:
                 write_outcome(directory, outcome)
         except OSError as error:
-            problem = f"{outcome_path(directory)} could not be written: {error}"
+            problem = f"{outcome_path(directory or Path())} could not be written: {error}"
+        if log is None:
+            return problem
         with contextlib.suppress(OSError):  # The console has it as well.
-            folder = directory / "logs"
-            folder.mkdir(exist_ok=True)
+            log.parent.mkdir(exist_ok=True)
             # Names of files may hold bytes that are no text.
-            path = folder / f"rank-{rank}.log"
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(text)
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
         return problem
 
     try:
         return BackgroundCall(write).finish(FILES_SECONDS)
     except LateError:
-        return f"{directory} did not take this report within {FILES_SECONDS:g} s"
+        return f"{_name(directory)} did not take this report within {FILES_SECONDS:g} s"
     except BaseException as error:
-        return f"{directory} did not take this report: {read_message(error)}"
+        return f"{_name(directory)} did not take this report: {read_message(error)}"
+
+
+def _name(directory: Path | None) -> str:
+    return "the job's directory" if directory is None else str(directory)
 
 
 def _is_done(directory: Path) -> bool:
@@ -70,9 +89,30 @@ def _is_done(directory: Path) -> bool:
     return outcome is not None and outcome.get("code") == SUCCESS
 
 
-def write_outcome(run_directory: Path, outcome: Outcome) -> None:
-    """Write the outcome atomically. Raises OSError where it cannot be written."""
-    write_whole(outcome_path(run_directory), json.dumps(asdict(outcome), indent=2) + "\n")
+def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
+    """Write the outcome atomically, for the run where there is one, and for the front.
+
+    That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
+    is cut off takes the others for lost. Raises OSError where the run's cannot be written.
+    """
+    row: dict[str, Any] = asdict(outcome)
+    try:
+        if run_directory is not None and not _is_done(run_directory):
+            write_whole(outcome_path(run_directory), _format(row))
+    finally:
+        job = job_directory.find()
+        if job is not None and (read_outcome(job) is None or _takes_precedence(outcome, job)):
+            row["path"] = None if run_directory is None else str(outcome_path(run_directory))
+            with contextlib.suppress(OSError):
+                write_whole(outcome_path(job), _format(row))
+
+
+def _takes_precedence(outcome: Outcome, job: Path) -> bool:
+    return outcome.rank == 0 and not _is_done(job)
+
+
+def _format(row: dict[str, Any]) -> str:
+    return json.dumps(row, indent=2) + "\n"
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -93,13 +133,9 @@ def write_whole(path: Path, text: str) -> None:
 
 def outcome_path(run_directory: Path) -> Path:
     """Where the outcome of a run stands."""
-    return run_directory / "outcome.json"
+    return run_directory / job_directory.OUTCOME
 
 
 def read_outcome(run_directory: Path) -> dict[str, Any] | None:
     """The outcome of a run: code, reason, rank, host, step, attempt; None if none was written."""
-    try:
-        outcome = json.loads(outcome_path(run_directory).read_text())
-    except (OSError, ValueError):
-        return None
-    return outcome if isinstance(outcome, dict) else None
+    return job_directory.read_outcome(run_directory)

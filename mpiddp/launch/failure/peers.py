@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from mpiddp.launch.launcher.launcher import Launcher
 
@@ -12,6 +13,32 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpiddp.launch.world import Roster, World
+
+
+class Lifeline(Protocol):
+    """What a rank that fails needs of its lifeline (`mpiddp.launch.lifeline`)."""
+
+    def note_step(self, step: int | None) -> None:
+        """Where this rank is, for the others' reports."""
+
+    def note_run(self, directory: Path, attempt: int) -> None:
+        """Where the others' reports of this rank are written to."""
+
+    def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
+        """Which rank reports, once this one has failed.
+
+        Returns "report" for this one, "silent" for another one, and "leave" where a lost rank has
+        been reported; None without an answer. ``suspects_peer``: the error may come of a lost rank.
+        """
+
+    def announce(self, code: int) -> None:
+        """This rank ends the job with ``code``: it is not lost."""
+
+    def note_failure(self, error: BaseException) -> None:
+        """``error`` has ended the work of this rank's main thread."""
+
+    def describe_stacks(self) -> str:
+        """Where each rank is, as a table; empty where nobody answers."""
 
 
 @dataclass
@@ -24,7 +51,8 @@ class Peers:
     """On rank 0 only."""
     communicator: MPI.Intracomm | None = None
     """For failures alone, so that their messages meet no others."""
-    store: Any = None
+    lifeline: Lifeline | None = None
+    """From the end of start-up to the end of the session."""
 
     @property
     def rank(self) -> int:

@@ -1,11 +1,10 @@
 """Which one of the failing ranks reports, so that one failure gives one report.
 
-Over MPI the ranks agree on the lowest that failed; later the first to claim the report in the
-store has it. Processes that cannot ask each other anything have one reporter per node. They have
-the same parent, the launcher's daemon: the first of them to bind a socket of that name, in
-Linux's abstract namespace, holds the claim until it ends; nothing is left behind. Anybody can
-guess the name and take it, but nobody can pretend to be this user: the kernel says whose process
-listens on a socket.
+Over MPI the ranks agree on the lowest that failed; later the lifeline decides. Processes that
+cannot ask each other anything have one reporter per node. They have the same parent, the launcher's
+daemon: the first of them to bind a socket of that name, in Linux's abstract namespace, holds the
+claim until it ends; nothing is left behind. Anybody can guess the name and take it, but nobody can
+pretend to be this user: the kernel says whose process listens on a socket.
 """
 
 from __future__ import annotations
@@ -16,27 +15,23 @@ import errno
 import hashlib
 import os
 import socket
-import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpiddp import environment
-from mpiddp.launch.background import BackgroundCall
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.peer_user import find_user
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 ANSWER_SECONDS = 0.5
-"""How long a failing rank waits for the others' or the store's answer before it reports itself."""
+"""How long a failing rank waits for the others' answer before it reports itself."""
 REPORTERS = 4
 """How many ranks may have to step in for each other where nobody can be asked."""
-FAILURE_KEY = "failure"
 LISTENING_SECONDS = 0.2
 """How long the holder of a claim may take from binding to listening."""
-CREDENTIALS = struct.Struct("3i")
-"""Process, user and group: struct ucred of unix(7)."""
 
 
 def agree_on_failure(
@@ -56,15 +51,6 @@ def agree_on_failure(
     if not mpi.wait(request, seconds) or lowest[0] >= none:
         return None
     return lowest[0] >> 8, lowest[0] & 0xFF
-
-
-def claim_report(store: Any) -> bool | None:
-    """Whether this rank is the first to claim the report in the store; None without an answer."""
-    claim = BackgroundCall(lambda: store.add(FAILURE_KEY, 1))
-    try:
-        return bool(claim.finish(ANSWER_SECONDS) == 1)
-    except Exception:  # The store has gone with rank 0, or stands still.
-        return None
 
 
 def await_turn(rank: int, last: int = REPORTERS) -> None:
@@ -133,9 +119,5 @@ def _find_holder(name: str) -> int | None:
             except OSError:
                 return None
             else:
-                answer = question.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size
-                )
-                user: int = CREDENTIALS.unpack(answer)[1]
-                return user
+                return find_user(question)
         time.sleep(0.01)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from mpiddp.launch.background import BackgroundCall
@@ -17,6 +18,8 @@ CONSOLE_SECONDS = 3.0
 """How long the console may take to accept a report."""
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""
+HURRY_SECONDS = 0.4
+"""How long each of the two may take where all ranks leave by themselves."""
 
 
 class ReportedExit(SystemExit):
@@ -51,10 +54,16 @@ def write_console(text: str) -> None:
             return
 
 
-def print_report(text: str) -> None:
-    """Write to the console, as far as it accepts anything within CONSOLE_SECONDS."""
+def print_report(text: str, write_also: Callable[[str], None] | None = None) -> None:
+    """Write to standard error and by ``write_also``, as far as they take it in CONSOLE_SECONDS."""
+
+    def write() -> None:
+        write_console(text)
+        if write_also is not None:
+            write_also(text)
+
     with contextlib.suppress(BaseException):  # The log has it as well.
-        BackgroundCall(lambda: write_console(text)).finish(CONSOLE_SECONDS)
+        BackgroundCall(write).finish(CONSOLE_SECONDS)
 
 
 def flush_output() -> None:
@@ -64,29 +73,42 @@ def flush_output() -> None:
             stream.flush()
 
 
-def end_process(code: int, *, is_shared: bool, has_mpi: bool) -> NoReturn:
+def end_process(
+    code: int,
+    *,
+    is_shared: bool,
+    has_mpi: bool,
+    drain: Callable[[], None],
+    is_hurried: bool = False,
+) -> NoReturn:
     """End this process with ``code``, and the job where other processes belong to it.
 
-    A process that is alone ends as Python ends, by an exception: functions registered for the
-    exit are run.
+    ``drain`` returns when what was printed is written. ``is_hurried``: all processes of the job end
+    by themselves, and are killed soon. A process that is alone ends as Python ends, by an
+    exception: functions registered for the exit are run.
     """
+
+    def flush() -> None:
+        flush_output()
+        drain()
+
     is_stuck = is_shared or threading.current_thread() is not threading.main_thread()
     try:
         try:
-            BackgroundCall(flush_output).finish(CONSOLE_SECONDS)
+            BackgroundCall(flush).finish(HURRY_SECONDS if is_hurried else CONSOLE_SECONDS)
         except BaseException:
             # The interpreter would wait for its streams, or give its own exit code.
             is_stuck = True
         if has_mpi and is_shared:
-            abort(code)
+            abort(code, HURRY_SECONDS if is_hurried else ABORT_SECONDS)
     finally:
         if is_stuck:
             os._exit(code)
         raise ReportedExit(code)
 
 
-def abort(code: int) -> None:
-    """MPI_Abort, and the end of this process even where that does not return.
+def abort(code: int, seconds: float = ABORT_SECONDS) -> None:
+    """MPI_Abort, and the end of this process even where that does not return in ``seconds``.
 
     On a node that is cut off, Slurm's daemon waits for minutes to pass the word on. MPI is called
     without the interpreter's lock, which mpi4py would hold, so that the other thread can run.
@@ -94,13 +116,13 @@ def abort(code: int) -> None:
     from mpi4py import MPI
 
     def leave() -> None:
-        time.sleep(ABORT_SECONDS)
+        time.sleep(seconds)
         os._exit(code)
 
     try:
         threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
     except RuntimeError:  # The interpreter is shutting down: Python 3.12 starts no threads then.
-        end_soon(ABORT_SECONDS)
+        end_soon(seconds)
     size = MPI._sizeof(MPI.Comm)
     handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
     ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))

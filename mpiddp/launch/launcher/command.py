@@ -1,24 +1,13 @@
 """How ranks are started: which program does it, what it must be told, and the command line.
 
-The one table of launchers, for scripts, benchmarks, messages and tests. It needs the standard
-library alone and is quick to import. In a shell,
-
-    python -m mpiddp.launch.launcher.command [--mpirun PROGRAM] -n RANKS -- PROGRAM ARGUMENTS…
-
-starts RANKS ranks on this machine, and ends with their exit code; with --print it prints the
-command line.
+The one table of launchers, for the front, benchmarks, messages and tests. It needs the standard
+library alone and is quick to import.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import ctypes
 import os
 import re
-import shlex
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,12 +16,6 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-
-PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
-PASSED_ON = tuple(
-    getattr(signal, f"SIG{name}") for name in ["INT", "TERM", "HUP", "USR1", "USR2", "TSTP", "CONT"]
-)
 
 
 @dataclass(frozen=True)
@@ -53,6 +36,9 @@ class Kind:
     networks, and no rank is bound to one core, which would leave the others idle."""
     libraries: tuple[str, ...] = ()
     """File names of its libmpi."""
+    on_hosts: tuple[str, ...] = ()
+    """Flags for ranks on several hosts. The last one names them: ``node1:4,node2:2``. A job's slots
+    are its tasks, however many cores there are; and no rank is bound to one core."""
 
     def flags(self, *, is_crowded: bool) -> tuple[str, ...]:
         """Flags for this user, and for more ranks than cores if ``is_crowded``."""
@@ -72,6 +58,7 @@ OPEN_MPI = Kind(
     yielding=_YIELDING,
     local={**_OPEN_MPI_LOCAL, environment.PRRTE_BINDING: "none"},
     libraries=("libmpi.so.40",),
+    on_hosts=("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host"),
 )
 OPEN_MPI_4 = Kind(
     key="openmpi 4",
@@ -81,6 +68,7 @@ OPEN_MPI_4 = Kind(
     yielding=_YIELDING,
     local={**_OPEN_MPI_LOCAL, environment.OPEN_MPI_4_BINDING: "none"},
     libraries=("libmpi.so.40",),
+    on_hosts=("--bind-to", "none", "--oversubscribe", "--host"),
 )
 MPICH = Kind(
     key="mpich",
@@ -89,8 +77,12 @@ MPICH = Kind(
     # Hydra announces its host by a name that need not resolve.
     local={environment.HYDRA_INTERFACE: "lo"},
     libraries=("libmpi.so.12", "libmpich.so.12"),
+    on_hosts=("-hosts",),
 )
 SRUN = Kind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
+SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
+"""What no setting may change: a rank that fails ends the others, all variables reach them, and
+Ctrl-C goes to the ranks, who write it down, and not to srun's own display."""
 OTHER = Kind(key="other", name="", program="mpiexec")
 
 
@@ -119,16 +111,39 @@ class Mpirun:
     library: Path | None = None
     """Its libmpi, where mpi4py would not find that by itself."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it belongs to this Python's environment."""
+        return self.program == Path(sys.prefix, "bin", "mpirun")
+
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """The command line that starts ``program``."""
         flags = self.kind.flags(is_crowded=ranks > count_slots())
         return [str(self.program), *flags, "-n", str(ranks), *program]
+
+    def command_on(self, places: Mapping[str, int]) -> list[str]:
+        """What starts ranks on several hosts, so many on each: all but the program."""
+        if not self.kind.on_hosts:
+            raise ConfigurationError(
+                f"{self.program} is an MPI that is not known well enough to tell it which hosts to "
+                "use: start it yourself, or take --launcher srun"
+            )
+        named = ",".join(f"{host}:{ranks}" for host, ranks in places.items())
+        flags = (*self.kind.flags(is_crowded=False), *self.kind.on_hosts)
+        return [str(self.program), *flags, named, "-n", str(sum(places.values()))]
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
         library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
         yielding = self.kind.yielding if ranks > count_slots() else {}
         return {**self.kind.local, **yielding, **library}
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program in PATH, or of one that is named by its path; None where it is not."""
+    folders = [""] if "/" in name else os.environ.get(environment.PATH, os.defpath).split(":")
+    paths = [os.path.join(folder, name) for folder in folders] if name else []
+    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
 
 
 def find_mpirun(
@@ -147,13 +162,13 @@ def find_mpirun(
     named = variables.get(environment.MPIRUN) or None
     own = Path(sys.prefix, "bin", "mpirun")
     if wanted or named:
-        name = shutil.which(wanted or named or "")
+        name = find_program(wanted or named or "")
         if name is None:
             what = repr(wanted) if wanted else f"{environment.MPIRUN}={named}"
             raise ConfigurationError(f"{what} is not a program")
     else:
         name = str(own) if os.access(own, os.X_OK) else None
-        name = name or shutil.which("mpirun") or shutil.which("mpiexec")
+        name = name or find_program("mpirun") or find_program("mpiexec")
         if name is None:
             raise ConfigurationError(
                 f"no mpirun in {sys.prefix} or PATH; load your MPI, or run: {sys.executable} -m "
@@ -201,80 +216,3 @@ def count_slots() -> int:
         return len({Path(siblings.format(each)).read_text() for each in usable})
     except OSError:
         return len(usable)
-
-
-def run(command: Sequence[str], variables: Mapping[str, str], kind: Kind) -> int:
-    """Run a launcher to its end, and pass signals on. Returns the exit code.
-
-    Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It has a process group of
-    its own here, which a terminal does not interrupt, and each rank gets the SIGINT itself; at the
-    second one mpirun does.
-    """
-    system = ctypes.CDLL(None)
-    launcher = subprocess.Popen(
-        command,
-        env=variables,
-        process_group=0,
-        # It must not outlive this process, however that ends.
-        preexec_fn=lambda: system.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-    )
-    is_interrupted = False
-
-    def pass_on(number: int, _: object) -> None:
-        nonlocal is_interrupted
-        ranks: list[int] = []
-        if number == signal.SIGINT and kind in (OPEN_MPI, OPEN_MPI_4) and not is_interrupted:
-            is_interrupted, ranks = True, _find_children(launcher.pid)
-        for process in ranks or [launcher.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-        if number == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
-    code = launcher.wait()
-    return code if code >= 0 else 128 - code
-
-
-def _find_children(process: int) -> list[int]:
-    found = Path(f"/proc/{process}/task").glob("*/children")
-    with contextlib.suppress(OSError):
-        return [int(child) for path in found for child in path.read_text().split()]
-    return []
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Start ranks, or print the command line."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # No traceback while there is no job.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="python -m mpiddp.launch.launcher.command",
-        usage="%(prog)s [--mpirun PROGRAM] [--print] -n RANKS -- PROGRAM ARGUMENTS…",
-        description="Start ranks on this machine.",
-    )
-    parser.add_argument("-n", dest="ranks", type=int, required=True)
-    parser.add_argument("--mpirun", help="default: MPIDDP_MPIRUN, this environment's, PATH's")
-    parser.add_argument("--print", dest="shows", action="store_true")
-    options = parser.parse_args(words[:cut])
-    try:
-        mpirun = find_mpirun(options.mpirun)
-    except ConfigurationError as error:
-        print(f"mpiddp: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    command = mpirun.command(options.ranks, words[cut + 1 :])
-    found = {k: v for k, v in mpirun.variables(options.ranks).items() if k not in os.environ}
-    if options.shows:
-        print(shlex.join([*(f"{name}={value}" for name, value in found.items()), *command]))
-        return
-    if mpirun.program != Path(sys.prefix, "bin", "mpirun"):
-        library = f" with {mpirun.library}" if mpirun.library is not None else ""
-        print(f"mpiddp: using {mpirun.program}{library}", file=sys.stderr, flush=True)
-    raise SystemExit(run(command, {**os.environ, **found}, mpirun.kind))
-
-
-if __name__ == "__main__":
-    main()

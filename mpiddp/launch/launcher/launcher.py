@@ -62,8 +62,13 @@ def has_manager_hint(variables: Mapping[str, str] | None = None) -> bool:
 
 def is_first(variables: Mapping[str, str] | None = None) -> bool:
     """Whether this process reports for the job while MPI is not up: the launcher's rank 0."""
+    return find_rank(variables) == 0
+
+
+def find_rank(variables: Mapping[str, str] | None = None) -> int:
+    """This process's rank by its launcher's word; 0 without a launcher."""
     launcher = find_launcher(variables)
-    return launcher is None or launcher.rank == 0
+    return launcher.rank if launcher is not None else 0
 
 
 def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:

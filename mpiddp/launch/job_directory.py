@@ -1,0 +1,207 @@
+"""A private directory of one running job, in which its processes find each other.
+
+attempt          the token of the attempt that runs now (`restarts`)
+outcome.json     how that attempt ended, written by a rank that failed
+lock             held by the process that made the directory, as long as it lives
+
+It lies below ``$XDG_STATE_HOME/mpiddp/jobs`` (``~/.local/state/…``), which the nodes of a cluster
+share where they share the home; where that cannot be written, in the temporary directory. Only its
+owner can read it. Whoever made it removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from mpiddp import environment
+from mpiddp.errors import PeerLostError
+
+LOCK = "lock"
+ATTEMPT = "attempt"
+OUTCOME = "outcome.json"
+
+
+def choose_name() -> str:
+    """The Slurm job's id, ARRAY_TASK in an array; else ``HOST-PROCESS``."""
+    return environment.job_identity() or f"{os.uname().nodename}-{os.getpid()}"
+
+
+def make(name: str) -> Path:
+    """Make an empty directory that is this process's, until it ends.
+
+    It is called ``NAME``, or ``NAME-2`` and so on while another process has that one. Raises
+    OSError where none can be made.
+    """
+    try:
+        parent = _make_private(_state_directory())
+    except OSError:
+        parent = _make_private(_temporary_directory())
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        path.mkdir(mode=0o700, exist_ok=True)
+        if _is_private(path) and _take(path):
+            return path
+        number += 1
+
+
+def make_or_none() -> Path | None:
+    """A directory for this process's job; None where none can be made."""
+    try:
+        return make(choose_name())
+    except OSError:
+        return None
+
+
+def remove(path: Path) -> None:
+    """Remove a directory that this process has made, as far as it can be."""
+    with contextlib.suppress(OSError):
+        for each in path.iterdir():
+            _remove_entry(each)
+        path.rmdir()
+
+
+def _remove_entry(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def find() -> Path | None:
+    """The directory of the job that this process belongs to, or None.
+
+    None too where it does not exist here: not all nodes need share it.
+    """
+    text = os.environ.get(environment.JOB_DIRECTORY)
+    path = Path(text) if text else None
+    return path if path is not None and _is_private(path) else None
+
+
+def list_running() -> list[Path]:
+    """The directories of this user's jobs that are running, as far as this machine sees them."""
+    found = []
+    for find_parent in (_state_directory, _temporary_directory):
+        with contextlib.suppress(OSError):
+            found += [path for path in sorted(find_parent().iterdir()) if _is_running(path)]
+    return found
+
+
+def begin_attempt(path: Path, token: str) -> None:
+    """Say which attempt runs from now on; what the one before has left is removed."""
+    temporary = path / f"{ATTEMPT}.new"
+    temporary.write_text(token)
+    temporary.replace(path / ATTEMPT)
+    for each in path.iterdir():
+        if each.name not in (LOCK, ATTEMPT):
+            _remove_entry(each)
+
+
+def read_outcome(path: Path) -> dict[str, Any] | None:
+    """The outcome in a directory: code, reason, rank, host, …; None if none was written."""
+    try:
+        found = json.loads((path / OUTCOME).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_superseded() -> bool:
+    """Whether this process belongs to an attempt that has been replaced by a later one.
+
+    It must write nothing more then. False where the directory cannot be seen from here.
+    """
+    token, path = os.environ.get(environment.ATTEMPT_TOKEN), find()
+    if not token or path is None:
+        return False
+    try:
+        return (path / ATTEMPT).read_text() != token
+    except OSError:
+        return False
+
+
+def check_attempt() -> None:
+    """Raise PeerLostError in a process whose attempt has been replaced by a later one."""
+    if is_superseded():
+        raise PeerLostError(
+            "the job was restarted without this rank, which could not be reached: it writes "
+            "nothing more, and ends"
+        )
+
+
+def _state_directory() -> Path:
+    state = os.environ.get(environment.STATE_HOME)
+    # As the XDG specification says: a path that is not absolute is ignored.
+    if not state or not os.path.isabs(state):
+        try:
+            state = str(Path.home() / ".local" / "state")
+        except RuntimeError as error:  # A user without a name and without HOME.
+            raise OSError(str(error)) from None
+    return Path(state, "mpiddp", "jobs")
+
+
+def _temporary_directory() -> Path:
+    import tempfile  # Takes long to import, and is seldom needed.
+
+    return Path(tempfile.gettempdir(), f"mpiddp-{os.getuid()}", "jobs")
+
+
+def _make_private(path: Path) -> Path:
+    """Make a directory and its parent private. Raises OSError where they are not, or cannot be."""
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (path.parent, path):
+        each.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(each):
+            raise PermissionError(f"others can write to {each}, or own it")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written")
+    return path
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.getuid()
+        and not stat.S_IMODE(found.st_mode) & 0o022
+    )
+
+
+def _take(path: Path) -> bool:
+    """Take the lock, and remove what a process that has gone has left; False if one is there."""
+    # The lock lasts as long as this process: the descriptor is never closed.
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return False
+    for each in path.iterdir():
+        if each.name != LOCK:
+            _remove_entry(each)
+    return True
+
+
+def _is_running(path: Path) -> bool:
+    """Whether another process holds the lock."""
+    if not _is_private(path):
+        return False
+    try:
+        lock = (path / LOCK).open("r+")
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,208 @@
+"""One start of the ranks: the launcher's process, its messages, and the signals that come to us."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.allocation import ask
+from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, SRUN, Kind
+from mpiddp.launch.launcher.job_end import FAILED, Exit, find_failure
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the standard output and error of all ranks go together."""
+
+    output: str
+    error: str
+
+    def srun_options(self) -> list[str]:
+        """srun writes them itself; a job that is requeued must not wipe out what it said."""
+        return [f"--output={self.output}", f"--error={self.error}", "--open-mode=append"]
+
+
+class Launch:
+    """What the front has started, and how signals reach it.
+
+    There is one in a process. From `listen` on, signals do not end this process; between two
+    attempts they are remembered in ``signal``.
+    """
+
+    def __init__(self, kind: Kind, *, starts_ranks: bool) -> None:
+        """``starts_ranks``: whether it is a launcher, and not a program that runs by itself."""
+        self.kind = kind
+        self.starts_ranks = starts_ranks
+        self.signal: int | None = None
+        """The last one that asked this process to end."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_interrupted = False
+
+    def listen(self) -> None:
+        """Take signals from here on."""
+        for number in PASSED_ON:
+            # nohup and others that ignore a signal mean it.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
+
+    def run(
+        self, command: Sequence[str], variables: Mapping[str, str], files: Files | None
+    ) -> Exit:
+        """Run a launcher to its end. Raises ConfigurationError where it cannot be run."""
+        is_srun = self.kind is SRUN
+        system = ctypes.CDLL(None)
+        with contextlib.ExitStack() as stack:
+            output, error = None, None
+            if files is not None and not is_srun:
+                output = stack.enter_context(open(files.output, "ab"))
+                error = stack.enter_context(open(files.error, "ab"))
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=variables,
+                    stdout=output,
+                    stderr=subprocess.PIPE if is_srun else error,
+                    process_group=None if self._shares_terminal() else 0,
+                    # It must not outlive this process, however that ends.
+                    preexec_fn=lambda: system.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+                )
+            except OSError as problem:
+                raise ConfigurationError(
+                    f"{command[0]} cannot be run: {problem.strerror}"
+                ) from None
+            if self.signal is not None:
+                # It came before there was anybody to hand it to.
+                self._hand_on(self.signal)
+            failure = ""
+            if self._process.stderr is not None:
+                failure = _copy_messages(self._process.stderr)
+            code = self._process.wait()
+        return Exit(code if code >= 0 else 128 - code, failure, self.signal)
+
+    def _shares_terminal(self) -> bool:
+        """Whether Ctrl-C reaches it without us.
+
+        Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It has a process group
+        of its own, which a terminal does not interrupt, and each rank gets the SIGINT itself; at
+        the second one mpirun does. Other launchers hand on what they get.
+        """
+        return self.kind is SRUN or not self.starts_ranks
+
+    def _take(self, number: int, _: object) -> None:
+        if number in ENDING:
+            self.signal = number
+        if self._process is not None:
+            self._hand_on(number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _hand_on(self, number: int) -> None:
+        assert self._process is not None
+        if number == signal.SIGINT and self._shares_terminal() and _is_in_foreground():
+            return
+        if self.kind is SRUN and number not in (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT):
+            _signal_step(self._process.pid, number)
+            return
+        if not self.starts_ranks and self._is_told_by_slurm(number):
+            return
+        processes = [self._process.pid]
+        is_first = number == signal.SIGINT and not self._is_interrupted
+        if is_first and self.kind in (OPEN_MPI, OPEN_MPI_4):
+            self._is_interrupted = True
+            processes = _find_children(self._process.pid) or processes
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def _is_told_by_slurm(self, number: int) -> bool:
+        """Whether Slurm ends the job: it has told every process of it, and must not twice."""
+        job = os.environ.get(environment.SLURM_JOB_ID)
+        if not job or number != signal.SIGTERM:
+            return False
+        with contextlib.suppress(ConfigurationError):
+            said = ask("scontrol", "--oneliner", "show", "job", job)
+            lines = [line for line in said.splitlines() if line.startswith(f"JobId={job} ")]
+            return any(" JobState=RUNNING " not in line for line in lines)
+        return False
+
+
+def _is_in_foreground() -> bool:
+    """Whether this process's group is the terminal's, which then has told all of it."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _copy_messages(stream: IO[bytes]) -> str:
+    """Pass srun's messages on as they come; returns what it said of the rank that failed."""
+    failed, rest = [], b""
+    while piece := os.read(stream.fileno(), 1 << 16):
+        with contextlib.suppress(OSError):
+            sys.stderr.buffer.write(piece)
+            sys.stderr.buffer.flush()
+        *lines, rest = (rest + piece).split(b"\n")
+        failed += [line for line in _read(lines) if FAILED.match(line)]
+        rest = rest[-4096:]
+    return find_failure([*failed, *_read([rest])])
+
+
+def _read(lines: Sequence[bytes]) -> list[str]:
+    return [line.decode(errors="replace") for line in lines]
+
+
+def _signal_step(srun: int, number: int) -> None:
+    """Send a signal to all ranks, past srun, which would kill them.
+
+    scancel and the time limit send TERM to this process, to srun and to the ranks, and KILL after
+    Slurm's KillWait; Slurm refuses this one then. TERM for the batch script alone (scancel --batch,
+    sbatch --signal=B:TERM@60) comes to this process only.
+    """
+    with contextlib.suppress(ConfigurationError):
+        step = find_step(
+            ask("scontrol", "--oneliner", "show", "step", os.environ[environment.SLURM_JOB_ID]),
+            os.uname().nodename.partition(".")[0],
+            srun,
+        )
+        if step is not None:
+            name = signal.Signals(number).name.removeprefix("SIG")
+            ask("scancel", "--quiet", f"--signal={name}", step)
+
+
+def find_step(text: str, host: str, srun: int) -> str | None:
+    """The step that an srun on ``host`` has started: in salloc's shell there may be others."""
+    for line in text.splitlines():
+        match = re.match(rf"StepId=(\S+) .*\bSrunHost:Pid={re.escape(host)}:{srun}\b", line)
+        if match is not None:
+            return match[1]
+    return None
+
+
+def _find_children(process: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{task}/children") as children:
+                found += [int(child) for child in children.read().split()]
+    return found

@@ -1,0 +1,142 @@
+"""How a job ended: its exit code, and where that comes from."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpiddp.errors import (
+    INTERRUPTED,
+    MEANINGS,
+    NO_CHECKPOINT,
+    PREEMPTED,
+    SUCCESS,
+    ConfigurationError,
+    LaunchError,
+    PeerLostError,
+    StoppedError,
+)
+
+FAILED = re.compile(r"srun: error: (Node failure on |.*: tasks? [0-9,-]+: )")
+LEFT = re.compile(r" Exited with exit code (\d+)$")
+FINAL = frozenset(
+    {
+        SUCCESS,
+        ConfigurationError.exit_code,
+        LaunchError.exit_code,
+        NO_CHECKPOINT,
+        PREEMPTED,
+        INTERRUPTED,
+    }
+)
+"""Codes after which another attempt would end in the same way, or is not wanted."""
+TERMINATED = StoppedError(signal.SIGTERM).exit_code
+
+
+@dataclass(frozen=True)
+class Exit:
+    """What is known when the launcher has ended."""
+
+    status: int
+    """The launcher's exit code."""
+    failure: str = ""
+    """What srun said of the rank that failed (`find_failure`)."""
+    signal: int | None = None
+    """The last one that came to the front."""
+    outcome: Mapping[str, Any] | None = None
+    """What a rank has written (`failure.outcome`)."""
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The exit code of a job, and why it is that one."""
+
+    code: int
+    why: str = ""
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"exit code {self.code}: {describe_code(self.code)}{why}"
+
+
+def find_failure(lines: Iterable[str]) -> str:
+    """What srun said of the node or the rank that failed.
+
+    That is ``Node failure on node3``; else one that crashed, ``node1: task 0: Segmentation fault``;
+    else one that left with a code of its own, ``node1: task 1: Exited with exit code 3``; else one
+    that was killed, ``node2: tasks 2-3: Killed``. Their order is no sign: Slurm kills and
+    terminates the others because of the one, may name them before it, and srun's code, the
+    highest, is theirs.
+    """
+    said = [line.partition("srun: error: ")[2] for line in lines if FAILED.match(line)]
+    return min(said, key=_rank_failure, default="")
+
+
+def _rank_failure(text: str) -> int:
+    left = LEFT.search(text)
+    if text.startswith("Node failure"):
+        return -1
+    if left is None and not text.endswith((" Killed", " Terminated")):
+        return 0
+    if left is not None and int(left[1]) <= 128:
+        return 1
+    return 2 if text.endswith(" Killed") else 3
+
+
+def find_end(found: Exit, launcher: str | None) -> JobEnd:
+    """What the job's exit code is: the outcome's, else what srun's messages and signals say.
+
+    Without a launcher it is that of the program itself.
+    """
+    if launcher is None:
+        return JobEnd(found.status, _describe_signal(found.signal) if found.signal else "")
+    end = _choose(found)
+    if end is None:
+        return JobEnd(found.status)
+    if end.code != found.status:
+        return JobEnd(end.code, f"{end.why}; {launcher}'s code was {found.status}")
+    return end
+
+
+def _choose(found: Exit) -> JobEnd | None:
+    code = (found.outcome or {}).get("code")
+    if isinstance(code, int):
+        # When a rank is killed, srun terminates the others at once, and they may write down that
+        # before they notice the loss. Whoever ends the whole job tells the front as well.
+        if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
+            return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
+        return JobEnd(code, _describe_outcome(found.outcome or {}))
+    if found.status == SUCCESS:
+        return None
+    if found.signal is not None:
+        return JobEnd(128 + found.signal, _describe_signal(found.signal))
+    if found.failure:
+        # Without an outcome, a rank that went without a code of its own is a rank lost.
+        left = LEFT.search(found.failure)
+        is_own = left is not None and int(left[1]) <= 128
+        code = int(left[1]) if left is not None and is_own else PeerLostError.exit_code
+        return JobEnd(code, found.failure)
+    return None
+
+
+def _describe_outcome(outcome: Mapping[str, Any]) -> str:
+    """Where the run's outcome stands, and its reason."""
+    reason = str(outcome.get("reason") or "").partition("\n")[0] if outcome["code"] else ""
+    return ": ".join(filter(None, (outcome.get("path"), reason)))
+
+
+def _describe_signal(number: int) -> str:
+    return f"mpiddp was sent {signal.Signals(number).name}"
+
+
+def describe_code(code: int) -> str:
+    """What an exit code means, by the table of `mpiddp.errors`."""
+    if code in MEANINGS:
+        return MEANINGS[code]
+    try:
+        return f"signal {code - 128} ({signal.Signals(code - 128).name}) killed it"
+    except ValueError:
+        return "a code of the program's own"

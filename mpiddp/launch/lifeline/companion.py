@@ -1,0 +1,461 @@
+"""The process beside each rank: it needs no interpreter's lock of anybody, and watches.
+
+Companions form a tree: those of a node connect to its first rank's, and these to rank 0's, which
+decides what ends the job (`verdict`). Each watches its own rank, and its connections by heartbeats
+in both directions. A companion that loses the way to rank 0 decides for those below it.
+
+It ends with its rank. Standard library only: it starts beside every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import resource
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mpiddp.errors import PeerLostError
+from mpiddp.launch import job_directory
+from mpiddp.launch.lifeline.event_loop import EventLoop
+from mpiddp.launch.lifeline.links import Link
+from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.positions import describe, read_answers
+from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
+from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
+from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
+from mpiddp.launch.lifeline.stack_dump import StackReader
+from mpiddp.launch.lifeline.tree import Listeners, Tree
+from mpiddp.launch.lifeline.verdict import (
+    FAILED,
+    Failure,
+    Judge,
+    Leave,
+    Loss,
+    Verdict,
+    describe_status,
+)
+
+STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
+LEAVE_SECONDS = 1.0
+"""How long a rank may take to leave before it is killed."""
+TURN_SECONDS = 0.5
+LAST_TURN = 3
+"""Companions that have lost the way to rank 0 act in turns: the first may end the job."""
+FLUSH_SECONDS = 1.0
+STALL_CHECK_SECONDS = 2.0
+"""How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
+STEP = MOVED = struct.Struct("q")
+"""What the rank writes into the memory that it shares with its companion: the step, -1 before the
+first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
+watched."""
+SHARED_BYTES = STEP.size + MOVED.size
+
+
+class Companion:
+    """One companion's state."""
+
+    def __init__(
+        self, process: RankProcess, rank: Link, memory: mmap.mmap, stacks: StackReader
+    ) -> None:
+        self.process = process
+        self.answers: dict[str, Callable[[Reply], object]] = {
+            "position": lambda reply: reply(self._describe_position()),
+            "stacks": lambda reply: self._stacks.ask(reply),
+            "idle": lambda reply: reply(self._find_idle_seconds()),
+        }
+        """What this companion answers to requests, by their names."""
+        self._rank = rank
+        self._memory = memory
+        self._loop = EventLoop()
+        self._tree = Tree(
+            self._loop,
+            Listeners(
+                joined=lambda: self._rank.send("joined"),
+                take_verdict=self._take_from_above,
+                take_news=self._take_from_below,
+                end=self._note_common_end,
+                lose_parent=self._lose_parent,
+                lose_child=self._lose_child,
+            ),
+        )
+        self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
+        self._stall_seconds = 0.0
+        """After which a job has stalled; 0 for never. For rank 0's companion."""
+        self._stands_still = False
+        self._askers: list[Client] = []
+        """Those below this companion that wait for an answer of all ranks."""
+        self._clients: tuple[str, str] | None = None
+        """Where rank 0's companion listens, and the token of clients."""
+        self._published: list[Path] = []
+        """Files that hold these."""
+        self._own_directory: Path | None = None
+        """The job's directory, where nobody has made one before."""
+        self._membership: Membership | None = None
+        self._judge: Judge | None = None
+        """Of rank 0's companion."""
+        self._requests = Requests(())
+        self._state = STARTING
+        """Where the rank is, apart from its step."""
+        self._run: tuple[Path, int] | None = None
+        """Directory and attempt of a training, for reports."""
+        self._log: tuple[Path, bool] | None = None
+        """The log of all that the rank prints, and whether standard error leads elsewhere."""
+        self._failure: Failure | None = None
+        """The rank that reports an error of its own."""
+        self._is_asked = False
+        """Whether this rank waits for the verdict on an error of its own."""
+        self._is_gone = False
+        """Whether this rank has ended."""
+        self._is_over = False
+        """Whether nothing is watched any more: the session is closed, or the job ends."""
+        self._end = float("inf")
+        """When this process ends at the latest."""
+
+    def run(self) -> None:
+        """Watch until the rank has gone, or has closed its session."""
+        self._loop.add(self._rank, self._take_from_rank, lambda _: None)
+        descriptor = self.process.descriptor
+        if descriptor is not None:
+            end = selectors.EVENT_READ
+            self._loop.selector.register(descriptor, end, lambda _: self._note_end())
+        else:
+            self._poll_rank(time.monotonic())
+        if self.process.launcher is not None:
+            self._loop.selector.register(
+                self.process.launcher, selectors.EVENT_READ, lambda _: self._note_orphan()
+            )
+        while not self._is_finished():
+            planned = min(self._end, self._loop.find_time(), self._requests.find_time())
+            if self._judge is not None and not self._is_over:
+                planned = min(planned, self._judge.find_time())
+            # While this process was stopped, perhaps with all others, nobody was silent.
+            self._loop.wait(planned, self._tree.excuse)
+            now = time.monotonic()
+            self._requests.finish_late(now)
+            if self._judge is not None and not self._is_over:
+                verdict = self._judge.decide(now)
+                if verdict is not None:
+                    self._carry_out(verdict)
+        self._withdraw()
+
+    def _is_finished(self) -> bool:
+        if self._end == float("inf") and self._is_gone and not self._is_needed():
+            self._finish()
+        is_ending = self._end < float("inf")
+        return is_ending and (time.monotonic() >= self._end or not self._tree.has_unsent)
+
+    def _is_needed(self) -> bool:
+        """Whether other ranks need this companion when its own rank has gone."""
+        if self._is_over or self._membership is None:
+            return False
+        owes_report = self._judge is not None and self._judge.owes_report()
+        return self._tree.has_children or owes_report
+
+    def _finish(self) -> None:
+        """End, once the other companions have been told."""
+        self._is_over = True
+        self._tree.say_goodbye()
+        self._end = time.monotonic() + FLUSH_SECONDS
+
+    # The rank
+
+    def _poll_rank(self, now: float) -> None:
+        if self.process.has_ended():
+            self._note_end()
+        else:
+            self._loop.call_at(now + POLL_SECONDS, self._poll_rank)
+
+    def _note_end(self) -> None:
+        """The rank has gone; what it has said before is heard first."""
+        status = self.process.find_status()
+        if self.process.descriptor is not None:
+            self._loop.selector.unregister(self.process.descriptor)
+        self._is_gone = True
+        with contextlib.suppress(OSError, ValueError):
+            while messages := self._rank.receive():
+                for kind, content in messages:
+                    self._take_from_rank(kind, content)
+        self._tell_loss(*describe_status(status))
+
+    def _note_orphan(self) -> None:
+        """Who started the rank has gone, and some launchers leave ranks behind then."""
+        if self.process.launcher is not None:
+            self._loop.selector.unregister(self.process.launcher)
+        self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
+
+    def _tell_loss(self, how: str, ending: str, blames_host: bool) -> None:
+        own = self._membership
+        if own is not None and not self._is_over:
+            position = self._describe_position()
+            loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
+            self._raise("lost", asdict(loss))
+
+    def _take_from_rank(self, kind: str, content: Any) -> None:
+        if kind == "listen":
+            self._listen(**content)
+        elif kind == "join":
+            self._join(Membership.unpack(content))
+        elif kind == "started":
+            self._state = ""
+        elif kind == "run":
+            self._run = (Path(content[0]), content[1])
+        elif kind == "log":
+            self._log = (Path(content[0]), content[1])
+        elif kind == "closing":
+            self._state = CLOSING
+            self._raise("closing", content)
+        elif kind == "main thread":
+            self._stacks.reader.thread = content
+        elif kind == "ask":
+            self._ask(self._rank, content)
+        elif kind == "stall":
+            self._stall_seconds = content
+            self._look_for_stall(time.monotonic())
+        elif kind == "stack":
+            self._stacks.failed = content
+        elif kind == "record":
+            self._stacks.take_record(content)
+        elif kind in ("fail", "announce"):
+            self._fail(kind, content)
+        elif kind == "done":
+            self._finish()
+
+    def _fail(self, kind: str, content: Any) -> None:
+        """The rank has failed; it is told whether to report that, if it asks."""
+        self._is_asked = kind == "fail"
+        is_alone = self._judge is None and not self._tree.has_parent
+        if self._is_asked and (self._failure is not None or is_alone):
+            self._rank.send("verdict", "report" if is_alone else "silent")
+        else:
+            self._raise(kind, content)
+
+    def _describe_position(self) -> str:
+        step = self._read_step()
+        return self._state or (f"at step {step}" if step is not None else "")
+
+    def _read_step(self) -> int | None:
+        step: int = STEP.unpack_from(self._memory)[0]
+        return step if step >= 0 else None
+
+    def _find_idle_seconds(self) -> float:
+        """How long the rank's main thread has not moved; 0 where that is not watched."""
+        moved: int = MOVED.unpack_from(self._memory, STEP.size)[0]
+        is_stopped = self._stacks.reader.find_state() in ("T", "t")
+        return 0.0 if not moved or is_stopped else (time.monotonic_ns() - moved) / 1e9
+
+    # The other ranks
+
+    def _listen(self, address: str, token: str, clients: str) -> None:
+        """Listen on an address, or for this node where it is empty; tell the rank the place."""
+        others: dict[str, Callable[[Link], object]] = {}
+        if clients:
+            others[clients] = self._admit_client
+        try:
+            place = self._tree.listen(address, token, others)
+        except OSError as error:
+            self._rank.send("problem", f"cannot listen on {address or 'this node'}: {error}")
+            return
+        if clients:
+            self._clients = (place, clients)
+        self._rank.send("place", place)
+
+    def _join(self, membership: Membership) -> None:
+        self._membership = membership
+        try:
+            self._tree.connect(membership)
+        except OSError as error:
+            self._rank.send("problem", str(error))
+            return
+        if not membership.places:
+            self._judge = Judge(membership.size)
+            self._requests = Requests(membership.hostnames)
+            self._publish()
+            self._rank.send("joined")
+
+    def _publish(self) -> None:
+        """Write down where clients find this companion: for the job, and beside its logs."""
+        directory = job_directory.find()
+        if directory is None:
+            directory = self._own_directory = job_directory.make_or_none()
+        if self._clients is None:
+            return
+        for each in (directory, self._log[0].parent if self._log is not None else None):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    self._published.append(publish(each, *self._clients))
+
+    def _withdraw(self) -> None:
+        for path in self._published:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if self._own_directory is not None:
+            job_directory.remove(self._own_directory)
+
+    def _admit_client(self, link: Link) -> None:
+        self._loop.add(
+            link,
+            lambda kind, _: self._ask(link, kind),
+            lambda _: None,
+        )
+
+    def _note_common_end(self) -> None:
+        """All sessions are being closed, or all ranks have been told to leave."""
+        self._is_over = True
+
+    def _take_from_above(self, kind: str, content: Any) -> None:
+        if kind == "answers":
+            askers, self._askers = self._askers, []
+            for asker in askers:
+                asker.send(kind, content)
+        else:
+            self._spread(kind, content)
+
+    def _take_from_below(self, link: Link, kind: str, content: Any) -> None:
+        if kind == "ask":
+            self._ask(link, content)
+        else:
+            self._raise(kind, content)
+
+    def _lose_child(self, rank: int, how: str) -> None:
+        own = self._membership
+        if own is not None:
+            hostname = own.hostnames[rank] if own.hostnames else own.hostname
+            self._raise("lost", asdict(Loss(rank, hostname, how)))
+
+    def _lose_parent(self, how: str) -> None:
+        assert self._membership is not None
+        own = self._membership
+        turn = min(own.local_rank or own.node_rank - 1, LAST_TURN)
+        # At the end of all sessions, whoever has closed its own just goes.
+        turn += self._state == CLOSING
+        when = time.monotonic() + turn * TURN_SECONDS
+        self._loop.call_at(when, lambda _: self._take_over(how))
+
+    def _take_over(self, how: str) -> None:
+        """Decide without rank 0's companion."""
+        if self._is_over:
+            return
+        assert self._membership is not None
+        own = self._membership
+        if self._failure is not None:
+            self._carry_out(Leave(self._failure.code))
+        else:
+            self._carry_out(Loss(own.parent, own.parent_hostname, how))
+
+    # News go up, verdicts down
+
+    def _raise(self, kind: str, content: Any) -> None:
+        if self._judge is None:
+            self._tree.send_up(kind, content)
+            return
+        now = time.monotonic()
+        if kind == "lost":
+            self._judge.lose(Loss(**content), now)
+        elif kind == "fail":
+            self._judge.fail(Failure(**content), now)
+        elif kind == "announce":
+            if self._judge.announce(Failure(**content)):
+                self._spread("failing", content)
+        elif kind == "closing":
+            self._judge.close(*content)
+        elif kind == "answer":
+            self._requests.add(*content)
+
+    def _carry_out(self, verdict: Verdict) -> None:
+        if isinstance(verdict, Failure):
+            self._spread("failing", asdict(verdict))
+            return
+        code = PeerLostError.exit_code
+        if isinstance(verdict, Leave):
+            code = verdict.code
+        else:
+            assert self._membership is not None
+            self._report(verdict.describe(self._membership.size), lost=verdict)
+        self._spread("leave", code)
+
+    def _report(self, reason: str, table: str = "", lost: Loss | None = None) -> None:
+        # Imported when it is needed: it takes as long as all else of this process's start.
+        from mpiddp.launch.lifeline.report import Reporter
+
+        assert self._membership is not None
+        directory, attempt = self._run if self._run is not None else (None, 1)
+        reporter = Reporter(self._membership, self._read_step(), directory, attempt, self._log)
+        reporter.report(reason, table, lost)
+
+    def _spread(self, kind: str, content: Any) -> None:
+        """Pass a message on to those below, and heed it."""
+        self._tree.send_down(kind, content)
+        if kind == "failing":
+            self._failure = Failure(**content)
+            own = self._membership
+            if self._is_asked and own is not None:
+                is_reporter = own.rank == self._failure.rank
+                self._rank.send("verdict", "report" if is_reporter else "silent")
+        elif kind == "leave":
+            self._is_over = True
+            self._rank.send("leave", content)
+            when = time.monotonic() + LEAVE_SECONDS
+            self._loop.call_at(when, lambda _: self.process.kill())
+        elif kind == "request":
+            number, name = content
+            answer = self.answers.get(name)
+            own = self._membership
+            if answer is not None and own is not None:
+                rank = own.rank
+                answer(lambda found: self._raise("answer", [number, rank, found]))
+
+    def _ask(self, client: Client, name: str) -> None:
+        """Have ``client`` be sent the answers of all ranks."""
+        if self._judge is not None:
+            number = self._requests.begin(client, time.monotonic())
+            self._spread("request", [number, name])
+        elif self._tree.has_parent:
+            self._askers.append(client)
+            self._tree.send_up("ask", name)
+        else:
+            client.send("answers", [[], []])
+
+    # A job that stands still
+
+    def _look_for_stall(self, _: float) -> None:
+        if not self._is_over:
+            self._ask(Callback(self._judge_stall), "idle")
+
+    def _judge_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        # A rank that does not answer may be moving.
+        idle = min(answers.values()) if len(answers) == len(hostnames) else 0.0
+        was_still, self._stands_still = self._stands_still, idle >= self._stall_seconds
+        if was_still and self._stands_still:
+            self._ask(Callback(self._end_stall), "stacks")
+            return
+        # Sooner nobody can have been still for long enough. Asked twice, since all may have been
+        # stopped together, and have been continued just now.
+        pause = self._stall_seconds - idle
+        if self._stands_still:
+            pause = min(self._stall_seconds / 2, STALL_CHECK_SECONDS)
+        self._loop.call_at(time.monotonic() + pause, self._look_for_stall)
+
+    def _end_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        if not self._is_over:
+            reason = f"no rank's main thread has moved for {self._stall_seconds:g} s"
+            self._report(reason, describe(read_answers(hostnames, answers)))
+            self._spread("leave", PeerLostError.exit_code)
+
+
+def main() -> None:
+    """Take over what the rank has left: the socket, the memory, and its process's number."""
+    process, connection, memory, stacks = map(int, sys.argv[1:])
+    with contextlib.suppress(ValueError, OSError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    link = Link(socket.socket(fileno=connection))
+    shared = mmap.mmap(memory, SHARED_BYTES)
+    Companion(RankProcess(process), link, shared, StackReader(process, stacks)).run()

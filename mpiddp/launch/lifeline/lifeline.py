@@ -1,0 +1,219 @@
+"""A rank's own end of its lifeline: it starts the companion, and talks with it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mpiddp.errors import UnreachableError
+from mpiddp.launch.lifeline.companion import SHARED_BYTES
+from mpiddp.launch.lifeline.flight_recorder import read_record
+from mpiddp.launch.lifeline.links import Link
+from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.lifeline.positions import describe, read_answers
+from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
+from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
+from mpiddp.launch.lifeline.verdict import SUSPICION_SECONDS, Failure
+from mpiddp.launch.output import Redirection
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "from mpiddp.launch.lifeline.companion import main; main()"
+)
+START_SECONDS = 20.0
+"""How long a companion may take to answer; the machine may be busy."""
+ANSWER_SECONDS = SUSPICION_SECONDS + 0.5
+CLOSE_SECONDS = 2.0
+
+
+class Lifeline:
+    """One rank's companion process; ``close`` ends it."""
+
+    def __init__(
+        self,
+        leave: Callable[[int], object],
+        lament: Callable[[], object],
+        output: Redirection | None = None,
+    ) -> None:
+        """Start it. ``output``: where this rank's output goes, and so its reports.
+
+        Both are called in a thread of this object's: ``leave`` with the exit code where the job
+        ends, and ``lament`` where the companion has gone before its time.
+        """
+        self._leave, self._lament = leave, lament
+        output = output or Redirection()
+        self._is_closing = False
+        self._rank = -1
+        descriptor = os.memfd_create("mpiddp-lifeline")
+        os.ftruncate(descriptor, SHARED_BYTES)
+        self._shared = memoryview(mmap.mmap(descriptor, SHARED_BYTES)).cast("q")
+        self.note_step(None)
+        self._stacks = StackWriter()
+        own, theirs = socket.socketpair()
+        self._process = _start(theirs, (descriptor, self._stacks.descriptor), output.console)
+        theirs.close()
+        os.close(descriptor)
+        self._link = Link(own)
+        self._sending = threading.Lock()
+        self._replies: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._listen, name="mpiddp-lifeline", daemon=True)
+        self._thread.start()
+        self._send("main thread", self._stacks.thread)
+        if output.log is not None:
+            self._send("log", [str(output.log), output.console is not None])
+
+    # Start-up
+
+    def listen(self, address: str, token: str, clients: str = "") -> str:
+        """Listen for other companions at an address, or on this node where it is empty.
+
+        ``clients``: a token for those that may ask. Returns the place, for `Membership.places`.
+        """
+        self._send("listen", {"address": address, "token": token, "clients": clients})
+        return str(self._wait("place", START_SECONDS))
+
+    def join(self, membership: Membership) -> None:
+        """Connect to the others: from here on they know of this rank's end."""
+        self._rank = membership.rank
+        self._send("join", asdict(membership))
+        self._wait("joined", START_SECONDS)
+
+    # Where this rank is
+
+    def note_step(self, step: int | None) -> None:
+        self._shared[0] = -1 if step is None else step
+
+    def note_move(self) -> None:
+        """This rank's main thread has moved."""
+        self._shared[1] = time.monotonic_ns()
+
+    def note_failure(self, error: BaseException) -> None:
+        """Where this rank was when ``error`` ended its work; its stack will not show it."""
+        frames = read_traceback(error.__traceback__)
+        if frames:
+            self._send("stack", [frame.pack() for frame in frames])
+
+    def note_run(self, directory: Path, attempt: int) -> None:
+        """Where reports are written to."""
+        self._send("run", [str(directory.absolute()), attempt])
+
+    def note_started(self) -> None:
+        """Start-up is over."""
+        self._send("started")
+
+    def note_closing(self, hostname: str) -> None:
+        """This rank, on ``hostname``, waits for the others to close their sessions."""
+        self._send("closing", [self._rank, hostname])
+
+    def watch_stall(self, seconds: float) -> None:
+        """End the job when no rank has moved for so long. For rank 0."""
+        self._send("stall", seconds)
+
+    # Ends
+
+    def describe_stacks(self) -> str:
+        """Where each rank is, as a table; empty where nobody answers."""
+        self._send("ask", "stacks")
+        try:
+            hostnames, answers = self._wait("answers", 2 * REQUEST_SECONDS)
+        except UnreachableError:
+            return ""
+        return describe(read_answers(hostnames, dict(answers)))
+
+    def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
+        self._send("fail", asdict(Failure(self._rank, code, suspects_peer, text)))
+        try:
+            return str(self._wait("verdict", ANSWER_SECONDS))
+        except UnreachableError:
+            return None
+
+    def announce(self, code: int) -> None:
+        self._send("announce", asdict(Failure(self._rank, code, suspects_peer=False)))
+
+    def close(self) -> None:
+        """All ranks have closed their sessions, or nobody is to be told of this one's end."""
+        self._is_closing = True
+        self._send("done")
+
+    def wait(self) -> None:
+        """Wait until the companion has ended."""
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join()
+        self._link.close()
+        self._stacks.close()
+
+    # Messages
+
+    def _send(self, kind: str, content: Any = None) -> None:
+        with self._sending:
+            self._link.send(kind, content)
+
+    def _wait(self, kind: str, seconds: float) -> Any:
+        """The content of the next reply. Raises UnreachableError where it is a problem."""
+        try:
+            found, content = self._replies.get(timeout=seconds)
+        except queue.Empty:
+            found, content = "problem", f"its companion process did not answer in {seconds:g} s"
+        if found != kind:
+            raise UnreachableError(f"this rank has no lifeline: {content}")
+        return content
+
+    def _listen(self) -> None:
+        while True:
+            self._link.wait(float("inf"))
+            try:
+                messages = self._link.receive()
+            except OSError:
+                break
+            for kind, content in messages:
+                if kind == "leave":
+                    self._replies.put(("verdict", "leave"))
+                    self._leave(content)
+                elif kind == "record":
+                    self._send("record", read_record())
+                else:
+                    self._replies.put((kind, content))
+        self._replies.put(("problem", "its companion process has gone"))
+        if not self._is_closing:
+            self._lament()
+
+
+def _start(
+    connection: socket.socket, files: Sequence[int], console: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a companion in a session of its own, with all signals blocked, for good.
+
+    Launchers and terminals send them to all processes that they find; they mean the rank. Standard
+    error is for the report: the rank's, or ``console``, where that does not lead there.
+    """
+    inherited = (connection.fileno(), *files)
+    command = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, (os.getpid(), *inherited))]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=console,
+            pass_fds=inherited,
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,177 @@
+"""A companion's connections to the one above it and to those below, with heartbeats both ways."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpiddp.launch.lifeline import links
+from mpiddp.launch.lifeline.event_loop import EventLoop
+from mpiddp.launch.lifeline.links import Door, Link
+from mpiddp.launch.lifeline.membership import Membership
+
+BEATS = 10
+"""How many heartbeats fit at least into the time after which a silent connection is lost."""
+LONGEST_PERIOD = 3.0
+"""Seconds between two of them."""
+CONNECT_SECONDS = 10.0
+GONE = "its companion process, or its node, has gone"
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told what comes."""
+
+    joined: Callable[[], object]
+    """The one above has let this one in."""
+    take_verdict: Callable[[str, Any], object]
+    """Kind and content of a message from above."""
+    take_news: Callable[[Link, str, Any], object]
+    """A message from below, and whose it is."""
+    end: Callable[[], object]
+    """The one above has ended in good order."""
+    lose_parent: Callable[[str], object]
+    """It was lost: how."""
+    lose_child: Callable[[int, str], object]
+    """One below was lost: its rank, and how."""
+
+
+class Tree:
+    """One companion's place in the tree."""
+
+    def __init__(self, loop: EventLoop, listeners: Listeners) -> None:
+        self._loop = loop
+        self._listeners = listeners
+        self._doors: list[Door] = []
+        self._seconds = float("inf")
+        self._parent: Link | None = None
+        self._children: dict[Link, int] = {}
+        """And the rank of each; -1 until it has said so."""
+        self._heard: dict[Link, float] = {}
+        """When something has come over each connection."""
+
+    @property
+    def has_parent(self) -> bool:
+        return self._parent is not None
+
+    @property
+    def has_children(self) -> bool:
+        return bool(self._children)
+
+    @property
+    def has_unsent(self) -> bool:
+        return any(link.has_unsent for link in self._list_links())
+
+    def listen(self, address: str, token: str, clients: dict[str, Callable[[Link], object]]) -> str:
+        """Listen on an address, or for this node where it is empty; returns the place.
+
+        ``clients``: who takes over the connections of callers with other tokens. Raises OSError.
+        """
+        server = links.listen(address) if address else links.listen_locally()
+        self._doors.append(Door(server, self._loop.selector, {token: self._admit, **clients}))
+        return links.describe_server(server)
+
+    def connect(self, membership: Membership) -> None:
+        """Connect to the one above, if there is one, and begin with heartbeats. Raises OSError."""
+        self._seconds = membership.seconds
+        problems = []
+        for place in membership.places:
+            try:
+                self._parent = links.connect(place, membership.token, CONNECT_SECONDS)
+            except OSError as error:
+                problems.append(f"{place}: {error}")
+                continue
+            self._heard[self._parent] = time.monotonic()
+            self._loop.add(self._parent, self._take_from_parent, lambda _: self._lose_parent(GONE))
+            self._parent.send("hello", membership.rank)
+            break
+        else:
+            if problems:
+                raise ConnectionError("no connection to " + "; ".join(problems))
+        self._beat(time.monotonic())
+
+    def send_up(self, kind: str, content: Any) -> None:
+        if self._parent is not None:
+            self._parent.send(kind, content)
+
+    def send_down(self, kind: str, content: Any) -> None:
+        for child in self._children:
+            child.send(kind, content)
+
+    def say_goodbye(self) -> None:
+        """This companion ends in good order."""
+        for link in self._list_links():
+            link.send("bye")
+
+    def excuse(self, late: float) -> None:
+        """For so many seconds nobody could be heard here."""
+        self._heard = {link: heard + late for link, heard in self._heard.items()}
+
+    def _list_links(self) -> list[Link]:
+        return [*self._children, *([self._parent] if self._parent is not None else [])]
+
+    def _admit(self, link: Link) -> None:
+        self._children[link] = -1
+        self._heard[link] = time.monotonic()
+        self._loop.add(
+            link,
+            lambda kind, content: self._take_from_child(link, kind, content),
+            lambda _: self._lose_child(link, GONE),
+        )
+
+    def _take_from_parent(self, kind: str, content: Any) -> None:
+        assert self._parent is not None
+        self._heard[self._parent] = time.monotonic()
+        if kind == "welcome":
+            self._listeners.joined()
+        elif kind == "bye":
+            self._drop(self._parent)
+            self._parent = None
+            self._listeners.end()
+        elif kind != "beat":
+            self._listeners.take_verdict(kind, content)
+
+    def _take_from_child(self, link: Link, kind: str, content: Any) -> None:
+        self._heard[link] = time.monotonic()
+        if kind == "hello":
+            self._children[link] = content
+            link.send("welcome")
+        elif kind == "bye":
+            self._children.pop(link, None)
+            self._drop(link)
+        elif kind != "beat":
+            self._listeners.take_news(link, kind, content)
+
+    def _beat(self, now: float) -> None:
+        """Let the neighbours know that this companion lives, and see who has been silent."""
+        for door in self._doors:
+            door.show_out(now)
+        for link, heard in list(self._heard.items()):
+            link.send("beat")
+            if now - heard >= self._seconds:
+                how = f"nothing has been heard from it for {self._seconds:g} s: its node is down "
+                if link is self._parent:
+                    self._lose_parent(how + "or cut off")
+                else:
+                    self._lose_child(link, how + "or cut off")
+        due = min(self._heard.values(), default=float("inf")) + self._seconds
+        period = min(self._seconds / BEATS, LONGEST_PERIOD)
+        self._loop.call_at(min(now + period, max(due, now + 0.01)), self._beat)
+
+    def _drop(self, link: Link) -> None:
+        self._heard.pop(link, None)
+        self._loop.remove(link)
+
+    def _lose_child(self, link: Link, how: str) -> None:
+        self._drop(link)
+        rank = self._children.pop(link)
+        if rank >= 0:
+            self._listeners.lose_child(rank, how)
+
+    def _lose_parent(self, how: str) -> None:
+        if self._parent is not None:
+            self._drop(self._parent)
+            self._parent = None
+            self._listeners.lose_parent(how)

@@ -1,0 +1,190 @@
+"""What ends a job: a rank that was lost, or one that failed by itself.
+
+A loss has consequences: launchers end the other ranks, and these get errors from their
+connections. Their news may come first. So a decision waits for a moment, and the most telling
+news count.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+WINDOW_SECONDS = 0.05
+"""How long news of one event may take from all ranks."""
+MILD_SECONDS = 0.5
+"""How much later than the first rank the last may end, where all of them were asked to end."""
+SUSPICION_SECONDS = 2.0
+"""How long a rank whose connection broke waits for word of a lost rank."""
+ABANDONED_SECONDS = 2.0
+"""How long ranks may outlive one that failed, and was to end the job."""
+FAILED, LEFT, ASKED = "failed", "left", "asked"
+"""How a rank ended: by an error; with exit code 0; by a signal that asked it to. Where all ranks
+end in one of the latter ways, none is lost."""
+REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask processes to end. Launchers send them to all ranks."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that has gone without closing its session."""
+
+    rank: int
+    hostname: str
+    how: str
+    """A clause: ``it was killed by SIGKILL``."""
+    position: str = ""
+    """Where it was last known to be: ``at step 7``."""
+    ending: str = FAILED
+    blames_host: bool = True
+    """Whether its host may be the cause: it did not leave by itself."""
+
+    def describe(self, size: int) -> str:
+        """One line for the user."""
+        position = f" {self.position}" if self.position else ""
+        what = "was lost" if self.blames_host else "left early"
+        return f"rank {self.rank} of {size} on {self.hostname} {what}{position}: {self.how}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that wants to report an error of its own, and end the job."""
+
+    rank: int
+    code: int
+    """Exit code."""
+    suspects_peer: bool
+    """Whether the error may be the consequence of another rank's end."""
+    text: str = ""
+    """What the error says, shortened."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """All ranks are to leave: the one that failed has gone without ending them."""
+
+    code: int
+
+
+Verdict = Loss | Failure | Leave
+NEVER = (float("inf"), None)
+
+
+def describe_status(status: int | None) -> tuple[str, str, bool]:
+    """`Loss.how`, ``ending`` and ``blames_host`` of a process, by what waitpid() tells of it."""
+    closing = "without closing its session"
+    if status is None:
+        return f"it ended {closing}", FAILED, True
+    number = status & 0x7F
+    if not number:
+        code = status >> 8
+        return f"it left with exit code {code} {closing}", FAILED if code else LEFT, False
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    how = f"it was killed by {name}"
+    if number == signal.SIGKILL:
+        how += " (by the kernel if memory ran out: see dmesg)"
+    return how, ASKED if number in REQUESTS else FAILED, True
+
+
+class Judge:
+    """Collects news of a job's ranks, and comes to a verdict. Times are time.monotonic()'s."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._losses: dict[int, tuple[float, Loss]] = {}
+        self._failures: dict[int, tuple[float, Failure]] = {}
+        self._closing: dict[int, str] = {}
+        self._reporter: Failure | None = None
+        self._is_done = False
+
+    def lose(self, loss: Loss, now: float) -> None:
+        self._losses.setdefault(loss.rank, (now, loss))
+
+    def fail(self, failure: Failure, now: float) -> None:
+        self._failures.setdefault(failure.rank, (now, failure))
+
+    def close(self, rank: int, hostname: str) -> None:
+        """A rank has no more to do, and waits for the others to close their sessions."""
+        self._closing[rank] = hostname
+
+    def announce(self, failure: Failure) -> bool:
+        """A rank ends the job, and its report is settled already; whether that is news."""
+        is_news = self._reporter is None and not self._is_done
+        self._reporter = self._reporter or failure
+        return is_news
+
+    def owes_report(self) -> bool:
+        """Whether a lost rank is about to be reported."""
+        return isinstance(self._find_next()[1], Loss)
+
+    def find_time(self) -> float:
+        """When there will be a verdict if nothing more comes."""
+        return self._find_next()[0]
+
+    def decide(self, now: float) -> Verdict | None:
+        """The verdict that is due. After a Failure a Leave may follow; nothing after others."""
+        time, verdict = self._find_next()
+        if verdict is None or time > now:
+            return None
+        if isinstance(verdict, Failure):
+            self._reporter = verdict
+        else:
+            self._is_done = True
+        return verdict
+
+    def _find_next(self) -> tuple[float, Verdict | None]:
+        """The verdict on what is known, and when it is due."""
+        if self._is_done:
+            return NEVER
+        if self._reporter is not None:
+            time, loss = self._losses.get(self._reporter.rank, NEVER)
+            return time + ABANDONED_SECONDS, Leave(self._reporter.code) if loss else None
+        own = [row for row in self._failures.values() if not row[1].suspects_peer]
+        suspects = [row for row in self._failures.values() if row[1].suspects_peer]
+        severe = self._find_severe()
+        if severe is not None:
+            return severe
+        if own:
+            time, failure = min(own, key=lambda row: row[0])
+            return time + WINDOW_SECONDS, failure
+        if self._losses and (suspects or len(self._losses) < self._size):
+            time, loss = next(iter(self._losses.values()))
+            return (suspects[0][0] + WINDOW_SECONDS if suspects else time + MILD_SECONDS), loss
+        if suspects:
+            time, failure = suspects[0]
+            early = self._find_early(failure)
+            if early is not None:
+                return time + MILD_SECONDS, early
+            return time + SUSPICION_SECONDS, failure
+        return NEVER
+
+    def _find_severe(self) -> tuple[float, Loss] | None:
+        """The loss behind others; None where all ranks may be ending by themselves.
+
+        When one rank fails, or just leaves, launchers end the others: they ask them first, or kill
+        them.
+        """
+        losses = list(self._losses.values())
+        failed = [time for time, loss in losses if loss.ending == FAILED]
+        if failed:
+            return failed[0] + WINDOW_SECONDS, next(
+                loss for _, loss in losses if loss.ending != ASKED
+            )
+        asked = [time for time, loss in losses if loss.ending == ASKED]
+        if asked and losses[0][1].ending == LEFT:
+            return asked[0] + WINDOW_SECONDS, losses[0][1]
+        return None
+
+    def _find_early(self, failure: Failure) -> Loss | None:
+        """The rank that had closed its session when ``failure`` came."""
+        ranks = sorted(self._closing.keys() - self._failures.keys())
+        if not ranks:
+            return None
+        how = (
+            "it has closed its session, at the end of its program, while other ranks still called "
+            f"collectives. Rank {failure.rank} got: {failure.text}"
+        )
+        return Loss(ranks[0], self._closing[ranks[0]], how, blames_host=False)

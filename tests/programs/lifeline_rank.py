@@ -1,0 +1,88 @@
+"""A rank that has nothing but a lifeline: it does what the lines of its standard input say.
+
+Each line is a JSON list, a name and its arguments; each answer is one JSON line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+from mpiddp.launch.lifeline.lifeline import Lifeline
+from mpiddp.launch.lifeline.membership import Membership
+
+
+def say(*words: Any) -> None:
+    os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def leave(code: int) -> None:
+    """The job ends."""
+    say("leave", code)
+    os._exit(code)
+
+
+def fake_nccl(collective: str) -> Any:
+    """As torch's module, with one collective in the flight recorder."""
+    entry = {
+        "profiling_name": collective,
+        "collective_seq_id": 1,
+        "state": "scheduled",
+        "input_sizes": [[2]],
+        "process_group": ("0", "default_pg"),
+    }
+    return types.SimpleNamespace(_dump_nccl_trace=lambda: pickle.dumps({"entries": [entry]}))
+
+
+def main() -> None:
+    lifeline = Lifeline(leave, lambda: leave(99))
+    libc = ctypes.PyDLL(None)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        if name == "listen":
+            say(lifeline.listen(*arguments))
+        elif name == "join":
+            lifeline.join(Membership.unpack(arguments[0]))
+            lifeline.note_started()
+            say("joined")
+        elif name == "fail":
+            code, suspects = arguments
+            say("verdict", lifeline.ask(code, "its error", suspects_peer=suspects))
+        elif name == "lock":
+            # Holds the interpreter's lock; a signal ends a sleep.
+            while True:
+                libc.sleep(1000)
+        elif name == "kill":
+            os.kill(os.getpid(), arguments[0])
+        elif name == "exit":
+            os._exit(arguments[0])
+        elif name == "close":
+            lifeline.close()
+            lifeline.wait()
+            say("closed")
+        elif name == "note_run":
+            lifeline.note_run(Path(arguments[0]), arguments[1])
+        elif name == "raise":
+            try:
+                int("x")
+            except ValueError as error:
+                lifeline.note_failure(error)
+        elif name == "fake_record":
+            sys.modules["torch._C._distributed_c10d"] = fake_nccl(arguments[0])
+        elif name == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            getattr(lifeline, name)(*arguments)
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    main()
