@@ -208,6 +208,10 @@ UCX_INTERFACES = "UCX_NET_DEVICES"
 OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 """Of libfabric's providers that use TCP."""
 
+# Where programs and libraries are looked for.
+PATH = "PATH"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
 # How ranks are started on one machine.
 MPIRUN = "MPIDDP_MPIRUN"
 """The program that starts them."""

@@ -155,7 +155,8 @@ def _list_program(line: CommandLine) -> list[str]:
 def _interpreter_options() -> list[str]:
     """Python's own options, such as -u or -X: the ranks get them too."""
     words = sys.orig_argv[1:]
-    return words[: words.index("-m")] if "-m" in words and words[0] != "-m" else []
+    # The installed command has none, but perhaps an option -m of its own.
+    return words[: words.index("-m")] if words[0].startswith("-") and "-m" in words else []
 
 
 def _check_places(line: CommandLine) -> None:
@@ -257,6 +258,8 @@ class Job:
         return end.code
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
+        if launch.signal is not None:
+            return Exit(128 + launch.signal, "", launch.signal)
         variables = {
             **self.plan.environment(),
             environment.TORCHELASTIC_RESTART_COUNT: str(count),

@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import make_parser, read_options
+from mpiddp.launch.arguments import Parser, make_parser, read_options
 from mpiddp.launch.command_line import FRONT_HELP, split
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
@@ -47,6 +47,17 @@ a batch script:
 """
 
 
+def make_rank_parser() -> Parser:
+    """The parser of the ranks' own options, which `command_line.RANKS` lists."""
+    parser = make_parser("python -m mpiddp", DESCRIPTION + FRONT_HELP, USAGE)
+    parser.add_launch_options(Options().timeout, "phase of start-up")
+    parser.add_lifeline_option()
+    parser.add_stall_option()
+    parser.add_binding_option()
+    parser.add_output_options()
+    return parser
+
+
 def parse(
     arguments: Sequence[str], *, show_help: bool = True
 ) -> tuple[Options, str | None, list[str]]:
@@ -55,12 +66,7 @@ def parse(
     The rest begins with the script's path where no module is named. ``--help`` raises
     SystemExit(0), after it was printed if ``show_help``.
     """
-    parser = make_parser("python -m mpiddp", DESCRIPTION + FRONT_HELP, USAGE)
-    parser.add_launch_options(Options().timeout, "phase of start-up")
-    parser.add_lifeline_option()
-    parser.add_stall_option()
-    parser.add_binding_option()
-    parser.add_output_options()
+    parser = make_rank_parser()
     line = split(arguments)
     values = parser.read(line.ranks, show_help=show_help)
     if line.front:

@@ -17,11 +17,10 @@ import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import arguments, command_line, front
+from mpiddp.launch import command_line, front, script
 from mpiddp.launch.command_line import split
 from mpiddp.launch.launcher import attempt, plan
 from mpiddp.launch.launcher.job_end import Exit
-from mpiddp.launch.session import Options
 
 SECONDS = 120
 MPIDDP = [sys.executable, "-m", "mpiddp"]
@@ -94,11 +93,8 @@ def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, r
 
 
 def test_the_ranks_options_are_those_of_their_parser():
-    parser = arguments.make_parser("x", "")
-    parser.add_launch_options(Options().timeout, "phase")
-    takes_value = {
-        name: action.nargs != 0 for action in parser._actions for name in action.option_strings
-    }
+    actions = script.make_rank_parser()._actions
+    takes_value = {name: each.nargs != 0 for each in actions for name in each.option_strings}
     assert takes_value == command_line.RANKS
 
 
@@ -214,11 +210,12 @@ def test_the_installed_command_is_the_same(folder):
     command = folder / "mpiddp"
     # As pip writes it.
     command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
-    done = subprocess.run(
-        [sys.executable, str(command), "-n", "2", "--dry-run", "hello.py"],
-        env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert shlex.split(done.stdout) == read_dry("-n", "2", "hello.py")
+    for program in (["hello.py"], ["-m", "this", "-m"]):
+        done = subprocess.run(
+            [sys.executable, str(command), "-n", "2", "--dry-run", *program],
+            env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert shlex.split(done.stdout) == read_dry("-n", "2", *program)
 
 
 # ---- mistakes --------------------------------------------------------------------------------
@@ -250,6 +247,7 @@ def test_the_installed_command_is_the_same(folder):
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
         ("--restart-window nan hello.py", "--restart-window expects seconds"),
         ("-n 1 --logs hello.py/logs hello.py", "cannot write to"),
+        ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
@@ -446,6 +444,19 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
 def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
     assert attempts.start("-n", "2", "--restarts", "1") == 1
+
+
+def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch):
+    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    report = front.say
+
+    def be_stopped(text: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        report(text)
+
+    monkeypatch.setattr(front, "say", be_stopped)
+    assert attempts.start("-n", "2", "--restarts", "1") == 143
+    assert len(attempts.commands) == 1
 
 
 def test_restarts_are_counted(folder, monkeypatch):

@@ -110,6 +110,9 @@ if "terminal" in sys.argv:
 if "much" in sys.argv:
     print("\\n".join(f"line {number} " + "x" * (number % 90) for number in range(20000)))
 sys.stdout.write("no end, ")
+if "cut" in sys.argv:
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
 if "killed" in sys.argv:
     print("the last line")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -147,6 +150,12 @@ def test_labels_and_logs_of_much_output(tmp_path):
     assert (tmp_path / "rank-3.out").read_text() == "\n".join(said)
     assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
     assert result.stderr == f"[3@{HOST}] warning\n"
+
+
+def test_a_line_that_a_sigkill_has_cut_is_shown():
+    result = run("", "all", "label", "cut")
+    said = ["from python", "from C", "from a child", "no end, "]
+    assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
 
 
 def test_attempts_follow_each_other_in_a_log(tmp_path):

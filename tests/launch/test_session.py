@@ -13,6 +13,7 @@ import facts
 import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Options
+from mpiddp.launch.summary import describe_cores
 
 SIZES = [1, 3, pytest.param(4, marks=pytest.mark.long)]
 
@@ -231,6 +232,7 @@ def test_the_block(recent_launcher):
         "interface",
         "backend",
         "devices",
+        "cores",
         "MPI",
         "seconds",
     ]
@@ -240,6 +242,8 @@ def test_the_block(recent_launcher):
     assert rows["interface"] == "lo"
     assert rows["backend"] == "gloo"
     assert re.match(r"CPU, \d+ threads? per rank", rows["devices"])
+    masks = [frozenset(row["cores"]) for row in found]
+    assert rows["cores"] == describe_cores(masks)
     assert re.fullmatch(NAMES[recent_launcher.name], rows["MPI"])
     phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([012])\)(?:, |$)", rows["seconds"])
     assert [phase for phase, *_ in phases] == PHASES

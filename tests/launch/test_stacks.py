@@ -529,7 +529,7 @@ TABLE = rf"""
 def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     row = launchers.table()["mpich"]
-    options = ["-m", "mpiddp", "--log-dir", "logs", "--stall-timeout", "4", "script.py", "100"]
+    options = ["-m", "mpiddp", "--log-dir", "logs", "--stall-timeout", "3", "script.py", "100"]
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     with launchers.start(row, 2, options, timeout=60, cwd=tmp_path, env=state) as job:
         job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
@@ -543,7 +543,7 @@ def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path):
             assert asked.returncode == 0, asked.stderr
             assert re.search(rf": 2 ranks on 1 host{TABLE}", asked.stdout), asked.stdout
         result = job.wait().expect(6)
-    found = re.search(rf"mpiddp: no rank's main thread has moved for 4 s{TABLE}", result.stderr)
+    found = re.search(rf"mpiddp: no rank's main thread has moved for 3 s{TABLE}", result.stderr)
     assert found, result.stderr
     assert "no rank's main thread has moved" in (tmp_path / "logs/rank-0.err").read_text()
     assert not (tmp_path / "logs" / "lifeline.json").exists()

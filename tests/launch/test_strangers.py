@@ -215,18 +215,19 @@ def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
             waiting.result()
 
 
-def test_a_process_of_another_user_is_not_heard(monkeypatch):
-    admitted = []
+def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch):
+    admitted: list[links_of_lifelines.Link] = []
     with selectors.DefaultSelector() as selector, links_of_lifelines.listen_locally() as server:
         place = links_of_lifelines.describe_server(server)
         door = Door(server, selector, {"secret": admitted.append})
-        for user in (os.geteuid() + 1, os.geteuid()):
-            monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-            link = links_of_lifelines.connect(place, "secret", SOON)
+        user = os.geteuid()
+        for each, token in ((user + 1, "secret"), (user, "secreT"), (user, "secret")):
+            monkeypatch.setattr(os, "geteuid", lambda each=each: each)
+            link = links_of_lifelines.connect(place, token, SOON)
             for _ in range(2):
                 for key, events in selector.select(0.1):
                     key.data(events)
-            assert bool(admitted) is (user == os.getuid())
+            assert bool(admitted) is ((each, token) == (user, "secret"))
             link.close()
         for link in admitted:
             link.close()

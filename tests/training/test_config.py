@@ -46,6 +46,10 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "server_placement": ("dedicated", '"dedicated"', "dedicated"),
     "staleness": ("unlimited", '"unlimited"', "unlimited"),
     "straggler": ("random=4", '"random=4"', "random=4"),
+    "on_save_error": ("stop", '"stop"', "stop"),
+    "preempt_signal": ("USR1,TERM", '"USR1,TERM"', "USR1,TERM"),
+    "on_nan": ("skip", '"skip"', "skip"),
+    "on_bad_sample": ("skip", '"skip"', "skip"),
     "save_every": ("3epochs", '"3epochs"', "3epochs"),
     "checkpoint_dir": ("saved", '"saved"', Path("saved")),
     "keep": ("5", "5", 5),
@@ -57,6 +61,12 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
     "timeout": ("12.5", "12.5", 12.5),
     "allow_shared_gpu": ("", "true", True),
+    "lifeline_timeout": ("7.5", "7.5", 7.5),
+    "stall_timeout": ("0", "0", 0.0),
+    "bind": ("numa", '"numa"', "numa"),
+    "log_dir": ("logs", '"logs"', Path("logs")),
+    "console": ("0,3-5", '"0,3-5"', "0,3-5"),
+    "label": ("", "true", True),
 }
 NEEDED = {
     **dict.fromkeys(("transport", "wire_dtype", "overlap"), ("--sync", "auto")),
@@ -159,6 +169,11 @@ configurations = st.builds(
     interface=texts,
     timeout=positive,
     allow_shared_gpu=st.booleans(),
+    stall_timeout=positive,
+    bind=st.sampled_from(["auto", "none", "cores", "numa"]),
+    log_dir=st.none() | texts.map(Path),
+    console=st.sampled_from(["all", "none", "0", "2-3,7"]),
+    label=st.booleans(),
 )
 
 

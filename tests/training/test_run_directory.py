@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -229,10 +230,10 @@ def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
 def test_nothing_half_written_is_left(
     configuration: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Path, *_: object, **__: object) -> int:
+    def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(ConfigurationError, match="No space left on device"):
         open_run(configuration)
     assert not (configuration.runs_dir / "first").exists()

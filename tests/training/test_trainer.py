@@ -155,7 +155,7 @@ def test_what_the_result_depends_on(
 
 
 def test_training_that_diverges_is_an_error(configuration: Configuration, session: Session) -> None:
-    with pytest.raises(MpiddpError, match=r"finite .* epoch \d.*--learning-rate") as caught:
+    with pytest.raises(MpiddpError, match=r"finite .* in step \d.*--learning-rate") as caught:
         run(replace(configuration, learning_rate=1e30), session)
     assert caught.value.exit_code == 1
 

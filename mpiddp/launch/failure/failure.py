@@ -228,13 +228,7 @@ class FailureHandler:
         That of a run that is done stays, whatever happens to a rank while the session is closed.
         """
         job_directory.check_attempt()
-        try:
-            write_outcome(self.run_directory, self._make_outcome(code, reason, self.step))
-        except OSError as error:
-            # The work is done, and the disk may be full.
-            print_report(
-                f"mpiddp: {self.run_directory}/outcome.json could not be written: {error}\n"
-            )
+        write_outcome(self.run_directory, self._make_outcome(code, reason, self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""

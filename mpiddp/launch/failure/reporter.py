@@ -15,13 +15,13 @@ import errno
 import hashlib
 import os
 import socket
-import struct
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpiddp import environment
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.peer_user import find_user
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,8 +32,6 @@ REPORTERS = 4
 """How many ranks may have to step in for each other where nobody can be asked."""
 LISTENING_SECONDS = 0.2
 """How long the holder of a claim may take from binding to listening."""
-CREDENTIALS = struct.Struct("3i")
-"""Process, user and group: struct ucred of unix(7)."""
 
 
 def agree_on_failure(
@@ -121,9 +119,5 @@ def _find_holder(name: str) -> int | None:
             except OSError:
                 return None
             else:
-                answer = question.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size
-                )
-                user: int = CREDENTIALS.unpack(answer)[1]
-                return user
+                return find_user(question)
         time.sleep(0.01)

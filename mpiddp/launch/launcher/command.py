@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,6 +139,13 @@ class Mpirun:
         return {**self.kind.local, **yielding, **library}
 
 
+def find_program(name: str) -> str | None:
+    """The path of a program in PATH, or of one that is named by its path; None where it is not."""
+    folders = [""] if "/" in name else os.environ.get(environment.PATH, os.defpath).split(":")
+    paths = [os.path.join(folder, name) for folder in folders] if name else []
+    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
+
+
 def find_mpirun(
     wanted: str | None,
     variables: Mapping[str, str] | None = None,
@@ -156,13 +162,13 @@ def find_mpirun(
     named = variables.get(environment.MPIRUN) or None
     own = Path(sys.prefix, "bin", "mpirun")
     if wanted or named:
-        name = shutil.which(wanted or named or "")
+        name = find_program(wanted or named or "")
         if name is None:
             what = repr(wanted) if wanted else f"{environment.MPIRUN}={named}"
             raise ConfigurationError(f"{what} is not a program")
     else:
         name = str(own) if os.access(own, os.X_OK) else None
-        name = name or shutil.which("mpirun") or shutil.which("mpiexec")
+        name = name or find_program("mpirun") or find_program("mpiexec")
         if name is None:
             raise ConfigurationError(
                 f"no mpirun in {sys.prefix} or PATH; load your MPI, or run: {sys.executable} -m "

@@ -108,6 +108,9 @@ def _choose(found: Exit) -> JobEnd | None:
         # before they notice the loss. Whoever ends the whole job tells the front as well.
         if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
+        # Ranks that were told to end, and did so at once, are missed by those that were slower.
+        if code == PeerLostError.exit_code and found.signal is not None:
+            return JobEnd(128 + found.signal, _describe_signal(found.signal))
         return JobEnd(code, _describe_outcome(found.outcome or {}))
     if found.status == SUCCESS:
         return None

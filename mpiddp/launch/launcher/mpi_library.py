@@ -43,7 +43,8 @@ def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None
         return linked, None
     explicit = variables.get(environment.MPI4PY_LIBRARY)
     folders = [Path(sys.exec_prefix, "lib"), Path(sys.base_exec_prefix, "lib")]
-    folders += [Path(text) for text in variables.get("LD_LIBRARY_PATH", "").split(":") if text]
+    named = variables.get(environment.LIBRARY_PATH, "").split(":")
+    folders += [Path(text) for text in named if text]
     candidates = [Path(explicit)] if explicit else (at / name for at in folders for name in NAMES)
     library = _find_first(candidates)
     if library is None and explicit is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mpiddp.launch.launcher.command import (
     Kind,
     count_slots,
     find_mpirun,
+    find_program,
 )
 from mpiddp.launch.launcher.mpi_library import choose_pmi
 
@@ -98,7 +98,7 @@ def make_plan(
     if not inside:
         return _plan_machine(wish, launcher, options)
     layout = _find_layout(wish, without or ())
-    srun = shutil.which("srun") if launcher in ("auto", "srun") else None
+    srun = find_program("srun") if launcher in ("auto", "srun") else None
     if launcher == "srun" and srun is None:
         raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
     if srun is not None:

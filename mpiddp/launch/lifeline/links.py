@@ -8,10 +8,11 @@ import json
 import os
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from mpiddp.launch.peer_user import find_user
 
 RECEIVED_BYTES = 1 << 16
 LONGEST_LINE = 1 << 24
@@ -21,8 +22,6 @@ MOST_STRANGERS = 64
 """Connections that have not sent a token yet; one more takes the place of the first of them."""
 GREETING_SECONDS = 5.0
 """How long a caller may take to send its token."""
-CREDENTIALS = struct.Struct("3i")
-"""Process, user and group: struct ucred of unix(7)."""
 
 
 class Link:
@@ -164,13 +163,6 @@ class Door:
             self._forget(caller).close()
         self._selector.unregister(self._server)
         self._server.close()
-
-
-def find_user(connection: socket.socket) -> int:
-    """The user whose process is at the other end of a connection on this machine."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    user: int = CREDENTIALS.unpack(found)[1]
-    return user
 
 
 def listen(address: str) -> socket.socket:
