@@ -29,10 +29,13 @@ def fill() -> None:
                 continue
 
 
-def describe(began: float) -> str:
-    """What a rank finds when it hears of a save that failed."""
+def describe(began: float, rank: int) -> str:
+    """What a rank finds when it hears of a save that failed.
+
+    Rank 0 looks, since the next save begins without the others, but not without it.
+    """
     folder = disk / "runs/run/checkpoints"
-    paths = sorted(folder.iterdir())
+    paths = sorted(folder.iterdir()) if rank == 0 else []
     problems = [find_problems(path, read_manifest(path), 0, 1) for path in paths]
     return json.dumps(
         {
@@ -63,7 +66,7 @@ def main() -> None:
             wait(self)
         except OSError:
             failures += 1
-            print(f"rank {self._ranks.rank} hears: {describe(began)}", flush=True)
+            print(f"rank {self._ranks.rank} hears: {describe(began, self._ranks.rank)}", flush=True)
             if failures == FAILURES and self._ranks.rank == 0:
                 os.unlink(disk / "ballast")
             raise
