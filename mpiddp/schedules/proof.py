@@ -327,7 +327,11 @@ def _tabulate(schedule: Schedule) -> tuple[list[int], Table]:
             f"of {chunks} chunks"
         )
     changes = np.flatnonzero(owners[1:] != owners[:-1]) + 1
-    ends = np.unique(np.concatenate([[0, chunks], changes, lo, hi]))
+    # Not np.unique, which imports a module: a call may come when there are no descriptors left.
+    is_end = np.zeros(chunks + 1, np.bool_)
+    for found in ([0, chunks], changes, lo, hi):
+        is_end[found] = True
+    ends = np.flatnonzero(is_end)
     table[:, 2:4] = np.searchsorted(ends, table[:, 2:4])
     return ends[:-1].tolist(), table
 

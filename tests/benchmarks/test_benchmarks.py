@@ -543,8 +543,8 @@ def test_startup_measures_prints_and_writes(tmp_path):
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "2 ranks, 1 rounds" in answer.stdout
     targets = [line for line in answer.stdout.splitlines() if line.startswith("target:")]
-    # Of torchrun's time, of the floor's, and of the help.
-    assert len(targets) == 3 and "--help" in targets[-1]
+    # Of torchrun's time, of the floor's, of the front's, and of the help.
+    assert len(targets) == 4 and "--help" in targets[-1]
     content = json.loads(record.read_text())
     assert (content["benchmark"], content["schema"]) == ("startup", results.SCHEMA)
     assert [group["ranks"] for group in content["groups"]] == [2, 0]

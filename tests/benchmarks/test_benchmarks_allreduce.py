@@ -114,9 +114,9 @@ def test_the_plain_rings_sum(launcher, ranks, tmp_path):
 
 
 def find_ranks(mark: str) -> list[psutil.Process]:
-    """The processes that torchrun or mpirun started."""
-    found = processes.find_marked(mark)
-    return [each for each in found if {"RANK", "OMPI_COMM_WORLD_RANK"} & each.environ().keys()]
+    """The processes that torchrun or mpirun started, without those beside the ranks."""
+    ranks = (each for each in processes.find_marked(mark) if WORKER in each.cmdline())
+    return [each for each in ranks if {"RANK", "OMPI_COMM_WORLD_RANK"} & each.environ().keys()]
 
 
 def count_cpu_seconds(ranks) -> float:
