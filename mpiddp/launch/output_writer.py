@@ -16,13 +16,12 @@ import json
 import os
 import re
 import select
-import signal
 import stat
 import struct
 import sys
 import termios
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BLOCK = 1 << 16
@@ -260,18 +259,7 @@ class Carrier:
         return 1e3 * max(0.0, min(since) + PATIENCE_SECONDS - time.monotonic()) + 1
 
 
-def keep_only(descriptors: Collection[int]) -> None:
-    """Close everything else that the rank had open and has left to its children."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-
-
 def main() -> None:
-    # Whoever ends the job sends these to all; this process ends by itself, after its rank.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
-        signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     label = settings["label"]
     control: int = settings["control"]
@@ -284,9 +272,6 @@ def main() -> None:
         )
         for row in settings["streams"]
     ]
-    kept = [d for row in settings["streams"] for d in row.values() if d is not None]
-    keep_only({0, 1, 2, control, *kept})
-    os.chdir("/")
     Carrier(streams, control).run()
 
 

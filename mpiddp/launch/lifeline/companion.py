@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import resource
 import selectors
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpiddp import environment
 from mpiddp.errors import PeerLostError
 from mpiddp.launch import job_directory
 from mpiddp.launch.lifeline.event_loop import EventLoop
@@ -29,7 +32,7 @@ from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
-from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
+from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish, withdraw
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
 from mpiddp.launch.lifeline.tree import Listeners, Tree
@@ -52,6 +55,8 @@ LAST_TURN = 3
 FLUSH_SECONDS = 1.0
 STALL_CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
+ATTEMPT_CHECK_SECONDS = 3.0
+"""How often the companion of a node's first rank looks whether the job was restarted without it."""
 STEP = MOVED = struct.Struct("q")
 """What the rank writes into the memory that it shares with its companion: the step, -1 before the
 first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
@@ -114,6 +119,8 @@ class Companion:
         """Whether this rank waits for the verdict on an error of its own."""
         self._is_gone = False
         """Whether this rank has ended."""
+        self._is_superseded = False
+        """Whether the job was restarted without this rank."""
         self._is_over = False
         """Whether nothing is watched any more: the session is closed, or the job ends."""
         self._end = float("inf")
@@ -139,6 +146,8 @@ class Companion:
             # While this process was stopped, perhaps with all others, nobody was silent.
             self._loop.wait(planned, self._tree.excuse)
             now = time.monotonic()
+            if self._is_superseded and not self._is_over:
+                self._spread("leave", PeerLostError.exit_code)
             self._requests.finish_late(now)
             if self._judge is not None and not self._is_over:
                 verdict = self._judge.decide(now)
@@ -193,7 +202,8 @@ class Companion:
 
     def _tell_loss(self, how: str, ending: str, blames_host: bool) -> None:
         own = self._membership
-        if own is not None and not self._is_over:
+        # The end of a rank that is alone concerns nobody.
+        if own is not None and own.size > 1 and not self._is_over:
             position = self._describe_position()
             loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
             self._raise("lost", asdict(loss))
@@ -274,6 +284,9 @@ class Companion:
         except OSError as error:
             self._rank.send("problem", str(error))
             return
+        if membership.local_rank == 0 and environment.ATTEMPT_TOKEN in os.environ:
+            watch = threading.Thread(target=self._watch_attempt, args=(membership,), daemon=True)
+            watch.start()
         if not membership.places:
             self._judge = Judge(membership.size)
             self._requests = Requests(membership.hostnames)
@@ -285,7 +298,7 @@ class Companion:
         directory = job_directory.find()
         if directory is None:
             directory = self._own_directory = job_directory.make_or_none()
-        if self._clients is None:
+        if self._clients is None or job_directory.is_superseded():
             return
         for each in (directory, self._log[0].parent if self._log is not None else None):
             if each is not None:
@@ -294,10 +307,26 @@ class Companion:
 
     def _withdraw(self) -> None:
         for path in self._published:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            assert self._clients is not None
+            withdraw(path, self._clients[1])
         if self._own_directory is not None:
             job_directory.remove(self._own_directory)
+
+    def _watch_attempt(self, own: Membership) -> None:
+        """Notice that the job was restarted. A thread's work: a file system may not answer.
+
+        Heartbeats wake the loop.
+        """
+        try:
+            while True:
+                job_directory.check_attempt()
+                time.sleep(ATTEMPT_CHECK_SECONDS)
+        except PeerLostError as error:
+            self._is_superseded = True
+            with contextlib.suppress(OSError):
+                sys.stderr.write(
+                    f"mpiddp: rank {own.rank} of {own.size} on {own.hostname}: {error}\n"
+                )
 
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
@@ -451,11 +480,12 @@ class Companion:
 
 
 def main() -> None:
-    """Take over what the rank has left: the socket, the memory, and its process's number."""
-    process, connection, memory, stacks = map(int, sys.argv[1:])
+    """Take over what the rank has left: its process's number and descriptor, the socket, files."""
+    process, own, connection, memory, stacks = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = Link(socket.socket(fileno=connection))
     shared = mmap.mmap(memory, SHARED_BYTES)
-    Companion(RankProcess(process), link, shared, StackReader(process, stacks)).run()
+    rank = RankProcess(process, own if own >= 0 else None)
+    Companion(rank, link, shared, StackReader(process, stacks)).run()

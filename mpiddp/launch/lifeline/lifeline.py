@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import queue
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import UnreachableError
+from mpiddp.launch import detached
 from mpiddp.launch.lifeline.companion import SHARED_BYTES
 from mpiddp.launch.lifeline.flight_recorder import read_record
 from mpiddp.launch.lifeline.links import Link
@@ -62,7 +62,7 @@ class Lifeline:
         self.note_step(None)
         self._stacks = StackWriter()
         own, theirs = socket.socketpair()
-        self._process = _start(theirs, (descriptor, self._stacks.descriptor), output.console)
+        _start(theirs, (descriptor, self._stacks.descriptor), output.console)
         theirs.close()
         os.close(descriptor)
         self._link = Link(own)
@@ -148,13 +148,11 @@ class Lifeline:
         self._send("done")
 
     def wait(self) -> None:
-        """Wait until the companion has ended."""
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._thread.join()
+        """Wait until the companion has ended; one that was stopped, say, is left behind."""
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._link.connection.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
         self._link.close()
         self._stacks.close()
 
@@ -194,26 +192,20 @@ class Lifeline:
             self._lament()
 
 
-def _start(
-    connection: socket.socket, files: Sequence[int], console: int | None
-) -> subprocess.Popen[bytes]:
-    """Start a companion in a session of its own, with all signals blocked, for good.
+def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:
+    """Start a companion.
 
-    Launchers and terminals send them to all processes that they find; they mean the rank. Standard
-    error is for the report: the rank's, or ``console``, where that does not lead there.
+    Standard error is for the report: the rank's, or ``console``, where that does not lead there.
     """
-    inherited = (connection.fileno(), *files)
-    command = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, (os.getpid(), *inherited))]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    inherited = [connection.fileno(), *files]
+    own = -1
+    with contextlib.suppress(OSError, AttributeError):
+        own = os.pidfd_open(os.getpid())
+        inherited.append(own)
+    numbers = (os.getpid(), own, connection.fileno(), *files)
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=console,
-            pass_fds=inherited,
-            start_new_session=True,
-            cwd="/",
-        )
+        program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, numbers)]
+        detached.start(program, inherited, console)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if own >= 0:
+            os.close(own)
