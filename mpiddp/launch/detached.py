@@ -16,7 +16,8 @@ SHELL = ("/bin/sh", "-c", '"$@" &', "sh")
 def start(command: Sequence[str], descriptors: Sequence[int], error: int | None = None) -> None:
     """Start a program in a session of its own, with all signals blocked, for good.
 
-    Launchers and terminals send them to all processes that they find; they mean the rank.
+    Launchers and terminals send them to all processes that they find, and only the rank is to act
+    on them.
     ``descriptors``: what the program inherits; ``error``: its standard error, else this process's.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -2,7 +2,7 @@
 
 It is set up before anything else, by descriptors: what libraries in C print is in the log as well,
 and so is the last line before a SIGKILL. A rank that prints into its log alone writes there
-itself. Where it goes to the console as well, or with labels, a small process carries it
+itself. Where it goes to the console as well, or with labels, a small process forwards it
 (`mpiddp.launch.output_writer`).
 """
 

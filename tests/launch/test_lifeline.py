@@ -288,9 +288,9 @@ def test_a_companion_that_is_killed_is_noticed(victim, crew):
 
 def test_the_first_rank_that_fails_reports(crew):
     job = crew([0, 0, 1])
-    assert job[2].ask("fail", 5, False) == ["verdict", "report"]
-    assert job[1].ask("fail", 1, False) == ["verdict", "silent"]
-    assert job[0].ask("fail", 1, True) == ["verdict", "silent"]
+    assert job[2].ask("fail", 5, False) == ["decision", "report"]
+    assert job[1].ask("fail", 1, False) == ["decision", "silent"]
+    assert job[0].ask("fail", 1, True) == ["decision", "silent"]
     # It was to end the job, and has gone without.
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1, seconds=2 + SOON)
@@ -310,7 +310,7 @@ def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
 def test_a_suspicion_without_a_lost_rank_is_reported_by_the_one_who_has_it(crew):
     job = crew([0, 0])
     began = time.monotonic()
-    assert job[1].ask("fail", 1, True) == ["verdict", "report"]
+    assert job[1].ask("fail", 1, True) == ["decision", "report"]
     assert 1.5 < time.monotonic() - began < 2 + SOON
 
 

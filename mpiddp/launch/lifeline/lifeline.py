@@ -17,14 +17,14 @@ from typing import Any
 
 from mpiddp.errors import UnreachableError
 from mpiddp.launch import detached
-from mpiddp.launch.lifeline.companion import SHARED_BYTES
+from mpiddp.launch.lifeline.companion import SHARED
+from mpiddp.launch.lifeline.decision import SUSPICION_SECONDS, Failure
 from mpiddp.launch.lifeline.flight_recorder import read_record
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
-from mpiddp.launch.lifeline.verdict import SUSPICION_SECONDS, Failure
 from mpiddp.launch.output import Redirection
 
 ROOT = Path(__file__).parents[3]
@@ -43,22 +43,22 @@ class Lifeline:
 
     def __init__(
         self,
-        leave: Callable[[int], object],
-        lament: Callable[[], object],
+        on_job_end: Callable[[int], object],
+        on_companion_lost: Callable[[], object],
         output: Redirection | None = None,
     ) -> None:
         """Start it. ``output``: where this rank's output goes, and so its reports.
 
-        Both are called in a thread of this object's: ``leave`` with the exit code where the job
-        ends, and ``lament`` where the companion has gone before its time.
+        Both are called in a thread of this object's: ``on_job_end`` with the exit code where the
+        job ends, and ``on_companion_lost`` where the companion has gone before its time.
         """
-        self._leave, self._lament = leave, lament
+        self._on_job_end, self._on_companion_lost = on_job_end, on_companion_lost
         output = output or Redirection()
         self._is_closing = False
         self._rank = -1
         descriptor = os.memfd_create("mpiddp-lifeline")
-        os.ftruncate(descriptor, SHARED_BYTES)
-        self._shared = memoryview(mmap.mmap(descriptor, SHARED_BYTES)).cast("q")
+        os.ftruncate(descriptor, SHARED.size)
+        self._shared = memoryview(mmap.mmap(descriptor, SHARED.size)).cast("q")
         self.note_step(None)
         self._stacks = StackWriter()
         own, theirs = socket.socketpair()
@@ -135,7 +135,7 @@ class Lifeline:
     def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
         self._send("fail", asdict(Failure(self._rank, code, suspects_peer, text)))
         try:
-            return str(self._wait("verdict", ANSWER_SECONDS))
+            return str(self._wait("decision", ANSWER_SECONDS))
         except UnreachableError:
             return None
 
@@ -181,15 +181,15 @@ class Lifeline:
                 break
             for kind, content in messages:
                 if kind == "leave":
-                    self._replies.put(("verdict", "leave"))
-                    self._leave(content)
+                    self._replies.put(("decision", "leave"))
+                    self._on_job_end(content)
                 elif kind == "record":
                     self._send("record", read_record())
                 else:
                     self._replies.put((kind, content))
         self._replies.put(("problem", "its companion process has gone"))
         if not self._is_closing:
-            self._lament()
+            self._on_companion_lost()
 
 
 def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:
