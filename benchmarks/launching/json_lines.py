@@ -103,7 +103,7 @@ def accept(
     end, word = time.monotonic() + seconds, token.encode() + b"\n"
     found: list[tuple[Line, Any]] = []
     known: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    listener = Listener([server], lambda connection: _Stranger(connection, word, known))
+    listener = Listener([server], lambda connection: _TokenCaller(connection, word, known))
     with contextlib.closing(listener), contextlib.ExitStack() as unused:
         while len(found) < count:
             if time.monotonic() > end:
@@ -123,10 +123,10 @@ def accept(
     return found
 
 
-class _Stranger(Caller):
+class _TokenCaller(Caller):
     """A connection that is put into ``known`` once it has sent the token, and is read no further.
 
-    No stranger is waited for alone: they keep nobody out.
+    None is waited for alone: those without the token keep nobody out.
     """
 
     def __init__(

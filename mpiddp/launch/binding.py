@@ -143,21 +143,21 @@ def _share_all(
         if len(own) < len(ranks):
             return None
         nodes = [[core for core in own if core <= node] for node in topology.nodes]
-        masks = (mask for node in _seat(nodes, len(ranks)) for mask in _divide(*node, kind))
+        masks = (mask for node in _distribute(nodes, len(ranks)) for mask in _divide(*node, kind))
         found.update(zip(ranks, masks, strict=True))
     return [found[rank] for rank in sorted(found)]
 
 
-def _seat(nodes: Sequence[list[Cpus]], ranks: int) -> list[tuple[list[Cpus], int]]:
+def _distribute(nodes: Sequence[list[Cpus]], ranks: int) -> list[tuple[list[Cpus], int]]:
     """How many ranks each NUMA node gets, so that the smallest share is as large as can be.
 
     Each rank in turn goes where it has most cores (the method of D'Hondt).
     """
-    seats = [0] * len(nodes)
+    counts = [0] * len(nodes)
     for _ in range(ranks):
-        best = max(range(len(nodes)), key=lambda node: len(nodes[node]) / (seats[node] + 1))
-        seats[best] += 1
-    return [(node, count) for node, count in zip(nodes, seats, strict=True) if count]
+        best = max(range(len(nodes)), key=lambda node: len(nodes[node]) / (counts[node] + 1))
+        counts[best] += 1
+    return [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
 
 
 def _divide(cores: Sequence[Cpus], ranks: int, kind: str) -> list[Cpus]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import stat
@@ -25,6 +26,8 @@ from mpiddp.errors import PeerLostError
 LOCK = "lock"
 ATTEMPT = "attempt"
 OUTCOME = "outcome.json"
+HELD = (BlockingIOError, PermissionError)
+"""What fcntl(2) says where another process holds a lock; other errors mean that there are none."""
 
 
 def choose_name() -> str:
@@ -35,13 +38,18 @@ def choose_name() -> str:
 def make(name: str) -> Path:
     """Make an empty directory that is this process's, until it ends.
 
-    It is called ``NAME``, or ``NAME-2`` and so on while another process has that one. Raises
-    OSError where none can be made.
+    It is called ``NAME``, or ``NAME-2`` and so on while another process has that one. Those that
+    processes of this host have left behind are removed. Raises OSError where none can be made.
     """
     try:
-        parent = _make_private(_state_directory())
+        return _make_in(_state_directory(), name)
     except OSError:
-        parent = _make_private(_temporary_directory())
+        return _make_in(_temporary_directory(), name)
+
+
+def _make_in(place: Path, name: str) -> Path:
+    parent = _make_private(place)
+    _remove_abandoned(parent)
     number = 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
@@ -49,6 +57,15 @@ def make(name: str) -> Path:
         if _is_private(path) and _take(path):
             return path
         number += 1
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the directories of processes of this host that have gone, by their names."""
+    for path in parent.glob(f"{glob.escape(os.uname().nodename)}-*"):
+        process = path.name.removeprefix(f"{os.uname().nodename}-").partition("-")[0]
+        has_gone = process.isdecimal() and not Path("/proc", process).exists()
+        if has_gone and _is_private(path) and not _is_running(path):
+            remove(path)
 
 
 def make_or_none() -> Path | None:
@@ -177,14 +194,19 @@ def _is_private(path: Path) -> bool:
 
 
 def _take(path: Path) -> bool:
-    """Take the lock, and remove what a process that has gone has left; False if one is there."""
+    """Take the lock, and remove what a process that has gone has left; False if one is there.
+
+    Raises OSError where files cannot be locked.
+    """
     # The lock lasts as long as this process: the descriptor is never closed.
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(lock)
-        return False
+        if isinstance(error, HELD):
+            return False
+        raise
     for each in path.iterdir():
         if each.name != LOCK:
             _remove_entry(each)
@@ -202,6 +224,8 @@ def _is_running(path: Path) -> bool:
     with lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except HELD:
             return True
+        except OSError:
+            return False
     return False

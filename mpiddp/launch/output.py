@@ -2,7 +2,7 @@
 
 It is set up before anything else, by descriptors: what libraries in C print is in the log as well,
 and so is the last line before a SIGKILL. A rank that prints into its log alone writes there
-itself. Where it goes to the console as well, or with labels, a small process carries it
+itself. Where it goes to the console as well, or with labels, a small process forwards it
 (`mpiddp.launch.output_writer`).
 """
 
@@ -18,6 +18,7 @@ import os
 import pty
 import re
 import socket
+import subprocess
 import sys
 import termios
 import time
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import output_writer
+from mpiddp.launch import detached, output_writer
 from mpiddp.launch.output_writer import ANSWER, ASK
 
 STREAMS = {1: "out", 2: "err"}
@@ -210,19 +211,15 @@ def _start_writer(logs: dict[int, int], label: str | None) -> socket.socket:
         console = _duplicate(number)
         source, channels[number] = _open_channel(console)
         rows.append({"source": source, "log": logs.get(number), "console": console})
-    left = [d for row in rows for d in row.values() if d is not None] + [its.fileno()]
-    for descriptor in left:
-        os.set_inheritable(descriptor, True)
+    given = [d for row in rows for d in row.values() if d is not None]
     settings = {"label": label, "control": its.fileno(), "streams": rows}
     program = [sys.executable, "-I", "-S", output_writer.__file__, json.dumps(settings)]
-    actions = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    # A session of its own: a launcher that kills its ranks' process groups leaves it alone.
-    os.posix_spawn(program[0], program, os.environ, file_actions=actions, setsid=True)
+    detached.start(program, [*given, its.fileno()], subprocess.DEVNULL)
     for number, channel in channels.items():
         os.dup2(channel, number)
         os.close(channel)
     its.close()
-    for descriptor in left[:-1]:
+    for descriptor in given:
         os.close(descriptor)
     return own
 

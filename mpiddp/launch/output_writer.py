@@ -1,4 +1,4 @@
-"""The process beside a rank that carries what the rank prints to its log and to the console.
+"""The process beside a rank that forwards what the rank prints to its log and to the console.
 
 A program of its own, which needs the standard library alone: it outlives a rank that is killed,
 and takes what that one has left in its pipes. Started as
@@ -16,13 +16,12 @@ import json
 import os
 import re
 import select
-import signal
 import stat
 import struct
 import sys
 import termios
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BLOCK = 1 << 16
@@ -157,7 +156,7 @@ class Stream:
     console: Console | None
     lines: Lines | None
 
-    def carry(self) -> bool:
+    def forward(self) -> bool:
         """Take what is there now; False at the end."""
         try:
             data = os.read(self.source, BLOCK)
@@ -205,8 +204,8 @@ def write_all(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [])
 
 
-class Carrier:
-    """Carries the streams of one rank until it, and all that it started, have closed them."""
+class Forwarder:
+    """Forwards the streams of one rank until it, and all that it started, have closed them."""
 
     def __init__(self, streams: Sequence[Stream], control: int) -> None:
         self._streams = {stream.source: stream for stream in streams}
@@ -221,7 +220,7 @@ class Carrier:
             ready = [descriptor for descriptor, _ in self._poller.poll(self._find_pause())]
             for descriptor in ready:
                 if descriptor in self._streams:
-                    self._carry(descriptor)
+                    self._forward(descriptor)
             if self._control in ready:
                 self._answer()
             now = time.monotonic()
@@ -229,8 +228,8 @@ class Carrier:
                 if stream.lines is not None and stream.lines.is_late(now):
                     stream.flush()
 
-    def _carry(self, source: int) -> None:
-        if not self._streams[source].carry():
+    def _forward(self, source: int) -> None:
+        if not self._streams[source].forward():
             self._poller.unregister(source)
             del self._streams[source]
 
@@ -245,7 +244,7 @@ class Carrier:
             return
         while waiting := [each for each in self._streams if select.select([each], [], [], 0)[0]]:
             for source in waiting:
-                self._carry(source)
+                self._forward(source)
         for stream in self._streams.values():
             stream.flush()
         with contextlib.suppress(OSError):
@@ -260,18 +259,7 @@ class Carrier:
         return 1e3 * max(0.0, min(since) + PATIENCE_SECONDS - time.monotonic()) + 1
 
 
-def keep_only(descriptors: Collection[int]) -> None:
-    """Close everything else that the rank had open and has left to its children."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-
-
 def main() -> None:
-    # Whoever ends the job sends these to all; this process ends by itself, after its rank.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
-        signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     label = settings["label"]
     control: int = settings["control"]
@@ -284,10 +272,7 @@ def main() -> None:
         )
         for row in settings["streams"]
     ]
-    kept = [d for row in settings["streams"] for d in row.values() if d is not None]
-    keep_only({0, 1, 2, control, *kept})
-    os.chdir("/")
-    Carrier(streams, control).run()
+    Forwarder(streams, control).run()
 
 
 if __name__ == "__main__":

@@ -217,10 +217,11 @@ class Starter:
         self.failure_handler.settle(error)
 
     def begin_lifeline(self) -> None:
-        """Start this rank's companion process, where there are other ranks."""
+        """Start this rank's companion process, where a launcher or the front started the rank."""
+        is_job = self.peers.launcher is not None or environment.JOB_DIRECTORY in os.environ
         if self.previous is not None:
             self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
-        elif self.control.world.size > 1:
+        elif is_job or self.control.world.size > 1:
             handler = self.failure_handler
             self.resources.lifeline = Lifeline(
                 handler.leave_job, handler.lose_lifeline, handler.output
@@ -413,10 +414,10 @@ class Starter:
     def join_lifeline(self) -> None:
         """Connect this rank's companion process with those of the other ranks."""
         lifeline, world = self.resources.lifeline, self.control.world
-        if lifeline is None or self.neighbourhood is None:
+        if lifeline is None:
             return
         token, problem = secrets.token_hex(TOKEN_BYTES), None
-        places, node = ["", ""], mpi.SleepingCommunicator(self.neighbourhood.node)
+        places, leader = ["", ""], world.rank
         try:
             if world.rank == 0:
                 clients = secrets.token_hex(TOKEN_BYTES)
@@ -429,7 +430,9 @@ class Starter:
                 places[1] = lifeline.listen("", token)
         except UnreachableError as error:
             problem = error
-        places[1], leader = node.bcast((places[1], world.rank))
+        if self.neighbourhood is not None:
+            node = mpi.SleepingCommunicator(self.neighbourhood.node)
+            places[1], leader = node.bcast((places[1], world.rank))
         if problem is not None or not all(places):
             raise problem or UnreachableError("the companion of another rank cannot listen")
         lifeline.join(self._make_membership(places, token, leader))
@@ -439,7 +442,7 @@ class Starter:
         """``places``: where the companions of rank 0 and of the node's first rank listen."""
         world, roster = self.control.world, self.peers.roster
         leads = world.local_rank == 0
-        hostnames: Sequence[str] = ()
+        hostnames: Sequence[str] = (world.hostname,) if world.size == 1 else ()
         if roster is not None:
             hostnames = [roster.hostnames[node] for node in roster.nodes]
         return Membership(
@@ -521,7 +524,7 @@ class Starter:
             self.deadlines.close()
         else:
             resources.deadlines = self.deadlines
-            self._watch_movement()
+        self._watch_movement()
         if resources.lifeline is not None:
             resources.lifeline.note_started()
         meeting = self.route.meeting

@@ -170,7 +170,7 @@ def test_an_address_by_which_long_messages_are_lost(monkeypatch):
 
 
 def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
-    monkeypatch.setattr(listener, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(listener, "MOST_UNAUTHENTICATED", 8)
     with receive(FIRST) as host, contextlib.ExitStack() as stack:
         said = (b"", b"", b"x", b"GET / HTTP/1.0\r\n\r\n", host.token, b"\0" * 100_000)
         strangers = []
@@ -183,7 +183,7 @@ def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
         place = ("127.0.0.2", host.offers[0].port)
         rows = psutil.Process().net_connections("tcp")
         kept = [row for row in rows if row.laddr == place and row.status == "ESTABLISHED"]
-        assert len(kept) <= listener.MOST_STRANGERS
+        assert len(kept) <= listener.MOST_UNAUTHENTICATED
         # The last one may still wait, in silence.
         for stranger in strangers:
             stranger.settimeout(0.01)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import launchers
-from mpiddp.launch.failure.deadline import GRACE, LATE
+from mpiddp.launch.failure.deadline import GRACE, LATE_SECONDS
 
 PROGRAM = """
 import time
@@ -48,19 +48,19 @@ def test_a_phase_that_outlasts_its_deadline_expires_once(sleep, printed):
 
 def test_a_process_that_is_continued_to_be_ended_says_nothing():
     process = start(0.3, 30)
-    stop(process, 0.3 + LATE + 0.3)
+    stop(process, 0.3 + LATE_SECONDS + 0.3)
     time.sleep(GRACE / 2)
     process.terminate()
     assert process.communicate(timeout=20)[0] == ""
 
 
 def test_a_process_that_is_continued_and_left_alone_speaks_after_a_while():
-    process = start(0.3, 0.3 + LATE + 0.3 + 2 * GRACE)
-    stop(process, 0.3 + LATE + 0.3)
+    process = start(0.3, 0.3 + LATE_SECONDS + 0.3 + 2 * GRACE)
+    stop(process, 0.3 + LATE_SECONDS + 0.3)
     assert process.communicate(timeout=20)[0] == "expired address\nend\n"
 
 
 def test_a_process_that_is_continued_and_goes_on_says_nothing():
     process = start(0.3, 0.5)
-    stop(process, 0.3 + LATE + 0.3)
+    stop(process, 0.3 + LATE_SECONDS + 0.3)
     assert process.communicate(timeout=20)[0] == "end\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -71,6 +73,34 @@ def test_where_the_home_cannot_be_used_it_is_temporary(state, tmp_path, monkeypa
     job_directory.remove(made)
     made.parent.chmod(0o777)
     assert job_directory.make_or_none() is None
+
+
+def test_where_files_cannot_be_locked_it_is_temporary(state, tmp_path, monkeypatch):
+    lock = fcntl.lockf
+
+    def refuse(descriptor, *arguments):
+        # As NFS without its lock daemon does.
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(state):
+            raise OSError(errno.ENOLCK, "No locks available")
+        lock(descriptor, *arguments)
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    made = job_directory.make("7")
+    assert made == tmp_path / f"mpiddp-{os.getuid()}" / "jobs" / "7"
+    assert job_directory.list_running() == []
+
+
+def test_what_processes_that_have_gone_left_is_removed(state):
+    # No process has such a number.
+    host = os.uname().nodename
+    left, others = state / f"{host}-{1 << 30}-2", state / f"another-{1 << 30}"
+    running = state / f"{host}-{os.getppid()}"
+    for path in (left, others, running):
+        path.mkdir(parents=True, mode=0o700)
+        (path / "outcome.json").write_text("{}")
+    job_directory.make("7")
+    assert sorted(state.iterdir()) == sorted((others, running, state / "7"))
 
 
 def test_a_slurm_job_has_its_name(state, monkeypatch):

@@ -22,8 +22,9 @@ import pytest
 
 import facts
 import launchers
+from mpiddp.launch import job_directory
 from mpiddp.launch.lifeline.membership import Membership
-from mpiddp.launch.lifeline.requests import ask
+from mpiddp.launch.lifeline.requests import ask, publish
 
 TOKEN, CLIENTS = "0" * 32, "1" * 32
 SOON = 2.0
@@ -39,7 +40,8 @@ class Rank:
     def __init__(self, number: int, folder: Path) -> None:
         self.number = number
         self._errors = folder / f"stderr-{number}"
-        environment = {**launchers.clean_environment(), "MPIDDP_JOB_DIRECTORY": str(folder)}
+        job = {"MPIDDP_JOB_DIRECTORY": str(folder), "MPIDDP_ATTEMPT_TOKEN": "first"}
+        environment = {**launchers.clean_environment(), **job}
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, str(launchers.PROGRAMS / "lifeline_rank.py")],
@@ -67,8 +69,13 @@ class Rank:
 
     @property
     def companion(self) -> int:
-        process = self.process.pid
-        return int(Path(f"/proc/{process}/task/{process}/children").read_text())
+        """Its process, found by its command line: it is nobody's child."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_text().split("\0")
+                if words[1:4] == ["-I", "-S", "-c"] and words[5] == str(self.process.pid):
+                    return int(path.parent.name)
+        raise AssertionError("no companion")
 
     def errors(self) -> str:
         return self._errors.read_text()
@@ -281,9 +288,9 @@ def test_a_companion_that_is_killed_is_noticed(victim, crew):
 
 def test_the_first_rank_that_fails_reports(crew):
     job = crew([0, 0, 1])
-    assert job[2].ask("fail", 5, False) == ["verdict", "report"]
-    assert job[1].ask("fail", 1, False) == ["verdict", "silent"]
-    assert job[0].ask("fail", 1, True) == ["verdict", "silent"]
+    assert job[2].ask("fail", 5, False) == ["decision", "report"]
+    assert job[1].ask("fail", 1, False) == ["decision", "silent"]
+    assert job[0].ask("fail", 1, True) == ["decision", "silent"]
     # It was to end the job, and has gone without.
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1, seconds=2 + SOON)
@@ -303,7 +310,7 @@ def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
 def test_a_suspicion_without_a_lost_rank_is_reported_by_the_one_who_has_it(crew):
     job = crew([0, 0])
     began = time.monotonic()
-    assert job[1].ask("fail", 1, True) == ["verdict", "report"]
+    assert job[1].ask("fail", 1, True) == ["decision", "report"]
     assert 1.5 < time.monotonic() - began < 2 + SOON
 
 
@@ -371,8 +378,33 @@ def test_nothing_is_left_when_ranks_close(crew):
     job = crew([0, 0, 1])
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]
-    assert not job.find_companions()
+    end = time.monotonic() + HUNG
+    while job.find_companions():
+        assert time.monotonic() < end
     assert job.errors() == ""
+
+
+def test_a_rank_has_no_child_that_it_did_not_start(crew):
+    job = crew([0])
+    process = job[0].process.pid
+    assert Path(f"/proc/{process}/task/{process}/children").read_text() == ""
+    # Nobody is concerned when it is killed.
+    job[0].tell("kill", signal.SIGKILL)
+    assert job.errors() == ""
+
+
+def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
+    folder = tmp_path / "job"
+    attempt = folder / job_directory.ATTEMPT
+    attempt.write_text("first")
+    job = crew([0, 1], seconds=1.0)
+    # The next one has published its own address.
+    attempt.write_text("second")
+    publish(folder, "127.0.0.1:1", "2" * 32)
+    job.expect_end(6, 0, 1, seconds=HUNG)
+    assert "rank 0 of 2 on node0: the job was restarted without this rank" in job.errors()
+    assert json.loads((folder / "lifeline.json").read_text())["token"] == "2" * 32
+    assert not (folder / "outcome.json").exists()
 
 
 @LONG

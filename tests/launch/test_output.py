@@ -107,6 +107,12 @@ if "bar" in sys.argv:
     print(file=sys.stderr)
 if "terminal" in sys.argv:
     print(sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns)
+if "wait" in sys.argv:
+    # A script may wait until it has no children any more.
+    try:
+        print(os.waitpid(-1, 0))
+    except ChildProcessError:
+        print("no child")
 if "much" in sys.argv:
     print("\\n".join(f"line {number} " + "x" * (number % 90) for number in range(20000)))
 sys.stdout.write("no end, ")
@@ -141,6 +147,11 @@ def test_a_report_reaches_the_console_from_a_rank_that_is_not_shown(tmp_path):
     assert run("", "none", "report").stderr == "mpiddp: report\n"
     # It is there already.
     assert run("", "3", "report").stderr == "warning\n"
+
+
+def test_the_writer_is_no_child_of_the_rank(tmp_path):
+    result = run(str(tmp_path), "all", "wait")
+    assert "no child\n" in result.stdout, result.stdout + result.stderr
 
 
 def test_labels_and_logs_of_much_output(tmp_path):

@@ -550,6 +550,20 @@ def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path):
     assert list((tmp_path / "state/mpiddp/jobs").iterdir()) == []
 
 
+def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
+    (tmp_path / "script.py").write_text("import time; time.sleep(100)")
+    (tmp_path / "job").mkdir(mode=0o700)
+    # As the front starts a rank that needs no launcher.
+    environment = {**launchers.clean_environment(), "MPIDDP_JOB_DIRECTORY": str(tmp_path / "job")}
+    result = subprocess.run(
+        [sys.executable, "-m", "mpiddp", "--stall-timeout", "2", "script.py"],
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 6, result.stderr
+    assert "no rank's main thread has moved for 2 s" in result.stderr
+    assert "<module>, script.py:1" in result.stderr
+
+
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])

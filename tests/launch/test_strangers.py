@@ -23,7 +23,7 @@ from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor import links
 from mpiddp.launch.lifeline import links as links_of_lifelines
-from mpiddp.launch.lifeline.links import Door
+from mpiddp.launch.lifeline.links import TokenListener
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
 
@@ -156,13 +156,13 @@ def lifeline() -> Iterator[Listener]:
             link.send("welcome")
             link.close()
 
-        door = Door(server, selector, {token: welcome})
+        listener = TokenListener(server, selector, {token: welcome})
 
         def serve() -> None:
             while not ended.is_set():
                 for key, events in selector.select(0.01):
                     key.data(events)
-                door.show_out(time.monotonic())
+                listener.close_late(time.monotonic())
 
         def use() -> None:
             place = links_of_lifelines.describe_server(server)
@@ -176,7 +176,7 @@ def lifeline() -> Iterator[Listener]:
         finally:
             ended.set()
             serving.result()
-            door.close()
+            listener.close()
 
 
 def count_descriptors() -> int:
@@ -219,7 +219,7 @@ def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch
     admitted: list[links_of_lifelines.Link] = []
     with selectors.DefaultSelector() as selector, links_of_lifelines.listen_locally() as server:
         place = links_of_lifelines.describe_server(server)
-        door = Door(server, selector, {"secret": admitted.append})
+        listener = TokenListener(server, selector, {"secret": admitted.append})
         user = os.geteuid()
         for each, token in ((user + 1, "secret"), (user, "secreT"), (user, "secret")):
             monkeypatch.setattr(os, "geteuid", lambda each=each: each)
@@ -231,7 +231,7 @@ def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch
             link.close()
         for link in admitted:
             link.close()
-        door.close()
+        listener.close()
 
 
 def test_a_line_has_one_deadline_and_a_limit(monkeypatch):

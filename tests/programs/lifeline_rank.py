@@ -55,7 +55,7 @@ def main() -> None:
             say("joined")
         elif name == "fail":
             code, suspects = arguments
-            say("verdict", lifeline.ask(code, "its error", suspects_peer=suspects))
+            say("decision", lifeline.ask(code, "its error", suspects_peer=suspects))
         elif name == "lock":
             # Holds the interpreter's lock; a signal ends a sleep.
             while True:

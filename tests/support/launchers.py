@@ -212,6 +212,15 @@ def _describe(pid: int) -> str:
     return f"{pid}: {b' '.join(words).decode(errors='replace')[:200]}"
 
 
+def is_beside(pid: int) -> bool:
+    """Whether mpiddp has started a process beside a rank: its companion, or its writer."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+    return "lifeline.companion" in command or "output_writer.py" in command
+
+
 class Job:
     """A running job; made by ``start``."""
 
@@ -233,8 +242,10 @@ class Job:
         found: dict[int, int] = {}
         members = {pid: self._rank_of(pid) for pid in self.processes()}
         for pid, rank in members.items():
-            # A rank's own children inherit its variables; the rank is their eldest.
-            if rank is not None and members.get(_parent_of(pid)) != rank:
+            # A rank's own children inherit its variables; the rank is their eldest. What mpiddp
+            # starts beside it is nobody's child.
+            is_eldest = rank is not None and members.get(_parent_of(pid)) != rank
+            if rank is not None and is_eldest and not is_beside(pid):
                 found[rank] = pid
         return found
 

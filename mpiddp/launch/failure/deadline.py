@@ -19,7 +19,7 @@ PHASES = (
 """The phases of start-up, of the doctor's examination and of the end, in order; each uses some of
 them."""
 
-LATE = 1.0
+LATE_SECONDS = 1.0
 """Seconds past a deadline after which this process must have been stopped meanwhile."""
 GRACE = 1.0
 """Seconds that it is silent then: a launcher continues what it is about to end, and the ranks
@@ -71,14 +71,14 @@ class PhaseDeadlines:
 
     def _watch(self) -> None:
         with self._condition:
-            excused = None
+            extended = None
             while not self._closed:
                 remaining = self._end - time.monotonic()
                 if remaining > 0:
                     self._condition.wait(None if remaining == float("inf") else remaining)
                     continue
-                if remaining < -LATE and excused != self._end:
-                    excused = self._end
+                if remaining < -LATE_SECONDS and extended != self._end:
+                    extended = self._end
                     self._condition.wait(GRACE)
                     continue
                 name = self.current or ""

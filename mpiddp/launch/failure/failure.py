@@ -460,7 +460,7 @@ class FailureHandler:
         answer = peers.lifeline.ask(self._code, text, suspects_peer=suspects_peer)
         self._is_leaving = answer == "leave"
         if answer is None:
-            # Whoever asked may report.
+            # Every rank that gets no answer reports, one after the other.
             await_turn(peers.rank)
         return answer != "silent"
 

@@ -14,6 +14,7 @@ from mpiddp.errors import SUCCESS
 from mpiddp.launch import job_directory
 from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.error_report import read_message
+from mpiddp.launch.job_directory import read_outcome as read_outcome
 
 FILES_SECONDS = 2.0
 """How long the run directory may take to accept a report."""
@@ -138,8 +139,3 @@ def write_whole(path: Path, text: str) -> None:
 def outcome_path(run_directory: Path) -> Path:
     """Where the outcome of a run stands."""
     return run_directory / job_directory.OUTCOME
-
-
-def read_outcome(run_directory: Path) -> dict[str, Any] | None:
-    """The outcome of a run: code, reason, rank, host, step, attempt; None if none was written."""
-    return job_directory.read_outcome(run_directory)

@@ -1,7 +1,7 @@
 """The process beside each rank: it needs no interpreter's lock of anybody, and watches.
 
 Companions form a tree: those of a node connect to its first rank's, and these to rank 0's, which
-decides what ends the job (`verdict`). Each watches its own rank, and its connections by heartbeats
+decides what ends the job (`decision`). Each watches its own rank, and its connections by heartbeats
 in both directions. A companion that loses the way to rank 0 decides for those below it.
 
 It ends with its rank. Standard library only: it starts beside every rank.
@@ -11,37 +11,40 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import resource
 import selectors
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpiddp import environment
 from mpiddp.errors import PeerLostError
 from mpiddp.launch import job_directory
+from mpiddp.launch.lifeline.decision import (
+    FAILED,
+    Decider,
+    Decision,
+    Failure,
+    Leave,
+    Loss,
+    describe_status,
+)
 from mpiddp.launch.lifeline.event_loop import EventLoop
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
-from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish
+from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish, withdraw
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
-from mpiddp.launch.lifeline.tree import Listeners, Tree
-from mpiddp.launch.lifeline.verdict import (
-    FAILED,
-    Failure,
-    Judge,
-    Leave,
-    Loss,
-    Verdict,
-    describe_status,
-)
+from mpiddp.launch.lifeline.tree import Handlers, Tree
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
 LEAVE_SECONDS = 1.0
@@ -52,11 +55,12 @@ LAST_TURN = 3
 FLUSH_SECONDS = 1.0
 STALL_CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
-STEP = MOVED = struct.Struct("q")
+ATTEMPT_CHECK_SECONDS = 3.0
+"""How often the companion of a node's first rank looks whether the job was restarted without it."""
+SHARED = struct.Struct("qq")
 """What the rank writes into the memory that it shares with its companion: the step, -1 before the
 first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
 watched."""
-SHARED_BYTES = STEP.size + MOVED.size
 
 
 class Companion:
@@ -77,13 +81,13 @@ class Companion:
         self._loop = EventLoop()
         self._tree = Tree(
             self._loop,
-            Listeners(
+            Handlers(
                 joined=lambda: self._rank.send("joined"),
-                take_verdict=self._take_from_above,
-                take_news=self._take_from_below,
+                take_decision=self._take_from_above,
+                take_report=self._take_from_below,
                 end=self._note_common_end,
-                lose_parent=self._lose_parent,
-                lose_child=self._lose_child,
+                note_parent_lost=self._note_parent_lost,
+                note_child_lost=self._note_child_lost,
             ),
         )
         self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
@@ -99,7 +103,7 @@ class Companion:
         self._own_directory: Path | None = None
         """The job's directory, where nobody has made one before."""
         self._membership: Membership | None = None
-        self._judge: Judge | None = None
+        self._decider: Decider | None = None
         """Of rank 0's companion."""
         self._requests = Requests(())
         self._state = STARTING
@@ -111,9 +115,11 @@ class Companion:
         self._failure: Failure | None = None
         """The rank that reports an error of its own."""
         self._is_asked = False
-        """Whether this rank waits for the verdict on an error of its own."""
+        """Whether this rank waits for the decision on an error of its own."""
         self._is_gone = False
         """Whether this rank has ended."""
+        self._is_superseded = False
+        """Whether the job was restarted without this rank."""
         self._is_over = False
         """Whether nothing is watched any more: the session is closed, or the job ends."""
         self._end = float("inf")
@@ -134,16 +140,18 @@ class Companion:
             )
         while not self._is_finished():
             planned = min(self._end, self._loop.find_time(), self._requests.find_time())
-            if self._judge is not None and not self._is_over:
-                planned = min(planned, self._judge.find_time())
+            if self._decider is not None and not self._is_over:
+                planned = min(planned, self._decider.find_time())
             # While this process was stopped, perhaps with all others, nobody was silent.
-            self._loop.wait(planned, self._tree.excuse)
+            self._loop.wait(planned, self._tree.add_pause)
             now = time.monotonic()
+            if self._is_superseded and not self._is_over:
+                self._spread("leave", PeerLostError.exit_code)
             self._requests.finish_late(now)
-            if self._judge is not None and not self._is_over:
-                verdict = self._judge.decide(now)
-                if verdict is not None:
-                    self._carry_out(verdict)
+            if self._decider is not None and not self._is_over:
+                decision = self._decider.decide(now)
+                if decision is not None:
+                    self._carry_out(decision)
         self._withdraw()
 
     def _is_finished(self) -> bool:
@@ -156,7 +164,7 @@ class Companion:
         """Whether other ranks need this companion when its own rank has gone."""
         if self._is_over or self._membership is None:
             return False
-        owes_report = self._judge is not None and self._judge.owes_report()
+        owes_report = self._decider is not None and self._decider.owes_report()
         return self._tree.has_children or owes_report
 
     def _finish(self) -> None:
@@ -193,7 +201,8 @@ class Companion:
 
     def _tell_loss(self, how: str, ending: str, blames_host: bool) -> None:
         own = self._membership
-        if own is not None and not self._is_over:
+        # The end of a rank that is alone concerns nobody.
+        if own is not None and own.size > 1 and not self._is_over:
             position = self._describe_position()
             loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
             self._raise("lost", asdict(loss))
@@ -231,9 +240,9 @@ class Companion:
     def _fail(self, kind: str, content: Any) -> None:
         """The rank has failed; it is told whether to report that, if it asks."""
         self._is_asked = kind == "fail"
-        is_alone = self._judge is None and not self._tree.has_parent
+        is_alone = self._decider is None and not self._tree.has_parent
         if self._is_asked and (self._failure is not None or is_alone):
-            self._rank.send("verdict", "report" if is_alone else "silent")
+            self._rank.send("decision", "report" if is_alone else "silent")
         else:
             self._raise(kind, content)
 
@@ -242,12 +251,12 @@ class Companion:
         return self._state or (f"at step {step}" if step is not None else "")
 
     def _read_step(self) -> int | None:
-        step: int = STEP.unpack_from(self._memory)[0]
+        step: int = SHARED.unpack_from(self._memory)[0]
         return step if step >= 0 else None
 
     def _find_idle_seconds(self) -> float:
         """How long the rank's main thread has not moved; 0 where that is not watched."""
-        moved: int = MOVED.unpack_from(self._memory, STEP.size)[0]
+        moved: int = SHARED.unpack_from(self._memory)[1]
         is_stopped = self._stacks.reader.find_state() in ("T", "t")
         return 0.0 if not moved or is_stopped else (time.monotonic_ns() - moved) / 1e9
 
@@ -274,8 +283,11 @@ class Companion:
         except OSError as error:
             self._rank.send("problem", str(error))
             return
+        if membership.local_rank == 0 and environment.ATTEMPT_TOKEN in os.environ:
+            watch = threading.Thread(target=self._watch_attempt, args=(membership,), daemon=True)
+            watch.start()
         if not membership.places:
-            self._judge = Judge(membership.size)
+            self._decider = Decider(membership.size)
             self._requests = Requests(membership.hostnames)
             self._publish()
             self._rank.send("joined")
@@ -285,7 +297,7 @@ class Companion:
         directory = job_directory.find()
         if directory is None:
             directory = self._own_directory = job_directory.make_or_none()
-        if self._clients is None:
+        if self._clients is None or job_directory.is_superseded():
             return
         for each in (directory, self._log[0].parent if self._log is not None else None):
             if each is not None:
@@ -294,10 +306,26 @@ class Companion:
 
     def _withdraw(self) -> None:
         for path in self._published:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            assert self._clients is not None
+            withdraw(path, self._clients[1])
         if self._own_directory is not None:
             job_directory.remove(self._own_directory)
+
+    def _watch_attempt(self, own: Membership) -> None:
+        """Notice that the job was restarted. A thread's work: a file system may not answer.
+
+        Heartbeats wake the loop.
+        """
+        try:
+            while True:
+                job_directory.check_attempt()
+                time.sleep(ATTEMPT_CHECK_SECONDS)
+        except PeerLostError as error:
+            self._is_superseded = True
+            with contextlib.suppress(OSError):
+                sys.stderr.write(
+                    f"mpiddp: rank {own.rank} of {own.size} on {own.hostname}: {error}\n"
+                )
 
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
@@ -324,13 +352,13 @@ class Companion:
         else:
             self._raise(kind, content)
 
-    def _lose_child(self, rank: int, how: str) -> None:
+    def _note_child_lost(self, rank: int, how: str) -> None:
         own = self._membership
         if own is not None:
             hostname = own.hostnames[rank] if own.hostnames else own.hostname
             self._raise("lost", asdict(Loss(rank, hostname, how)))
 
-    def _lose_parent(self, how: str) -> None:
+    def _note_parent_lost(self, how: str) -> None:
         assert self._membership is not None
         own = self._membership
         turn = min(own.local_rank or own.node_rank - 1, LAST_TURN)
@@ -350,35 +378,35 @@ class Companion:
         else:
             self._carry_out(Loss(own.parent, own.parent_hostname, how))
 
-    # News go up, verdicts down
+    # Reports go up, decisions down
 
     def _raise(self, kind: str, content: Any) -> None:
-        if self._judge is None:
+        if self._decider is None:
             self._tree.send_up(kind, content)
             return
         now = time.monotonic()
         if kind == "lost":
-            self._judge.lose(Loss(**content), now)
+            self._decider.lose(Loss(**content), now)
         elif kind == "fail":
-            self._judge.fail(Failure(**content), now)
+            self._decider.fail(Failure(**content), now)
         elif kind == "announce":
-            if self._judge.announce(Failure(**content)):
+            if self._decider.announce(Failure(**content)):
                 self._spread("failing", content)
         elif kind == "closing":
-            self._judge.close(*content)
+            self._decider.close(*content)
         elif kind == "answer":
             self._requests.add(*content)
 
-    def _carry_out(self, verdict: Verdict) -> None:
-        if isinstance(verdict, Failure):
-            self._spread("failing", asdict(verdict))
+    def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, Failure):
+            self._spread("failing", asdict(decision))
             return
         code = PeerLostError.exit_code
-        if isinstance(verdict, Leave):
-            code = verdict.code
+        if isinstance(decision, Leave):
+            code = decision.code
         else:
             assert self._membership is not None
-            self._report(verdict.describe(self._membership.size), lost=verdict)
+            self._report(decision.describe(self._membership.size), lost=decision)
         self._spread("leave", code)
 
     def _report(self, reason: str, table: str = "", lost: Loss | None = None) -> None:
@@ -398,7 +426,7 @@ class Companion:
             own = self._membership
             if self._is_asked and own is not None:
                 is_reporter = own.rank == self._failure.rank
-                self._rank.send("verdict", "report" if is_reporter else "silent")
+                self._rank.send("decision", "report" if is_reporter else "silent")
         elif kind == "leave":
             self._is_over = True
             self._rank.send("leave", content)
@@ -414,7 +442,7 @@ class Companion:
 
     def _ask(self, client: Client, name: str) -> None:
         """Have ``client`` be sent the answers of all ranks."""
-        if self._judge is not None:
+        if self._decider is not None:
             number = self._requests.begin(client, time.monotonic())
             self._spread("request", [number, name])
         elif self._tree.has_parent:
@@ -427,9 +455,9 @@ class Companion:
 
     def _look_for_stall(self, _: float) -> None:
         if not self._is_over:
-            self._ask(Callback(self._judge_stall), "idle")
+            self._ask(Callback(self._decide_stall), "idle")
 
-    def _judge_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+    def _decide_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         # A rank that does not answer may be moving.
         idle = min(answers.values()) if len(answers) == len(hostnames) else 0.0
         was_still, self._stands_still = self._stands_still, idle >= self._stall_seconds
@@ -451,11 +479,12 @@ class Companion:
 
 
 def main() -> None:
-    """Take over what the rank has left: the socket, the memory, and its process's number."""
-    process, connection, memory, stacks = map(int, sys.argv[1:])
+    """Take over what the rank has left: its process's number and descriptor, the socket, files."""
+    process, own, connection, memory, stacks = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = Link(socket.socket(fileno=connection))
-    shared = mmap.mmap(memory, SHARED_BYTES)
-    Companion(RankProcess(process), link, shared, StackReader(process, stacks)).run()
+    shared = mmap.mmap(memory, SHARED.size)
+    rank = RankProcess(process, own if own >= 0 else None)
+    Companion(rank, link, shared, StackReader(process, stacks)).run()

@@ -65,10 +65,11 @@ class EventLoop:
         """When the first timer is due."""
         return min((when for when, _ in self._timers), default=float("inf"))
 
-    def wait(self, until: float, excuse: Callable[[float], object]) -> None:
+    def wait(self, until: float, add_pause: Callable[[float], object]) -> None:
         """Serve what comes, once, or nothing at ``until``; then the timers that are due.
 
-        ``excuse`` is called before with the seconds that this process must have been stopped for.
+        ``add_pause`` is called before, with the seconds for which this process must have been
+        stopped.
         """
         for link, events in self._links.items():
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_unsent else 0)
@@ -80,7 +81,7 @@ class EventLoop:
         found = self.selector.select(pause)
         now = time.monotonic()
         if now > until + LATE_SECONDS:
-            excuse(now - until)
+            add_pause(now - until)
         for key, events in found:
             key.data(events)
         for timer in [each for each in self._timers if each[0] <= now]:

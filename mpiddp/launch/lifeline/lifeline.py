@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import queue
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import UnreachableError
-from mpiddp.launch.lifeline.companion import SHARED_BYTES
+from mpiddp.launch import detached
+from mpiddp.launch.lifeline.companion import SHARED
+from mpiddp.launch.lifeline.decision import SUSPICION_SECONDS, Failure
 from mpiddp.launch.lifeline.flight_recorder import read_record
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
-from mpiddp.launch.lifeline.verdict import SUSPICION_SECONDS, Failure
 from mpiddp.launch.output import Redirection
 
 ROOT = Path(__file__).parents[3]
@@ -43,26 +43,26 @@ class Lifeline:
 
     def __init__(
         self,
-        leave: Callable[[int], object],
-        lament: Callable[[], object],
+        on_job_end: Callable[[int], object],
+        on_companion_lost: Callable[[], object],
         output: Redirection | None = None,
     ) -> None:
         """Start it. ``output``: where this rank's output goes, and so its reports.
 
-        Both are called in a thread of this object's: ``leave`` with the exit code where the job
-        ends, and ``lament`` where the companion has gone before its time.
+        Both are called in a thread of this object's: ``on_job_end`` with the exit code where the
+        job ends, and ``on_companion_lost`` where the companion has gone before its time.
         """
-        self._leave, self._lament = leave, lament
+        self._on_job_end, self._on_companion_lost = on_job_end, on_companion_lost
         output = output or Redirection()
         self._is_closing = False
         self._rank = -1
         descriptor = os.memfd_create("mpiddp-lifeline")
-        os.ftruncate(descriptor, SHARED_BYTES)
-        self._shared = memoryview(mmap.mmap(descriptor, SHARED_BYTES)).cast("q")
+        os.ftruncate(descriptor, SHARED.size)
+        self._shared = memoryview(mmap.mmap(descriptor, SHARED.size)).cast("q")
         self.note_step(None)
         self._stacks = StackWriter()
         own, theirs = socket.socketpair()
-        self._process = _start(theirs, (descriptor, self._stacks.descriptor), output.console)
+        _start(theirs, (descriptor, self._stacks.descriptor), output.console)
         theirs.close()
         os.close(descriptor)
         self._link = Link(own)
@@ -135,7 +135,7 @@ class Lifeline:
     def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
         self._send("fail", asdict(Failure(self._rank, code, suspects_peer, text)))
         try:
-            return str(self._wait("verdict", ANSWER_SECONDS))
+            return str(self._wait("decision", ANSWER_SECONDS))
         except UnreachableError:
             return None
 
@@ -148,13 +148,11 @@ class Lifeline:
         self._send("done")
 
     def wait(self) -> None:
-        """Wait until the companion has ended."""
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._thread.join()
+        """Wait until the companion has ended; one that was stopped, say, is left behind."""
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._link.connection.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
         self._link.close()
         self._stacks.close()
 
@@ -183,37 +181,31 @@ class Lifeline:
                 break
             for kind, content in messages:
                 if kind == "leave":
-                    self._replies.put(("verdict", "leave"))
-                    self._leave(content)
+                    self._replies.put(("decision", "leave"))
+                    self._on_job_end(content)
                 elif kind == "record":
                     self._send("record", read_record())
                 else:
                     self._replies.put((kind, content))
         self._replies.put(("problem", "its companion process has gone"))
         if not self._is_closing:
-            self._lament()
+            self._on_companion_lost()
 
 
-def _start(
-    connection: socket.socket, files: Sequence[int], console: int | None
-) -> subprocess.Popen[bytes]:
-    """Start a companion in a session of its own, with all signals blocked, for good.
+def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:
+    """Start a companion.
 
-    Launchers and terminals send them to all processes that they find; they mean the rank. Standard
-    error is for the report: the rank's, or ``console``, where that does not lead there.
+    Standard error is for the report: the rank's, or ``console``, where that does not lead there.
     """
-    inherited = (connection.fileno(), *files)
-    command = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, (os.getpid(), *inherited))]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    inherited = [connection.fileno(), *files]
+    own = -1
+    with contextlib.suppress(OSError, AttributeError):
+        own = os.pidfd_open(os.getpid())
+        inherited.append(own)
+    numbers = (os.getpid(), own, connection.fileno(), *files)
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=console,
-            pass_fds=inherited,
-            start_new_session=True,
-            cwd="/",
-        )
+        program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, numbers)]
+        detached.start(program, inherited, console)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if own >= 0:
+            os.close(own)

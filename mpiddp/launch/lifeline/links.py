@@ -18,7 +18,7 @@ RECEIVED_BYTES = 1 << 16
 LONGEST_LINE = 1 << 24
 """Bytes; above what the stacks of all ranks of a large job take."""
 TOKEN_BYTES = 16
-MOST_STRANGERS = 64
+MOST_UNAUTHENTICATED = 64
 """Connections that have not sent a token yet; one more takes the place of the first of them."""
 GREETING_SECONDS = 5.0
 """How long a caller may take to send its token."""
@@ -93,7 +93,7 @@ def _read_message(line: bytes | bytearray) -> tuple[str, Any]:
     return str(kind), content
 
 
-class Door:
+class TokenListener:
     """A listening socket, and its callers that have not sent a token yet."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Door:
         server.setblocking(False)
         selector.register(server, selectors.EVENT_READ, self._accept)
 
-    def show_out(self, now: float) -> None:
+    def close_late(self, now: float) -> None:
         """Close the connections that took too long."""
         for caller in [each for each, (until, _) in self._heard.items() if until < now]:
             self._forget(caller).close()
@@ -126,8 +126,8 @@ class Door:
             caller.close()
             return
         now = time.monotonic()
-        self.show_out(now)
-        if len(self._heard) == MOST_STRANGERS:
+        self.close_late(now)
+        if len(self._heard) == MOST_UNAUTHENTICATED:
             self._forget(next(iter(self._heard))).close()
         caller.setblocking(False)
         self._heard[caller] = (now + GREETING_SECONDS, b"")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -27,11 +27,8 @@ class Membership:
     hostnames: tuple[str, ...] = ()
     """Of each rank; known to rank 0 alone."""
 
-    def pack(self) -> dict[str, Any]:
-        """For a message."""
-        return asdict(self)
-
     @staticmethod
     def unpack(content: Mapping[str, Any]) -> Membership:
+        """From a message, in which lists stand for tuples."""
         sequences = {name: tuple(content[name]) for name in ("places", "hostnames")}
         return Membership(**{**content, **sequences})

@@ -20,26 +20,28 @@ POLL_SECONDS = 0.1
 
 
 class RankProcess:
-    """The parent of this process, by its number."""
+    """Another process, by its number."""
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, descriptor: int | None) -> None:
         self._process = process
-        self.descriptor: int | None = None
+        self.descriptor = descriptor
         """Readable once the process has ended; None before Linux 5.3."""
+        self._start = self._find_start()
         self.launcher: int | None = None
         """Readable once the process that started the rank has ended; None where nobody knows."""
-        with contextlib.suppress(OSError, AttributeError):
-            self.descriptor = os.pidfd_open(process)
-        if self.descriptor is not None and self.has_ended():
-            # It had gone before, and its number may be another process's.
-            os.close(self.descriptor)
-            self.descriptor = None
         with contextlib.suppress(OSError, ValueError, AttributeError):
             self.launcher = os.pidfd_open(int(self._read_stat()[1]))
 
     def has_ended(self) -> bool:
-        """Whether it has: its children have another parent then."""
-        return os.getppid() != self._process
+        """Whether it has. Its number may be another process's then."""
+        return self._start is None or self._find_start() != self._start
+
+    def _find_start(self) -> str | None:
+        """When it was started, in ticks; None once it has ended."""
+        with contextlib.suppress(OSError):
+            fields = self._read_stat()
+            return fields[19] if fields[0] not in "ZX" else None
+        return None
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):

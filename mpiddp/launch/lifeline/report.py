@@ -11,8 +11,8 @@ from mpiddp.errors import PeerLostError
 from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.outcome import Outcome, find_log, write_report
 from mpiddp.launch.failure.termination import print_report
+from mpiddp.launch.lifeline.decision import Loss
 from mpiddp.launch.lifeline.membership import Membership
-from mpiddp.launch.lifeline.verdict import Loss
 
 FORWARD_SECONDS = 0.2
 """How long a launcher may take to read a report."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,13 @@ def publish(directory: Path, place: str, token: str) -> Path:
     with os.fdopen(descriptor, "w") as file:
         json.dump({"address": place, "token": token}, file)
     return temporary.replace(directory / ADDRESS_FILE)
+
+
+def withdraw(path: Path, token: str) -> None:
+    """Remove what ``publish`` has written, unless another job has written there since."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        if json.loads(path.read_text())["token"] == token:
+            path.unlink()
 
 
 def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:

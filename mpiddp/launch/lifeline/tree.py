@@ -9,7 +9,7 @@ from typing import Any
 
 from mpiddp.launch.lifeline import links
 from mpiddp.launch.lifeline.event_loop import EventLoop
-from mpiddp.launch.lifeline.links import Door, Link
+from mpiddp.launch.lifeline.links import Link, TokenListener
 from mpiddp.launch.lifeline.membership import Membership
 
 BEATS = 10
@@ -21,30 +21,30 @@ GONE = "its companion process, or its node, has gone"
 
 
 @dataclass(frozen=True)
-class Listeners:
-    """Who is told what comes."""
+class Handlers:
+    """What is called when something comes."""
 
     joined: Callable[[], object]
-    """The one above has let this one in."""
-    take_verdict: Callable[[str, Any], object]
+    """The one above has accepted this one."""
+    take_decision: Callable[[str, Any], object]
     """Kind and content of a message from above."""
-    take_news: Callable[[Link, str, Any], object]
+    take_report: Callable[[Link, str, Any], object]
     """A message from below, and whose it is."""
     end: Callable[[], object]
     """The one above has ended in good order."""
-    lose_parent: Callable[[str], object]
+    note_parent_lost: Callable[[str], object]
     """It was lost: how."""
-    lose_child: Callable[[int, str], object]
+    note_child_lost: Callable[[int, str], object]
     """One below was lost: its rank, and how."""
 
 
 class Tree:
     """One companion's place in the tree."""
 
-    def __init__(self, loop: EventLoop, listeners: Listeners) -> None:
+    def __init__(self, loop: EventLoop, handlers: Handlers) -> None:
         self._loop = loop
-        self._listeners = listeners
-        self._doors: list[Door] = []
+        self._handlers = handlers
+        self._servers: list[TokenListener] = []
         self._seconds = float("inf")
         self._parent: Link | None = None
         self._children: dict[Link, int] = {}
@@ -70,7 +70,9 @@ class Tree:
         ``clients``: who takes over the connections of callers with other tokens. Raises OSError.
         """
         server = links.listen(address) if address else links.listen_locally()
-        self._doors.append(Door(server, self._loop.selector, {token: self._admit, **clients}))
+        self._servers.append(
+            TokenListener(server, self._loop.selector, {token: self._admit, **clients})
+        )
         return links.describe_server(server)
 
     def connect(self, membership: Membership) -> None:
@@ -84,7 +86,9 @@ class Tree:
                 problems.append(f"{place}: {error}")
                 continue
             self._heard[self._parent] = time.monotonic()
-            self._loop.add(self._parent, self._take_from_parent, lambda _: self._lose_parent(GONE))
+            self._loop.add(
+                self._parent, self._take_from_parent, lambda _: self._note_parent_lost(GONE)
+            )
             self._parent.send("hello", membership.rank)
             break
         else:
@@ -103,9 +107,9 @@ class Tree:
     def say_goodbye(self) -> None:
         """This companion ends in good order."""
         for link in self._list_links():
-            link.send("bye")
+            link.send("closed")
 
-    def excuse(self, late: float) -> None:
+    def add_pause(self, late: float) -> None:
         """For so many seconds nobody could be heard here."""
         self._heard = {link: heard + late for link, heard in self._heard.items()}
 
@@ -118,44 +122,44 @@ class Tree:
         self._loop.add(
             link,
             lambda kind, content: self._take_from_child(link, kind, content),
-            lambda _: self._lose_child(link, GONE),
+            lambda _: self._note_child_lost(link, GONE),
         )
 
     def _take_from_parent(self, kind: str, content: Any) -> None:
         assert self._parent is not None
         self._heard[self._parent] = time.monotonic()
         if kind == "welcome":
-            self._listeners.joined()
-        elif kind == "bye":
+            self._handlers.joined()
+        elif kind == "closed":
             self._drop(self._parent)
             self._parent = None
-            self._listeners.end()
+            self._handlers.end()
         elif kind != "beat":
-            self._listeners.take_verdict(kind, content)
+            self._handlers.take_decision(kind, content)
 
     def _take_from_child(self, link: Link, kind: str, content: Any) -> None:
         self._heard[link] = time.monotonic()
         if kind == "hello":
             self._children[link] = content
             link.send("welcome")
-        elif kind == "bye":
+        elif kind == "closed":
             self._children.pop(link, None)
             self._drop(link)
         elif kind != "beat":
-            self._listeners.take_news(link, kind, content)
+            self._handlers.take_report(link, kind, content)
 
     def _beat(self, now: float) -> None:
         """Let the neighbours know that this companion lives, and see who has been silent."""
-        for door in self._doors:
-            door.show_out(now)
+        for listener in self._servers:
+            listener.close_late(now)
         for link, heard in list(self._heard.items()):
             link.send("beat")
             if now - heard >= self._seconds:
                 how = f"nothing has been heard from it for {self._seconds:g} s: its node is down "
                 if link is self._parent:
-                    self._lose_parent(how + "or cut off")
+                    self._note_parent_lost(how + "or cut off")
                 else:
-                    self._lose_child(link, how + "or cut off")
+                    self._note_child_lost(link, how + "or cut off")
         due = min(self._heard.values(), default=float("inf")) + self._seconds
         period = min(self._seconds / BEATS, LONGEST_PERIOD)
         self._loop.call_at(min(now + period, max(due, now + 0.01)), self._beat)
@@ -164,14 +168,14 @@ class Tree:
         self._heard.pop(link, None)
         self._loop.remove(link)
 
-    def _lose_child(self, link: Link, how: str) -> None:
+    def _note_child_lost(self, link: Link, how: str) -> None:
         self._drop(link)
         rank = self._children.pop(link)
         if rank >= 0:
-            self._listeners.lose_child(rank, how)
+            self._handlers.note_child_lost(rank, how)
 
-    def _lose_parent(self, how: str) -> None:
+    def _note_parent_lost(self, how: str) -> None:
         if self._parent is not None:
             self._drop(self._parent)
             self._parent = None
-            self._listeners.lose_parent(how)
+            self._handlers.note_parent_lost(how)

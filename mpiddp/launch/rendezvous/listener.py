@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MOST_STRANGERS = 256
+MOST_UNAUTHENTICATED = 256
 """Connections that have not said the token yet; one more takes the place of the first of them."""
 
 
@@ -37,7 +37,7 @@ class Listener:
         make_caller: Callable[[socket.socket], Caller],
     ) -> None:
         self._make_caller = make_caller
-        self._strangers: list[Caller] = []
+        self._unauthenticated: list[Caller] = []
         """Callers that are not known, the first to come first."""
         self._wake, self._alarm = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -77,9 +77,9 @@ class Listener:
         connection.setblocking(False)
         caller = self._make_caller(connection)
         self._selector.register(connection, selectors.EVENT_READ, caller)
-        self._strangers.append(caller)
-        if len(self._strangers) > MOST_STRANGERS:
-            self._dismiss(self._strangers[0])
+        self._unauthenticated.append(caller)
+        if len(self._unauthenticated) > MOST_UNAUTHENTICATED:
+            self._dismiss(self._unauthenticated[0])
         return caller
 
     def _serve(self, caller: Caller) -> None:
@@ -89,15 +89,15 @@ class Listener:
             events = caller.go_on()
         except OSError:
             events = 0
-        if caller.is_known and caller in self._strangers:
-            self._strangers.remove(caller)
+        if caller.is_known and caller in self._unauthenticated:
+            self._unauthenticated.remove(caller)
         if events:
             self._selector.modify(caller.connection, events, caller)
         else:
             self._dismiss(caller)
 
     def _dismiss(self, caller: Caller) -> None:
-        if caller in self._strangers:
-            self._strangers.remove(caller)
+        if caller in self._unauthenticated:
+            self._unauthenticated.remove(caller)
         self._selector.unregister(caller.connection)
         caller.connection.close()

@@ -1,8 +1,8 @@
 """What ends a job: a rank that was lost, or one that failed by itself.
 
 A loss has consequences: launchers end the other ranks, and these get errors from their
-connections. Their news may come first. So a decision waits for a moment, and the most telling
-news count.
+connections. Their reports may come first. So a decision waits for a moment, and follows the report
+that is nearest to the cause.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 
 WINDOW_SECONDS = 0.05
-"""How long news of one event may take from all ranks."""
+"""How long the reports of all ranks on one event may take."""
 MILD_SECONDS = 0.5
 """How much later than the first rank the last may end, where all of them were asked to end."""
 SUSPICION_SECONDS = 2.0
@@ -66,7 +66,7 @@ class Leave:
     code: int
 
 
-Verdict = Loss | Failure | Leave
+Decision = Loss | Failure | Leave
 NEVER = (float("inf"), None)
 
 
@@ -89,8 +89,8 @@ def describe_status(status: int | None) -> tuple[str, str, bool]:
     return how, ASKED if number in REQUESTS else FAILED, True
 
 
-class Judge:
-    """Collects news of a job's ranks, and comes to a verdict. Times are time.monotonic()'s."""
+class Decider:
+    """Collects reports on a job's ranks, and decides what ends it. Times are time.monotonic()'s."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -111,32 +111,32 @@ class Judge:
         self._closing[rank] = hostname
 
     def announce(self, failure: Failure) -> bool:
-        """A rank ends the job, and its report is settled already; whether that is news."""
-        is_news = self._reporter is None and not self._is_done
+        """A rank ends the job, and its report is settled already; whether that was not known."""
+        is_new = self._reporter is None and not self._is_done
         self._reporter = self._reporter or failure
-        return is_news
+        return is_new
 
     def owes_report(self) -> bool:
         """Whether a lost rank is about to be reported."""
         return isinstance(self._find_next()[1], Loss)
 
     def find_time(self) -> float:
-        """When there will be a verdict if nothing more comes."""
+        """When there will be a decision if nothing more comes."""
         return self._find_next()[0]
 
-    def decide(self, now: float) -> Verdict | None:
-        """The verdict that is due. After a Failure a Leave may follow; nothing after others."""
-        time, verdict = self._find_next()
-        if verdict is None or time > now:
+    def decide(self, now: float) -> Decision | None:
+        """The decision that is due. After a Failure a Leave may follow; nothing after others."""
+        time, decision = self._find_next()
+        if decision is None or time > now:
             return None
-        if isinstance(verdict, Failure):
-            self._reporter = verdict
+        if isinstance(decision, Failure):
+            self._reporter = decision
         else:
             self._is_done = True
-        return verdict
+        return decision
 
-    def _find_next(self) -> tuple[float, Verdict | None]:
-        """The verdict on what is known, and when it is due."""
+    def _find_next(self) -> tuple[float, Decision | None]:
+        """The decision on what is known, and when it is due."""
         if self._is_done:
             return NEVER
         if self._reporter is not None:
