@@ -147,8 +147,8 @@ start() {
     trap 'end_early 2' INT
     use_environment "$module"
     front=$PYTHON
-    # The front needs any Python; the ranks' own may be in a container.
-    if [ "$ENVIRONMENT" = "what MPIDDP_WRAP brings" ] || ! command -v -- "$PYTHON" >/dev/null; then
+    # The front needs any Python from 3.11 on; the ranks' own may be in a container.
+    if [ -n "${MPIDDP_WRAP:-}" ]; then
         front=$(find_python) || exit
     fi
     export MPIDDP_ENVIRONMENT=$ENVIRONMENT

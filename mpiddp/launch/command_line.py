@@ -59,6 +59,8 @@ RANKS = {
 }
 """The ranks' options (`arguments`), and whether they take a value."""
 
+HELP = frozenset({"-h", "--help"})
+
 OWN_PROGRAMS = {"train": "mpiddp.train", "doctor": "mpiddp.doctor"}
 """Words that stand for a module of mpiddp. A file of that name is ``./train``."""
 

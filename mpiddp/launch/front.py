@@ -8,13 +8,14 @@ it where the ranks' own is in a container.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,13 +24,15 @@ from mpiddp.errors import PREEMPTED, ConfigurationError
 from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import RANKS, CommandLine
 from mpiddp.launch.launcher.allocation import Layout, Wish, ask, find_lost_hosts
-from mpiddp.launch.launcher.attempt import Files, Launch
+from mpiddp.launch.launcher.attempt import Files, Launch, write
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
 
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
+SHOWN_BYTES = 1 << 16
+"""At most, of the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class FrontOptions:
 
 
 def read_options(line: CommandLine) -> FrontOptions:
-    """Raises ConfigurationError for a value that cannot be meant."""
+    """Raises ConfigurationError for a value that is out of range or given twice."""
     given: dict[str, str] = {}
     for name, value in line.front:
         if name in given and name != "--launcher-options":
@@ -135,9 +138,20 @@ def _list_program(line: CommandLine) -> list[str]:
 
 def _interpreter_options() -> list[str]:
     """Python's own options, such as -u or -X: the ranks get them too."""
-    words = sys.orig_argv[1:]
-    # The installed command has none, but perhaps an option -m of its own.
-    return words[: words.index("-m")] if words[0].startswith("-") and "-m" in words else []
+    words = iter(sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])])
+    found: list[str] = []
+    for word in words:
+        if not word.startswith("-"):
+            break  # The installed command.
+        # Letters can stand together (-Bu); a value follows -m, -W and -X (-Xdev or -X dev).
+        last = re.match("-[^-cmWX]*([cmWX]?)", word)
+        if last is not None and last[1] in ("c", "m"):
+            found += [last[0][:-1]] if len(last[0]) > 2 else []
+            break
+        found.append(word)
+        if word == "--check-hash-based-pycs" or (last is not None and last[1] and last[0] == word):
+            found.append(next(words))
+    return found
 
 
 def _check_places(line: CommandLine) -> None:
@@ -172,9 +186,14 @@ def _check_program(line: CommandLine) -> None:
     here = os.getcwd()
     if line.module is not None:
         package = line.module.partition(".")[0]
-        if not BuiltinImporter.find_spec(package) and not PathFinder.find_spec(
-            package, [here, *sys.path]
-        ):
+        # The installed command, unlike python -m, does not look in this directory.
+        path = sys.path[:]
+        sys.path[:0] = [] if sys.flags.safe_path else [here]
+        try:
+            is_there = bool(package) and importlib.util.find_spec(package) is not None
+        finally:
+            sys.path[:] = path
+        if not is_there:
             raise ConfigurationError(
                 f"no module named {package!r} (looked in {here} and {sys.prefix})"
             )
@@ -213,7 +232,7 @@ class Job:
         options = self.options
         if options.logs is not None:
             self.files = _name_logs(options.logs)
-            self._error_start = _find_size(self.files.error)
+            self._error_start = os.path.getsize(self.files.error)
         launch = Launch(self.plan.kind, starts_ranks=options.launcher != NONE)
         launch.listen()
         self._announce()
@@ -222,7 +241,13 @@ class Job:
         try:
             while True:
                 began = time.monotonic()
-                found = self._attempt(launch, directory, count)
+                try:
+                    found = self._attempt(launch, directory, count)
+                except ConfigurationError as error:
+                    if not count:
+                        raise
+                    say(f"no restart: {error}")
+                    break
                 end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
                 if options.restart_window and time.monotonic() - began > options.restart_window:
                     used = 0
@@ -233,9 +258,9 @@ class Job:
         finally:
             if directory is not None:
                 job_directory.remove(directory)
-        self._report(end)
         if end.code == PREEMPTED and options.requeue:
             _requeue()
+        self._report(end)
         return end.code
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
@@ -317,15 +342,16 @@ class Job:
         lines += [f"  {title:<12} {text}" for title, text in rows]
         _write(sys.stdout, "\n".join(lines) + "\n")
 
-    def _report(self, end: JobEnd) -> None:
+    def _report(self, job_end: JobEnd) -> None:
         if self.files is None:
             return
-        say(f"job {job_directory.choose_name()} ended with {end}")
-        if end.code == 0:
+        say(f"job {job_directory.choose_name()} ended with {job_end}")
+        if job_end.code == 0:
             return
         try:
             with open(self.files.error, "rb") as stream:
-                stream.seek(self._error_start)
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(max(self._error_start, end - SHOWN_BYTES))
                 last = stream.read().splitlines()[-SHOWN_LINES:]
         except OSError:
             return
@@ -373,13 +399,6 @@ def _name_logs(folder: str) -> Files:
     return Files(f"{path}.out", f"{path}.err")
 
 
-def _find_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
 def _requeue() -> None:
     """Have Slurm start this batch job again; the ranks have ended."""
     job = environment.job_identity()
@@ -398,8 +417,7 @@ def say(text: str) -> None:
 
 def _write(stream: Any, text: str) -> None:
     # Names of jobs and files may hold bytes that are no text.
-    stream.buffer.write(text.encode(errors="surrogateescape"))
-    stream.flush()
+    write(stream, text.encode(errors="surrogateescape"))
 
 
 def _check_log_dir(words: Sequence[str]) -> None:
@@ -421,7 +439,7 @@ def run(line: CommandLine) -> NoReturn:
         program = find_program(line, options)
         job = Job(options, program)
         if options.dry_run:
-            print(job.plan.describe(program))
+            _write(sys.stdout, f"{job.plan.describe(program)}\n")
             raise SystemExit(0)
         code = job.run()
     except ConfigurationError as error:

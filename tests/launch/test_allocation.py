@@ -173,6 +173,10 @@ def test_a_wish_is_fulfilled(given, wish, ranks, cores):
     assert (layout.ranks_of, layout.world, layout.cores) == (ranks, sum(ranks), cores)
     assert f"--ntasks={sum(ranks)}" in layout.srun_options()
     assert f"--nodes={len(ranks)}" in layout.srun_options()
+    # Where Slurm could choose among the job's nodes, they are named.
+    named = [word for word in layout.srun_options() if word.startswith("--nodelist=")]
+    assert bool(named) == (len(ranks) < len(given.nodes) or len(set(ranks)) > 1)
+    assert not named or set(named[0].partition("=")[2].split(",")) == set(layout.hosts)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +230,20 @@ def test_ranks_are_spread_evenly_and_nowhere_beyond_the_cores(ranks, cores):
 def test_nodes_that_were_lost_are_left_out(given, wish, without, hosts, ranks):
     layout = allocation.choose_layout(given, wish, without)
     assert (layout.hosts, layout.ranks_of, layout.world) == (hosts, ranks, sum(ranks))
+
+
+def test_nodes_without_ranks_are_not_used():
+    layout = allocation.choose_layout(make((8, 4), (8, 0)), Wish())
+    assert (layout.hosts, layout.ranks_of, layout.world) == (("n1",), (4,), 4)
+    assert {"--nodes=1", "--nodelist=n1", "--gpus-per-node=4"} <= set(layout.srun_options())
+
+
+@pytest.mark.parametrize("wish", [Wish(), Wish(ranks_per_node=1)])
+@pytest.mark.parametrize("cpus_per_gpu", [None, 2])
+def test_without_any_node_there_is_no_layout(wish, cpus_per_gpu):
+    given = make((8, 1), (8, 1), cpus_per_gpu=cpus_per_gpu)
+    with pytest.raises(ConfigurationError, match="no node of this job is left"):
+        allocation.choose_layout(given, wish, ("n1", "n2"))
 
 
 def test_the_states_of_nodes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.machinery
 import json
 import os
 import re
@@ -16,8 +18,9 @@ from pathlib import Path
 import pytest
 
 import launchers
+from mpiddp import __main__
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import command_line, front, script
+from mpiddp.launch import command_line, front, job_directory, script
 from mpiddp.launch.command_line import split
 from mpiddp.launch.launcher import attempt, plan
 from mpiddp.launch.launcher.job_end import Exit
@@ -160,6 +163,42 @@ def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("-m mpiddp", ""),
+        ("-mmpiddp", ""),
+        ("-um mpiddp", "-u"),
+        ("-s /bin/mpiddp", "-s"),
+        ("/bin/mpiddp", ""),
+        ("-B -X dev -Wdefault -m mpiddp", "-B -X dev -Wdefault"),
+        ("--check-hash-based-pycs always -mmpiddp", "--check-hash-based-pycs always"),
+        ("-Xfrozen_modules=off -m mpiddp", "-Xfrozen_modules=off"),
+    ],
+)
+def test_which_words_are_pythons_own(folder, monkeypatch, words, kept):
+    own = ["-n", "2", "hello.py", "-m", "-u"]
+    monkeypatch.setattr(sys, "argv", ["mpiddp", *own])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split(), *own])
+    program = front.find_program(split(own), front.FrontOptions())
+    expected = [sys.executable, *kept.split(), "-m", "mpiddp", "hello.py", "-m", "-u"]
+    assert program == expected
+
+
+def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
+    """As an editable installation of setuptools does."""
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
+
+    line = split(["-n", "2", "-m", "editable.part"])
+    with pytest.raises(ConfigurationError, match="no module named 'editable'"):
+        front.find_program(line, front.FrontOptions())
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    assert front.find_program(line, front.FrontOptions())[-2:] == ["-m", "editable.part"]
+
+
 def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
     options = ("--launcher-options", "-x 'A B'", "--launcher-options=-v")
     words = read_dry("-n", "2", *options, "hello.py")
@@ -263,6 +302,7 @@ def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, w
 def call(words: Sequence[str], monkeypatch) -> int:
     """The exit code of the front, in this process."""
     before = {number: signal.getsignal(number) for number in attempt.PASSED_ON}
+    monkeypatch.setattr(sys, "argv", ["mpiddp", *words])
     monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, *words])
     try:
         line = split(words)
@@ -365,6 +405,51 @@ def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, l
     assert "--mpi=cray_shasta" in shlex.split(capsys.readouterr().out)
 
 
+class StartedError(Exception):
+    """The front was about to start ranks."""
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "is_front"),
+    [
+        ("hello.py", "", False),
+        ("hello.py", "7", True),
+        ("-m this", "7", True),
+        ("train --epochs 1", "7", True),
+        ("train --epochs 1", "", False),
+        ("stacks", "7", False),
+        ("train --help", "7", False),
+        ("--help", "7", False),
+        ("-n 2 --help", "", False),
+        ("-n 2 hello.py --help", "", True),
+    ],
+)
+def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert __main__._is_front(split(words.split())) == is_front
+    # What a launcher has started is a rank.
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert not __main__._is_front(split(words.split()))
+
+
+def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
+    def run(line):
+        raise StartedError(front.find_program(line, front.read_options(line)))
+
+    monkeypatch.setattr(front, "run", run)
+    monkeypatch.setattr(sys, "argv", ["mpiddp", "hello.py"])
+    monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, "hello.py"])
+    with pytest.raises(StartedError) as caught:
+        __main__.main()
+    assert caught.value.args[0][-2:] == ["mpiddp", "hello.py"]
+
+
+def test_help_is_shown_beside_the_fronts_options(folder):
+    done = run("-n", "2", "--help")
+    assert done.returncode == 0 and "--restarts N" in done.stdout
+
+
 def test_more_ranks_than_slots_start_nothing(allocation, monkeypatch, capsys):
     assert call(["-n", "9", "hello.py"], monkeypatch) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -444,6 +529,47 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
 def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
     assert attempts.start("-n", "2", "--restarts", "1") == 1
+
+
+def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
+    folder, monkeypatch, capsys
+):
+    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
+    begin = job_directory.begin_attempt
+
+    def fail_later(path, token):
+        if attempts.commands:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        begin(path, token)
+
+    monkeypatch.setattr(job_directory, "begin_attempt", fail_later)
+    assert attempts.start("-n", "2", "--restarts", "1") == 4
+    assert "no restart: cannot write to" in capsys.readouterr().err
+
+
+def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
+    asked = allocation / "asked"
+    (allocation / "bin" / "scontrol").write_text(
+        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\ncat "$RECORD"\n'
+    )
+    words = ("-n", "2", "--requeue", "--logs", "logs")
+    with open("/dev/full", "w") as full:
+        for stream in (None, full):
+            monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert Attempts(monkeypatch, Exit(75)).start(*words) == 75
+    assert asked.read_text() == "requeue 7\n" * 2
+
+
+def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys):
+    def fill(_, command, variables, files) -> Exit:
+        Path(files.error).write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nlast\n")
+        return Exit(1)
+
+    monkeypatch.setattr(attempt.Launch, "run", fill)
+    assert call(["-n", "2", "--logs", "logs", "hello.py"], monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
 
 def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch):

@@ -88,6 +88,8 @@ class Layout:
     is_overcommitted: bool = False
     is_slurms: bool = False
     """Whether the ranks per node are those that Slurm has chosen, and needs not be told."""
+    is_part: bool = False
+    """Whether the job has other nodes, too."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -102,8 +104,9 @@ class Layout:
         words = [f"--nodes={len(self.nodes)}", f"--ntasks={self.world}"]
         if not self.is_slurms and _are_equal(self.ranks_of):
             words.append(f"--ntasks-per-node={self.ranks_of[0]}")
+            words += [f"--nodelist={','.join(self.hosts)}"] if self.is_part else []
         elif not self.is_slurms:
-            # Slurm spreads tasks by cores; told every rank's node by name, it obeys.
+            # Slurm spreads tasks by cores, unless each rank's node is named.
             places = zip(self.hosts, self.ranks_of, strict=True)
             names = [host for host, ranks in places for _ in range(ranks)]
             words += ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
@@ -350,11 +353,10 @@ def _fulfil(
         # Without some nodes, as many fewer ranks.
         usual = wish.nodes or len(allocation.nodes)
         ranks_of = _spread(max(1, wish.ranks * len(nodes) // usual), nodes)
-    used = [(node, ranks) for node, ranks in zip(nodes, ranks_of, strict=True) if ranks]
-    for node, ranks in used:
+    for node, ranks in zip(nodes, ranks_of, strict=True):
         if ranks > node.cores:
             raise ConfigurationError(_too_many(sum(ranks_of), nodes))
-    return tuple(node for node, _ in used), tuple(ranks for _, ranks in used)
+    return nodes, tuple(ranks_of)
 
 
 def _too_many(ranks: int, nodes: Sequence[Node]) -> str:
@@ -387,9 +389,12 @@ def _add_cores(
     *,
     is_slurms: bool,
 ) -> Layout:
-    """What was asked for, as far as each node's cores go round."""
+    """As many cores per rank as were asked for and each node has, on the nodes that have ranks."""
     used = [(node, ranks) for node, ranks in zip(nodes, ranks_of, strict=False) if ranks]
-    fitting = min((node.cores // ranks for node, ranks in used), default=1)
+    if not used:
+        raise ConfigurationError("no node of this job is left to start ranks on")
+    nodes, ranks_of = tuple(node for node, _ in used), tuple(ranks for _, ranks in used)
+    fitting = min(node.cores // ranks for node, ranks in used)
     wanted = allocation.cpus_per_task
     if wanted is None and allocation.cpus_per_gpu:
         wanted = min(allocation.cpus_per_gpu * node.gpus // ranks for node, ranks in used)
@@ -401,4 +406,5 @@ def _add_cores(
         note = "there are fewer cores than ranks"
     if note and allocation.tasks is None:
         note += "; --cpus-per-gpu=N gives every GPU's rank N cores"
-    return Layout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms)
+    is_part = len(nodes) < len(allocation.nodes)
+    return Layout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms, is_part)
