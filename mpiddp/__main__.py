@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
@@ -27,28 +28,31 @@ def main() -> None:
         from mpiddp.launch import front
 
         front.run(line)
-    if words[:1] in (["train"], ["doctor"], ["stacks"]):
+    run_own = _find_own(words[0] if words else "")
+    if run_own is not None:
         sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
-        _run_own(words[0])
+        run_own()
         return
     from mpiddp.launch import script
 
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
 
 
-def _run_own(name: str) -> None:
+def _find_own(name: str) -> Callable[[], None] | None:
+    """mpiddp's own command of this name; imported when it is needed."""
     if name == "train":
         from mpiddp import train
 
-        train.main()
-    elif name == "doctor":
+        return train.main
+    if name == "doctor":
         from mpiddp.doctor.__main__ import main as examine
 
-        examine()
-    else:
+        return examine
+    if name == "stacks":
         from mpiddp.launch import stacks
 
-        stacks.main()
+        return stacks.main
+    return None
 
 
 def _is_front(line: CommandLine) -> bool:

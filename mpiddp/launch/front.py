@@ -23,7 +23,7 @@ from mpiddp import environment
 from mpiddp.errors import PREEMPTED, ConfigurationError
 from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import RANKS, CommandLine
-from mpiddp.launch.launcher.allocation import Layout, Wish, ask, find_lost_hosts
+from mpiddp.launch.launcher.allocation import Layout, Request, ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch, write
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
@@ -39,7 +39,7 @@ SHOWN_BYTES = 1 << 16
 class FrontOptions:
     """What the front was told."""
 
-    wish: Wish = field(default_factory=Wish)
+    request: Request = field(default_factory=Request)
     launcher: str = "auto"
     launcher_options: tuple[str, ...] = ()
     dry_run: bool = False
@@ -48,7 +48,7 @@ class FrontOptions:
     """Seconds; 0 for never."""
     min_nodes: int = 1
     requeue: bool = False
-    logs: str | None = None
+    job_log: str | None = None
     """Directory for the output of all ranks."""
     python: str | None = None
     """What runs each rank; None for this Python."""
@@ -63,7 +63,7 @@ def read_options(line: CommandLine) -> FrontOptions:
         given[name] = f"{given[name]} {value}" if name in given else value
     ranks = given.get("-n", "auto")
     return FrontOptions(
-        wish=Wish(
+        request=Request(
             ranks=None if ranks == "auto" else _read_count("-n", ranks, "a whole number or auto"),
             nodes=_read_optional(given, "--nodes"),
             ranks_per_node=_read_optional(given, "--ranks-per-node"),
@@ -75,7 +75,7 @@ def read_options(line: CommandLine) -> FrontOptions:
         restart_window=_read_seconds("--restart-window", given.get("--restart-window", "0")),
         min_nodes=_read_optional(given, "--min-nodes") or 1,
         requeue="--requeue" in given,
-        logs=given.get("--logs"),
+        job_log=given.get("--job-log"),
         python=given.get("--python"),
     )
 
@@ -225,13 +225,13 @@ class Job:
 
     def _make_plan(self, without: Sequence[str] | None) -> Plan:
         options = self.options
-        return make_plan(options.wish, options.launcher, options.launcher_options, without)
+        return make_plan(options.request, options.launcher, options.launcher_options, without)
 
     def run(self) -> int:
         """Run attempts until one ends well, or no other one is due. Returns the exit code."""
         options = self.options
-        if options.logs is not None:
-            self.files = _name_logs(options.logs)
+        if options.job_log is not None:
+            self.files = _name_logs(options.job_log)
             self._error_start = os.path.getsize(self.files.error)
         launch = Launch(self.plan.kind, starts_ranks=options.launcher != NONE)
         launch.listen()
@@ -319,7 +319,7 @@ class Job:
         """Say what is about to be started."""
         if self.plan.note:
             say(self.plan.note)
-        if self.options.logs is None or self.files is None:
+        if self.options.job_log is None or self.files is None:
             return
         rows: list[tuple[str, str]] = []
         layout = self.plan.layout
@@ -391,7 +391,7 @@ def _name_logs(folder: str) -> Files:
         with open(f"{path}.err", "ab"):
             pass
     except OSError as error:
-        hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--logs"
+        hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--job-log"
         raise ConfigurationError(
             f"cannot write to {os.path.abspath(folder)} on {os.uname().nodename} "
             f"({error.strerror}); {hint} names another place"

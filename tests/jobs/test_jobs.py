@@ -463,7 +463,9 @@ def bash(text: str, *arguments: str) -> str:
 
 # Without \r, which subprocess reads as \n.
 WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=9)
-SPLIT = 'split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
+# The function alone: chain.sh would submit jobs.
+DEFINE = 'source <(sed -n "/^split_words()/,/^}/p" jobs/chain.sh)'
+SPLIT = DEFINE + '; split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
 
 
 @settings(max_examples=40, deadline=None)
@@ -704,7 +706,7 @@ def codes_of_errors() -> dict[int, str]:
     """The table at the head of mpiddp/errors.py."""
     text = " ".join((mpiddp.errors.__doc__ or "").split())
     found = re.findall(r"Error (\d) (.*?)(?= [├└│]| \w+Error|$)", text)
-    found += re.findall(r"(?:rooms: |; )(5|75), ([^;.]+)", text)
+    found += re.findall(r"(?:reserved: |; )(5|75), ([^;.]+)", text)
     found = [(code, re.sub(r" Two more.*", "", meaning)) for code, meaning in found]
     return {0: "done", **{int(code): meaning for code, meaning in reversed(found)}}
 

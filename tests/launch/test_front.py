@@ -102,7 +102,8 @@ def test_the_ranks_options_are_those_of_their_parser():
 
 
 def test_each_option_of_the_front_is_explained():
-    assert re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP) == list(command_line.FRONT)
+    explained = re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP)
+    assert explained == [name for name in command_line.FRONT if name not in command_line.HIDDEN]
 
 
 def test_the_documentation_maps_every_option_of_torchrun():
@@ -285,7 +286,7 @@ def test_the_installed_command_is_the_same(folder):
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
         ("--restart-window nan hello.py", "--restart-window expects seconds"),
-        ("-n 1 --logs hello.py/logs hello.py", "cannot write to"),
+        ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
         ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
     ],
 )
@@ -552,7 +553,7 @@ def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
     (allocation / "bin" / "scontrol").write_text(
         f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\ncat "$RECORD"\n'
     )
-    words = ("-n", "2", "--requeue", "--logs", "logs")
+    words = ("-n", "2", "--requeue", "--job-log", "logs")
     with open("/dev/full", "w") as full:
         for stream in (None, full):
             monkeypatch.setattr(sys, "stderr", stream)
@@ -567,7 +568,7 @@ def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys
         return Exit(1)
 
     monkeypatch.setattr(attempt.Launch, "run", fill)
-    assert call(["-n", "2", "--logs", "logs", "hello.py"], monkeypatch) == 1
+    assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 1
     said = capsys.readouterr().err
     assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
