@@ -21,6 +21,42 @@ before it are cancelled, and the exit code is 2.
 TEXT
 }
 
+# Sets WORDS to the words of a text, split and unquoted as a shell does it; nothing is expanded.
+split_words() {
+    local rest=$1 word='' begun='' quote='' char
+    # Bytes: what is looked for is ASCII, and the user's text need not be valid in any locale.
+    local LC_ALL=C
+    WORDS=()
+    while [ -n "$rest" ]; do
+        char=${rest:0:1} rest=${rest:1}
+        if [ "$char" = "$quote" ]; then
+            quote=''
+        elif [ "$quote" = "'" ]; then
+            word+=$char
+        elif [ "$char" = \\ ]; then
+            [ -n "$rest" ] || refuse "these words end in a backslash, which has nothing to quote: $1"
+            char=${rest:0:1} rest=${rest:1}
+            [ "$char" != $'\n' ] || continue
+            # Between double quotes it quotes only what would otherwise mean something there.
+            [ -z "$quote" ] || [[ $char == [\"\\\$\`] ]] || word+=\\
+            word+=$char begun=1
+        elif [ -n "$quote" ]; then
+            word+=$char
+        else
+            case $char in
+            [\'\"]) quote=$char begun=1 ;;
+            [$' \t\n'])
+                [ -z "$begun" ] || WORDS+=("$word")
+                word='' begun=''
+                ;;
+            *) word+=$char begun=1 ;;
+            esac
+        fi
+    done
+    [ -z "$quote" ] || refuse "these words cannot be told apart, a quote ($quote) is left open: $1"
+    [ -z "$begun" ] || WORDS+=("$word")
+}
+
 # sbatch's options without a value, or with one only after =; all others take the next word.
 FLAGS=(contiguous exclusive external get-user-env help hold ignore-pbs nice no-kill no-requeue
     overcommit oversubscribe parsable propagate quiet reboot requeue spread-job stepmgr test-only

@@ -3,7 +3,6 @@
 #
 #   start MODULE OPTION…  becomes the front, python -m mpiddp OPTION…, in the environment chosen,
 #                         in which MODULE can be imported
-#   split_words TEXT      sets WORDS
 #
 # MPIDDP_ENV    a file to source, instead of choosing an environment
 # MPIDDP_WRAP   a prefix to each rank, as: apptainer exec --nv image.sif
@@ -30,42 +29,6 @@ refuse() {
 
 # What environment.sh cannot do is the user's to mend, too: in a job nothing is installed.
 die() { refuse "$@"; }
-
-# Sets WORDS to the words of a text, split and unquoted as a shell does it; nothing is expanded.
-split_words() {
-    local rest=$1 word='' begun='' quote='' char
-    # Bytes: what is looked for is ASCII, and the user's text need not be valid in any locale.
-    local LC_ALL=C
-    WORDS=()
-    while [ -n "$rest" ]; do
-        char=${rest:0:1} rest=${rest:1}
-        if [ "$char" = "$quote" ]; then
-            quote=''
-        elif [ "$quote" = "'" ]; then
-            word+=$char
-        elif [ "$char" = \\ ]; then
-            [ -n "$rest" ] || refuse "these words end in a backslash, which has nothing to quote: $1"
-            char=${rest:0:1} rest=${rest:1}
-            [ "$char" != $'\n' ] || continue
-            # Between double quotes it quotes only what would otherwise mean something there.
-            [ -z "$quote" ] || [[ $char == [\"\\\$\`] ]] || word+=\\
-            word+=$char begun=1
-        elif [ -n "$quote" ]; then
-            word+=$char
-        else
-            case $char in
-            [\'\"]) quote=$char begun=1 ;;
-            [$' \t\n'])
-                [ -z "$begun" ] || WORDS+=("$word")
-                word='' begun=''
-                ;;
-            *) word+=$char begun=1 ;;
-            esac
-        fi
-    done
-    [ -z "$quote" ] || refuse "these words cannot be told apart, a quote ($quote) is left open: $1"
-    [ -z "$begun" ] || WORDS+=("$word")
-}
 
 # ---- the environment ----------------------------------------------------------------------
 
@@ -147,8 +110,8 @@ start() {
     trap 'end_early 2' INT
     use_environment "$module"
     front=$PYTHON
-    # The front needs any Python; the ranks' own may be in a container.
-    if [ "$ENVIRONMENT" = "what MPIDDP_WRAP brings" ] || ! command -v -- "$PYTHON" >/dev/null; then
+    # The front needs any Python from 3.11 on; the ranks' own may be in a container.
+    if [ -n "${MPIDDP_WRAP:-}" ]; then
         front=$(find_python) || exit
     fi
     export MPIDDP_ENVIRONMENT=$ENVIRONMENT

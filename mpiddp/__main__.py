@@ -1,61 +1,76 @@
 """``python -m mpiddp``, and the command ``mpiddp``: the front, a rank, or one of mpiddp's commands.
 
 Started by a launcher it is a rank, which runs a script (`launch.script`). Started by hand with one
-of the front's options it starts the ranks (`launch.front`). A first word ``train``, ``doctor`` or
-``stacks`` is mpiddp's own command. To find out which of them it is takes few imports.
+of the front's options, or in a Slurm job, it starts the ranks (`launch.front`). A first word
+``train``, ``doctor`` or ``stacks`` is mpiddp's own command. Finding out which takes few imports.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable
 
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch.command_line import split
+from mpiddp.launch.command_line import HELP, CommandLine, split
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 
 
 def main() -> None:
     """Do what the command line and the environment ask for."""
     words = sys.argv[1:]
-    if words[:1] in (["train"], ["doctor"], ["stacks"]):
-        sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
-        _run_own(words[0])
-        return
-    try:
+    line: CommandLine | None = None
+    with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.
         line = split(words)
-        is_front = bool(line.front) or line.find_misplaced() is not None
-    except ConfigurationError:
-        is_front = False
-    if is_front and not _is_rank():
+    if line is not None and _is_front(line):
         from mpiddp.launch import front
 
         front.run(line)
+    run_own = _find_own(words[0] if words else "")
+    if run_own is not None:
+        sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
+        run_own()
+        return
     from mpiddp.launch import script
 
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
 
 
-def _run_own(name: str) -> None:
+def _find_own(name: str) -> Callable[[], None] | None:
+    """mpiddp's own command of this name; imported when it is needed."""
     if name == "train":
         from mpiddp import train
 
-        train.main()
-    elif name == "doctor":
+        return train.main
+    if name == "doctor":
         from mpiddp.doctor.__main__ import main as examine
 
-        examine()
-    else:
+        return examine
+    if name == "stacks":
         from mpiddp.launch import stacks
 
-        stacks.main()
+        return stacks.main
+    return None
 
 
-def _is_rank() -> bool:
+def _is_front(line: CommandLine) -> bool:
+    """Whether this process starts the ranks: no launcher has started it, and there are some."""
+    is_own = not line.front and not line.ranks and line.own_program is not None
+    if HELP & {*line.ranks, *(line.rest[1:] if is_own else ())}:
+        return False
     try:
-        return find_launcher() is not None or has_manager_hint()
+        if find_launcher() is not None or has_manager_hint():
+            return False
     except LaunchError:
-        return True  # It says what is wrong.
+        return False  # A rank says what is wrong.
+    if line.front:
+        return True
+    if line.rest[:1] == ("stacks",) and line.module is None and not line.is_marked:
+        return False
+    in_job = environment.is_set((environment.SLURM_JOB_ID,))
+    return in_job or (not is_own and line.find_misplaced() is not None)
 
 
 if __name__ == "__main__":

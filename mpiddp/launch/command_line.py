@@ -22,10 +22,12 @@ FRONT = {
     "--restart-window": "SECONDS",
     "--min-nodes": "N",
     "--requeue": "",
-    "--logs": "DIR",
+    "--job-log": "DIR",
     "--python": "PROGRAM",
 }
 """The front's options, and their value; empty for those without one."""
+HIDDEN = frozenset({"--python"})
+"""Those of the job scripts: the program that runs each rank, instead of this Python."""
 FRONT_HELP = """\
   -n N                     ranks; or auto (the default): one per GPU, else one per core; in a
                            Slurm job as many tasks as it has, else one per GPU, else one per node
@@ -39,9 +41,8 @@ FRONT_HELP = """\
   --restart-window SECONDS after an attempt that was longer, count restarts anew (default: never)
   --min-nodes N            do not restart on fewer nodes of the Slurm job (default: 1)
   --requeue                have Slurm requeue the batch job after exit code 75
-  --logs DIR               write all ranks' output to DIR/NAME-JOB.out and .err, and tell what is
+  --job-log DIR            write all ranks' output to DIR/NAME-JOB.out and .err, and tell what is
                            started and how it ends
-  --python PROGRAM         runs each rank (default: this Python)
 """
 
 RANKS = {
@@ -58,6 +59,8 @@ RANKS = {
     "--help": False,
 }
 """The ranks' options (`arguments`), and whether they take a value."""
+
+HELP = frozenset({"-h", "--help"})
 
 OWN_PROGRAMS = {"train": "mpiddp.train", "doctor": "mpiddp.doctor"}
 """Words that stand for a module of mpiddp. A file of that name is ``./train``."""

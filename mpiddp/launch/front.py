@@ -8,14 +8,15 @@ it where the ranks' own is in a container.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,21 +24,23 @@ from mpiddp import environment
 from mpiddp.errors import PREEMPTED, ConfigurationError
 from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import RANKS, CommandLine
-from mpiddp.launch.launcher.allocation import Layout, Wish, ask, find_lost_hosts
-from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm
+from mpiddp.launch.launcher.allocation import Layout, Request, ask, find_lost_hosts
+from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
 
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
+SHOWN_BYTES = 1 << 16
+"""At most, of the end of the file."""
 
 
 @dataclass(frozen=True)
 class FrontOptions:
     """What the front was told."""
 
-    wish: Wish = field(default_factory=Wish)
+    request: Request = field(default_factory=Request)
     launcher: str = "auto"
     launcher_options: tuple[str, ...] = ()
     dry_run: bool = False
@@ -46,14 +49,14 @@ class FrontOptions:
     """Seconds; 0 for never."""
     min_nodes: int = 1
     requeue: bool = False
-    logs: str | None = None
+    job_log: str | None = None
     """Directory for the output of all ranks."""
     python: str | None = None
     """What runs each rank; None for this Python."""
 
 
 def read_options(line: CommandLine) -> FrontOptions:
-    """Raises ConfigurationError for a value that cannot be meant."""
+    """Raises ConfigurationError for a value that is out of range or given twice."""
     given: dict[str, str] = {}
     for name, value in line.front:
         if name in given and name != "--launcher-options":
@@ -61,7 +64,7 @@ def read_options(line: CommandLine) -> FrontOptions:
         given[name] = f"{given[name]} {value}" if name in given else value
     ranks = given.get("-n", "auto")
     return FrontOptions(
-        wish=Wish(
+        request=Request(
             ranks=None if ranks == "auto" else _read_count("-n", ranks, "a whole number or auto"),
             nodes=_read_optional(given, "--nodes"),
             ranks_per_node=_read_optional(given, "--ranks-per-node"),
@@ -73,7 +76,7 @@ def read_options(line: CommandLine) -> FrontOptions:
         restart_window=_read_seconds("--restart-window", given.get("--restart-window", "0")),
         min_nodes=_read_optional(given, "--min-nodes") or 1,
         requeue="--requeue" in given,
-        logs=given.get("--logs"),
+        job_log=given.get("--job-log"),
         python=given.get("--python"),
     )
 
@@ -154,9 +157,20 @@ def _list_program(line: CommandLine) -> list[str]:
 
 def _interpreter_options() -> list[str]:
     """Python's own options, such as -u or -X: the ranks get them too."""
-    words = sys.orig_argv[1:]
-    # The installed command has none, but perhaps an option -m of its own.
-    return words[: words.index("-m")] if words[0].startswith("-") and "-m" in words else []
+    words = iter(sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])])
+    found: list[str] = []
+    for word in words:
+        if not word.startswith("-"):
+            break  # The installed command.
+        # Letters can stand together (-Bu); a value follows -m, -W and -X (-Xdev or -X dev).
+        last = re.match("-[^-cmWX]*([cmWX]?)", word)
+        if last is not None and last[1] in ("c", "m"):
+            found += [last[0][:-1]] if len(last[0]) > 2 else []
+            break
+        found.append(word)
+        if word == "--check-hash-based-pycs" or (last is not None and last[1] and last[0] == word):
+            found.append(next(words))
+    return found
 
 
 def _check_places(line: CommandLine) -> None:
@@ -191,9 +205,14 @@ def _check_program(line: CommandLine) -> None:
     here = os.getcwd()
     if line.module is not None:
         package = line.module.partition(".")[0]
-        if not BuiltinImporter.find_spec(package) and not PathFinder.find_spec(
-            package, [here, *sys.path]
-        ):
+        # The installed command, unlike python -m, does not look in this directory.
+        path = sys.path[:]
+        sys.path[:0] = [] if sys.flags.safe_path else [here]
+        try:
+            is_there = bool(package) and importlib.util.find_spec(package) is not None
+        finally:
+            sys.path[:] = path
+        if not is_there:
             raise ConfigurationError(
                 f"no module named {package!r} (looked in {here} and {sys.prefix})"
             )
@@ -225,14 +244,14 @@ class Job:
 
     def _make_plan(self, without: Sequence[str] | None) -> Plan:
         options = self.options
-        return make_plan(options.wish, options.launcher, options.launcher_options, without)
+        return make_plan(options.request, options.launcher, options.launcher_options, without)
 
     def run(self) -> int:
         """Run attempts until one ends well, or no other one is due. Returns the exit code."""
         options = self.options
-        if options.logs is not None:
-            self.files = _name_logs(options.logs)
-            self._error_start = _find_size(self.files.error)
+        if options.job_log is not None:
+            self.files = _name_logs(options.job_log)
+            self._error_start = os.path.getsize(self.files.error)
         launch = Launch(self.plan.kind, starts_ranks=options.launcher != NONE)
         launch.listen()
         self._announce()
@@ -241,7 +260,13 @@ class Job:
         try:
             while True:
                 began = time.monotonic()
-                found = self._attempt(launch, directory, count)
+                try:
+                    found = self._attempt(launch, directory, count)
+                except ConfigurationError as error:
+                    if not count:
+                        raise
+                    say(f"no restart: {error}")
+                    break
                 end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
                 if options.restart_window and time.monotonic() - began > options.restart_window:
                     used = 0
@@ -252,9 +277,9 @@ class Job:
         finally:
             if directory is not None:
                 job_directory.remove(directory)
-        self._report(end)
         if end.code == PREEMPTED and options.requeue:
             _requeue()
+        self._report(end)
         return end.code
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
@@ -313,7 +338,7 @@ class Job:
         """Say what is about to be started."""
         if self.plan.note:
             say(self.plan.note)
-        if self.options.logs is None or self.files is None:
+        if self.options.job_log is None or self.files is None:
             return
         rows: list[tuple[str, str]] = []
         layout = self.plan.layout
@@ -336,15 +361,16 @@ class Job:
         lines += [f"  {title:<12} {text}" for title, text in rows]
         _write(sys.stdout, "\n".join(lines) + "\n")
 
-    def _report(self, end: JobEnd) -> None:
+    def _report(self, job_end: JobEnd) -> None:
         if self.files is None:
             return
-        say(f"job {job_directory.choose_name()} ended with {end}")
-        if end.code == 0:
+        say(f"job {job_directory.choose_name()} ended with {job_end}")
+        if job_end.code == 0:
             return
         try:
             with open(self.files.error, "rb") as stream:
-                stream.seek(self._error_start)
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(max(self._error_start, end - SHOWN_BYTES))
                 last = stream.read().splitlines()[-SHOWN_LINES:]
         except OSError:
             return
@@ -384,19 +410,12 @@ def _name_logs(folder: str) -> Files:
         with open(f"{path}.err", "ab"):
             pass
     except OSError as error:
-        hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--logs"
+        hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--job-log"
         raise ConfigurationError(
             f"cannot write to {os.path.abspath(folder)} on {os.uname().nodename} "
             f"({error.strerror}); {hint} names another place"
         ) from None
     return Files(f"{path}.out", f"{path}.err")
-
-
-def _find_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _requeue() -> None:
@@ -420,8 +439,7 @@ def say(text: str) -> None:
 
 def _write(stream: Any, text: str) -> None:
     # Names of jobs and files may hold bytes that are no text.
-    stream.buffer.write(text.encode(errors="surrogateescape"))
-    stream.flush()
+    write(stream, text.encode(errors="surrogateescape"))
 
 
 def _check_log_dir(words: Sequence[str]) -> None:
@@ -443,7 +461,7 @@ def run(line: CommandLine) -> NoReturn:
         program = find_program(line, options)
         job = Job(options, program)
         if options.dry_run:
-            print(job.plan.describe(program))
+            _write(sys.stdout, f"{job.plan.describe(program)}\n")
             raise SystemExit(0)
         code = job.run()
     except ConfigurationError as error:

@@ -41,8 +41,8 @@ Run a script written for torchrun, unchanged, on several ranks that MPI starts:
   python -m mpiddp -n auto -m package.module --its-own options
   srun --mpi=pmix python -m mpiddp script.py      (srun or mpirun starts the ranks)
 
-Options of mpiddp stand before the script. These say how ranks are started, and are for a shell or
-a batch script:
+Options of mpiddp stand before the script. What stands after it goes to the script, options of the
+same names included. These say how ranks are started, and are for a shell or a batch script:
 
 """
 

@@ -479,7 +479,9 @@ def bash(text: str, *arguments: str) -> str:
 
 # Without \r, which subprocess reads as \n.
 WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=9)
-SPLIT = 'split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
+# The function alone: chain.sh would submit jobs.
+DEFINE = 'source <(sed -n "/^split_words()/,/^}/p" jobs/chain.sh)'
+SPLIT = DEFINE + '; split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
 
 
 @settings(max_examples=40, deadline=None)
@@ -691,6 +693,16 @@ def test_the_outcome_is_found_with_the_python_that_the_prefix_brings(made_up):
     assert done.returncode == 4, done.stderr
 
 
+def test_with_a_prefix_an_old_python_of_the_host_does_not_start_the_ranks(made_up):
+    """``python`` is the name of the container's own, and on the host of one that is too old."""
+    made_up.program("python", 'echo "SyntaxError" >&2; exit 1')
+    (made_up.cwd / "mine.sh").write_text("export LOADED=1\n")
+    variables = {"MPIDDP_PYTHON": "", "MPIDDP_ENV": "mine.sh"}
+    done = made_up.submit("train", *TOY, MPIDDP_WRAP="container", **variables)
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line == ["container", "python", "-m", "mpiddp.train", *TOY]
+
+
 def test_an_mpiddp_python_that_is_no_program_is_an_error(made_up):
     done = made_up.submit("train", *TOY, MPIDDP_PYTHON="no-such-python")
     assert done.returncode == 2 and not made_up.started
@@ -786,7 +798,7 @@ def test_an_earlier_outcome_is_not_this_jobs(made_up):
 @pytest.mark.parametrize(("outcome", "code"), [("", 143), ("143", 143), ("0", 0), ("4", 4)])
 def test_a_signal_is_the_reason_where_no_outcome_says_more(made_up, outcome, code):
     # srun, too, is told by Slurm; what it says of the ranks is no reason.
-    made_up.program("srun", f"kill -TERM $PPID; sleep 0.2\n{SRUN}")
+    made_up.program("srun", f"trap '' TERM\nkill -TERM $PPID; sleep 0.2\n{SRUN}")
     ended = {"FAKE_OUTCOME": outcome, "FAKE_STATUS": "143", "FAKE_MESSAGES": KILLED}
     done = made_up.submit("train", *TOY, **ended)
     assert done.returncode == code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.machinery
 import json
 import os
 import re
@@ -16,8 +18,9 @@ from pathlib import Path
 import pytest
 
 import launchers
+from mpiddp import __main__
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import command_line, front, script
+from mpiddp.launch import command_line, front, job_directory, script
 from mpiddp.launch.command_line import split
 from mpiddp.launch.launcher import attempt, plan
 from mpiddp.launch.launcher.job_end import Exit
@@ -99,7 +102,8 @@ def test_the_ranks_options_are_those_of_their_parser():
 
 
 def test_each_option_of_the_front_is_explained():
-    assert re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP) == list(command_line.FRONT)
+    explained = re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP)
+    assert explained == [name for name in command_line.FRONT if name not in command_line.HIDDEN]
 
 
 def test_the_documentation_maps_every_option_of_torchrun():
@@ -158,6 +162,42 @@ def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
     assert read_dry("-n", "1", "--python", "py", "gone.py", MPIDDP_WRAP="c")[-5:] == [
         "c", "py", "-m", "mpiddp", "gone.py",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("-m mpiddp", ""),
+        ("-mmpiddp", ""),
+        ("-um mpiddp", "-u"),
+        ("-s /bin/mpiddp", "-s"),
+        ("/bin/mpiddp", ""),
+        ("-B -X dev -Wdefault -m mpiddp", "-B -X dev -Wdefault"),
+        ("--check-hash-based-pycs always -mmpiddp", "--check-hash-based-pycs always"),
+        ("-Xfrozen_modules=off -m mpiddp", "-Xfrozen_modules=off"),
+    ],
+)
+def test_which_words_are_pythons_own(folder, monkeypatch, words, kept):
+    own = ["-n", "2", "hello.py", "-m", "-u"]
+    monkeypatch.setattr(sys, "argv", ["mpiddp", *own])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split(), *own])
+    program = front.find_program(split(own), front.FrontOptions())
+    expected = [sys.executable, *kept.split(), "-m", "mpiddp", "hello.py", "-m", "-u"]
+    assert program == expected
+
+
+def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
+    """As an editable installation of setuptools does."""
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
+
+    line = split(["-n", "2", "-m", "editable.part"])
+    with pytest.raises(ConfigurationError, match="no module named 'editable'"):
+        front.find_program(line, front.FrontOptions())
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    assert front.find_program(line, front.FrontOptions())[-2:] == ["-m", "editable.part"]
 
 
 def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
@@ -246,7 +286,7 @@ def test_the_installed_command_is_the_same(folder):
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
         ("--restart-window nan hello.py", "--restart-window expects seconds"),
-        ("-n 1 --logs hello.py/logs hello.py", "cannot write to"),
+        ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
         ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
     ],
 )
@@ -263,6 +303,7 @@ def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, w
 def call(words: Sequence[str], monkeypatch) -> int:
     """The exit code of the front, in this process."""
     before = {number: signal.getsignal(number) for number in attempt.PASSED_ON}
+    monkeypatch.setattr(sys, "argv", ["mpiddp", *words])
     monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, *words])
     try:
         line = split(words)
@@ -365,6 +406,51 @@ def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, l
     assert "--mpi=cray_shasta" in shlex.split(capsys.readouterr().out)
 
 
+class StartedError(Exception):
+    """The front was about to start ranks."""
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "is_front"),
+    [
+        ("hello.py", "", False),
+        ("hello.py", "7", True),
+        ("-m this", "7", True),
+        ("train --epochs 1", "7", True),
+        ("train --epochs 1", "", False),
+        ("stacks", "7", False),
+        ("train --help", "7", False),
+        ("--help", "7", False),
+        ("-n 2 --help", "", False),
+        ("-n 2 hello.py --help", "", True),
+    ],
+)
+def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert __main__._is_front(split(words.split())) == is_front
+    # What a launcher has started is a rank.
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert not __main__._is_front(split(words.split()))
+
+
+def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
+    def run(line):
+        raise StartedError(front.find_program(line, front.read_options(line)))
+
+    monkeypatch.setattr(front, "run", run)
+    monkeypatch.setattr(sys, "argv", ["mpiddp", "hello.py"])
+    monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, "hello.py"])
+    with pytest.raises(StartedError) as caught:
+        __main__.main()
+    assert caught.value.args[0][-2:] == ["mpiddp", "hello.py"]
+
+
+def test_help_is_shown_beside_the_fronts_options(folder):
+    done = run("-n", "2", "--help")
+    assert done.returncode == 0 and "--restarts N" in done.stdout
+
+
 def test_more_ranks_than_slots_start_nothing(allocation, monkeypatch, capsys):
     assert call(["-n", "9", "hello.py"], monkeypatch) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -444,6 +530,47 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
 def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
     assert attempts.start("-n", "2", "--restarts", "1") == 1
+
+
+def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
+    folder, monkeypatch, capsys
+):
+    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
+    begin = job_directory.begin_attempt
+
+    def fail_later(path, token):
+        if attempts.commands:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        begin(path, token)
+
+    monkeypatch.setattr(job_directory, "begin_attempt", fail_later)
+    assert attempts.start("-n", "2", "--restarts", "1") == 4
+    assert "no restart: cannot write to" in capsys.readouterr().err
+
+
+def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
+    asked = allocation / "asked"
+    (allocation / "bin" / "scontrol").write_text(
+        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\ncat "$RECORD"\n'
+    )
+    words = ("-n", "2", "--requeue", "--job-log", "logs")
+    with open("/dev/full", "w") as full:
+        for stream in (None, full):
+            monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert Attempts(monkeypatch, Exit(75)).start(*words) == 75
+    assert asked.read_text() == "requeue 7\n" * 2
+
+
+def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys):
+    def fill(_, command, variables, files) -> Exit:
+        Path(files.error).write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nlast\n")
+        return Exit(1)
+
+    monkeypatch.setattr(attempt.Launch, "run", fill)
+    assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
 
 def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch):
@@ -571,6 +698,59 @@ def test_ranks_that_failed_are_started_again(either_launcher, folder):
     assert "restart 1 of 1" in done.stderr
     for rank in range(2):
         assert f"rank {rank} of 2, restart 1 of 1, []" in done.stdout
+
+
+TUTORIAL = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+class Trainer:
+    def __init__(self, model, data, optimizer):
+        self.rank, self.epochs_run = int(os.environ["LOCAL_RANK"]), 0
+        self.data, self.optimizer = data, optimizer
+        if os.path.exists("snapshot.pt"):
+            snapshot = torch.load("snapshot.pt")
+            model.load_state_dict(snapshot["MODEL_STATE"])
+            self.epochs_run = snapshot["EPOCHS_RUN"]
+            print(f"rank {self.rank} resumes at epoch {self.epochs_run}", flush=True)
+        self.model = DistributedDataParallel(model)
+
+    def train(self, epochs):
+        for epoch in range(self.epochs_run, epochs):
+            self.data.sampler.set_epoch(epoch)
+            for source, target in self.data:
+                self.optimizer.zero_grad()
+                torch.nn.functional.mse_loss(self.model(source), target).backward()
+                self.optimizer.step()
+            if self.rank == 0:
+                state = self.model.module.state_dict()
+                torch.save({"MODEL_STATE": state, "EPOCHS_RUN": epoch + 1}, "snapshot.pt")
+            dist.barrier()
+            if epoch == 0 and self.rank == 1:
+                raise RuntimeError("a node was taken away")
+
+dist.init_process_group(backend="gloo")
+model = torch.nn.Linear(20, 1)
+samples = TensorDataset(torch.ones(64, 20), torch.ones(64, 1))
+data = DataLoader(samples, batch_size=8, shuffle=False, sampler=DistributedSampler(samples))
+Trainer(model, data, torch.optim.SGD(model.parameters(), lr=1e-3)).train(3)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.by_default("openmpi")
+def test_the_pattern_of_pytorchs_tutorial_resumes_from_its_snapshot(either_launcher, folder):
+    """The series "Distributed Data Parallel in PyTorch", part "Fault tolerance"."""
+    (folder / "tutorial.py").write_text(TUTORIAL)
+    with start(either_launcher, 2, ["--restarts", "1", "tutorial.py"]) as job:
+        done = job.wait().expect(0)
+    assert "RuntimeError: a node was taken away" in done.stderr
+    assert {f"rank {rank} resumes at epoch 1" for rank in range(2)} <= set(done.stdout.splitlines())
 
 
 WAITING = """

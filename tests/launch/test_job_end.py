@@ -45,6 +45,9 @@ def test_the_cause_is_found_in_any_order(said, cause):
         (Exit(137, KILLED), 6, [KILLED]),
         (Exit(1, NODE), 6, [NODE]),
         (Exit(143, KILLED, signal.SIGTERM), 143, ["mpiddp was sent SIGTERM"]),
+        # A script that was told to end may have a code of its own for that; mpirun says 1.
+        (Exit(75, "", signal.SIGTERM), 75, []),
+        (Exit(1, "", signal.SIGTERM), 143, ["mpiddp was sent SIGTERM; srun's code was 1"]),
         (Exit(0, "", signal.SIGUSR1), 0, []),
         (Exit(137, LEFT, outcome={"code": 4, "reason": "far\naway"}), 4, ["far; srun's code"]),
         (Exit(0, outcome={"code": 0, "reason": "done", "path": "runs/x"}), 0, ["runs/x"]),

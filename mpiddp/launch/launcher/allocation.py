@@ -60,7 +60,7 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """How many ranks the front was asked for; None where it was not said."""
 
     ranks: int | None = None
@@ -69,7 +69,7 @@ class Wish:
 
     @property
     def is_empty(self) -> bool:
-        return self == Wish()
+        return self == Request()
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Layout:
     is_overcommitted: bool = False
     is_slurms: bool = False
     """Whether the ranks per node are those that Slurm has chosen, and needs not be told."""
+    is_part: bool = False
+    """Whether the job has other nodes, too."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -102,8 +104,9 @@ class Layout:
         words = [f"--nodes={len(self.nodes)}", f"--ntasks={self.world}"]
         if not self.is_slurms and _are_equal(self.ranks_of):
             words.append(f"--ntasks-per-node={self.ranks_of[0]}")
+            words += [f"--nodelist={','.join(self.hosts)}"] if self.is_part else []
         elif not self.is_slurms:
-            # Slurm spreads tasks by cores; told every rank's node by name, it obeys.
+            # Slurm spreads tasks by cores, unless each rank's node is named.
             places = zip(self.hosts, self.ranks_of, strict=True)
             names = [host for host, ranks in places for _ in range(ranks)]
             words += ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
@@ -184,11 +187,11 @@ def read_record(text: str, job: str) -> Record:
         if match := re.match(r"NumNodes=\S+ .*\bNumTasks=(\d+)", line):
             tasks = int(match[1]) or None
         elif line.startswith("TresPerNode="):
-            asked = count_gpus(line.partition("=")[2]) or None
+            asked = read_gpus(line.partition("=")[2]) or None
         elif line.startswith("NodeList="):
             hosts = _expand_hosts(line.partition("=")[2])
         elif match := re.match(r"Nodes=(\S+) .*\bGRES=(.*)", line):
-            gpus.update(dict.fromkeys(_expand_hosts(match[1]), count_gpus(match[2])))
+            gpus.update(dict.fromkeys(_expand_hosts(match[1]), read_gpus(match[2])))
     return Record(tasks, asked, gpus, hosts)
 
 
@@ -196,7 +199,7 @@ def _expand_hosts(text: str) -> tuple[str, ...]:
     return () if text.strip() in ("", "(null)") else expand_hostnames(text)
 
 
-def count_gpus(text: str) -> int:
+def read_gpus(text: str) -> int:
     """GPUs of ``gpu:2(IDX:0-1)``, ``gres:gpu:2``, ``gres/gpu:a100:2,gres/gpu:h100=1``."""
     total = 0
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
@@ -299,14 +302,14 @@ def read_states(text: str) -> dict[str, frozenset[str]]:
 # What is made of it
 
 
-def choose_layout(allocation: Allocation, wish: Wish, without: Sequence[str] = ()) -> Layout:
+def choose_layout(allocation: Allocation, request: Request, without: Sequence[str] = ()) -> Layout:
     """Choose ranks and cores for the nodes that are not to be left ``without``.
 
-    What ``wish`` says counts, then what Slurm was asked for; else there is one rank per GPU, or one
-    per node where there are none. Raises ConfigurationError where the wish cannot be fulfilled.
+    What ``request`` says counts, then what Slurm was asked for; else there is one rank per GPU, or
+    one per node where there are none. Raises ConfigurationError where that is not possible.
     """
-    if not wish.is_empty:
-        nodes, ranks_of = _fulfil(allocation, wish, without)
+    if not request.is_empty:
+        nodes, ranks_of = _distribute(allocation, request, without)
         return _add_cores(allocation, nodes, ranks_of, sum(ranks_of), is_slurms=False)
     tasks, given = allocation.tasks, allocation.tasks_per_node
     if tasks is None:
@@ -326,35 +329,34 @@ def choose_layout(allocation: Allocation, wish: Wish, without: Sequence[str] = (
     return _add_cores(allocation, nodes, ranks_of, world, is_slurms=tasks is not None and is_whole)
 
 
-def _fulfil(
-    allocation: Allocation, wish: Wish, without: Sequence[str]
+def _distribute(
+    allocation: Allocation, request: Request, without: Sequence[str]
 ) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     there = [node for node in allocation.nodes if node.host not in without]
-    if wish.nodes is not None and wish.nodes > len(allocation.nodes):
+    if request.nodes is not None and request.nodes > len(allocation.nodes):
         raise ConfigurationError(
-            f"--nodes {wish.nodes}, but this job has {count_noun(len(allocation.nodes), 'node')}"
+            f"--nodes {request.nodes}, but this job has {count_noun(len(allocation.nodes), 'node')}"
         )
-    nodes = tuple(there[: wish.nodes])
-    per_node = wish.ranks_per_node
+    nodes = tuple(there[: request.nodes])
+    per_node = request.ranks_per_node
     if per_node is not None:
         ranks_of = [per_node] * len(nodes)
-        if wish.ranks is not None and wish.ranks != sum(ranks_of) and not without:
+        if request.ranks is not None and request.ranks != sum(ranks_of) and not without:
             raise ConfigurationError(
-                f"-n {wish.ranks}, but --ranks-per-node {per_node} on "
+                f"-n {request.ranks}, but --ranks-per-node {per_node} on "
                 f"{count_noun(len(nodes), 'node')} is {sum(ranks_of)}: leave one of them out"
             )
-    elif wish.ranks is None:
+    elif request.ranks is None:
         gpus = sum(node.gpus for node in nodes)
         ranks_of = [node.gpus if gpus else 1 for node in nodes]
     else:
         # Without some nodes, as many fewer ranks.
-        usual = wish.nodes or len(allocation.nodes)
-        ranks_of = _spread(max(1, wish.ranks * len(nodes) // usual), nodes)
-    used = [(node, ranks) for node, ranks in zip(nodes, ranks_of, strict=True) if ranks]
-    for node, ranks in used:
+        usual = request.nodes or len(allocation.nodes)
+        ranks_of = _spread(max(1, request.ranks * len(nodes) // usual), nodes)
+    for node, ranks in zip(nodes, ranks_of, strict=True):
         if ranks > node.cores:
             raise ConfigurationError(_too_many(sum(ranks_of), nodes))
-    return tuple(node for node, _ in used), tuple(ranks for _, ranks in used)
+    return nodes, tuple(ranks_of)
 
 
 def _too_many(ranks: int, nodes: Sequence[Node]) -> str:
@@ -387,9 +389,12 @@ def _add_cores(
     *,
     is_slurms: bool,
 ) -> Layout:
-    """What was asked for, as far as each node's cores go round."""
+    """As many cores per rank as were asked for and each node has, on the nodes that have ranks."""
     used = [(node, ranks) for node, ranks in zip(nodes, ranks_of, strict=False) if ranks]
-    fitting = min((node.cores // ranks for node, ranks in used), default=1)
+    if not used:
+        raise ConfigurationError("no node of this job is left to start ranks on")
+    nodes, ranks_of = tuple(node for node, _ in used), tuple(ranks for _, ranks in used)
+    fitting = min(node.cores // ranks for node, ranks in used)
     wanted = allocation.cpus_per_task
     if wanted is None and allocation.cpus_per_gpu:
         wanted = min(allocation.cpus_per_gpu * node.gpus // ranks for node, ranks in used)
@@ -401,4 +406,5 @@ def _add_cores(
         note = "there are fewer cores than ranks"
     if note and allocation.tasks is None:
         note += "; --cpus-per-gpu=N gives every GPU's rank N cores"
-    return Layout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms)
+    is_part = len(nodes) < len(allocation.nodes)
+    return Layout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms, is_part)

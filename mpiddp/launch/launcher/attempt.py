@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
@@ -21,6 +21,7 @@ from mpiddp.launch.launcher.job_end import FAILED, Exit, find_failure
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
+SYSTEM = ctypes.CDLL(None)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
@@ -34,7 +35,8 @@ class Files:
 
     def srun_options(self) -> list[str]:
         """srun writes them itself; a job that is requeued must not wipe out what it said."""
-        return [f"--output={self.output}", f"--error={self.error}", "--open-mode=append"]
+        output, error = (path.replace("%", "%%") for path in (self.output, self.error))
+        return [f"--output={output}", f"--error={error}", "--open-mode=append"]
 
 
 class Launch:
@@ -56,7 +58,7 @@ class Launch:
     def listen(self) -> None:
         """Take signals from here on."""
         for number in PASSED_ON:
-            # nohup and others that ignore a signal mean it.
+            # A signal that was ignored from the start, as under nohup, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
 
@@ -65,7 +67,6 @@ class Launch:
     ) -> Exit:
         """Run a launcher to its end. Raises ConfigurationError where it cannot be run."""
         is_srun = self.kind is SRUN
-        system = ctypes.CDLL(None)
         with contextlib.ExitStack() as stack:
             output, error = None, None
             if files is not None and not is_srun:
@@ -75,11 +76,12 @@ class Launch:
                 self._process = subprocess.Popen(
                     command,
                     env=variables,
+                    stdin=None if self._shares_terminal() else _open_input(stack),
                     stdout=output,
                     stderr=subprocess.PIPE if is_srun else error,
                     process_group=None if self._shares_terminal() else 0,
                     # It must not outlive this process, however that ends.
-                    preexec_fn=lambda: system.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+                    preexec_fn=_follow_parent,
                 )
             except OSError as problem:
                 raise ConfigurationError(
@@ -92,6 +94,8 @@ class Launch:
             if self._process.stderr is not None:
                 failure = _copy_messages(self._process.stderr)
             code = self._process.wait()
+            # What comes from here on is for the next attempt.
+            self._process = None
         return Exit(code if code >= 0 else 128 - code, failure, self.signal)
 
     def _shares_terminal(self) -> bool:
@@ -106,7 +110,7 @@ class Launch:
     def _take(self, number: int, _: object) -> None:
         if number in ENDING:
             self.signal = number
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             self._hand_on(number)
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -116,7 +120,9 @@ class Launch:
         if number == signal.SIGINT and self._shares_terminal() and _is_in_foreground():
             return
         if self.kind is SRUN and number not in (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT):
-            _signal_step(self._process.pid, number)
+            if not _signal_step(self._process.pid, number) and number in ENDING:
+                # It has not created its step yet, and ends.
+                self._process.send_signal(number)
             return
         if not self.starts_ranks and self._is_told_by_slurm(number):
             return
@@ -160,13 +166,54 @@ def _is_in_foreground() -> bool:
         os.close(terminal)
 
 
+def _open_input(stack: contextlib.ExitStack) -> IO[bytes] | None:
+    """A copy of what is typed, for a launcher that may not read the terminal itself.
+
+    A process group in the background would be stopped when it reads; Ctrl-C must not reach it. None
+    where standard input is no terminal that this process reads.
+    """
+    try:
+        if os.tcgetpgrp(0) != os.getpgrp():
+            return None
+    except OSError:
+        return None
+    copy = subprocess.Popen(
+        ["cat"],
+        stdout=subprocess.PIPE,
+        preexec_fn=_prepare_copy,
+    )
+    stack.enter_context(copy)
+    stack.callback(copy.kill)
+    return copy.stdout
+
+
+def _prepare_copy() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _follow_parent()
+
+
+def _follow_parent() -> None:
+    SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def write(stream: Any, text: bytes) -> None:
+    """Write to a standard stream, if it is there and somebody reads it.
+
+    Past its buffer: what cannot be written would be tried again, and fail, when Python ends.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.flush()
+            raw = getattr(stream.buffer, "raw", stream.buffer)
+            while text:
+                text = text[raw.write(text) or len(text) :]
+
+
 def _copy_messages(stream: IO[bytes]) -> str:
     """Pass srun's messages on as they come; returns what it said of the rank that failed."""
     failed, rest = [], b""
     while piece := os.read(stream.fileno(), 1 << 16):
-        with contextlib.suppress(OSError):
-            sys.stderr.buffer.write(piece)
-            sys.stderr.buffer.flush()
+        write(sys.stderr, piece)
         *lines, rest = (rest + piece).split(b"\n")
         failed += [line for line in _read(lines) if FAILED.match(line)]
         rest = rest[-4096:]
@@ -177,8 +224,8 @@ def _read(lines: Sequence[bytes]) -> list[str]:
     return [line.decode(errors="replace") for line in lines]
 
 
-def _signal_step(srun: int, number: int) -> None:
-    """Send a signal to all ranks, past srun, which would kill them.
+def _signal_step(srun: int, number: int) -> bool:
+    """Send a signal to all ranks, past srun, which would kill them; False if it has no step.
 
     scancel and the time limit send TERM to this process, to srun and to the ranks, and KILL after
     Slurm's KillWait; Slurm refuses this one then. TERM for the batch script alone (scancel --batch,
@@ -190,9 +237,11 @@ def _signal_step(srun: int, number: int) -> None:
             os.uname().nodename.partition(".")[0],
             srun,
         )
-        if step is not None:
-            name = signal.Signals(number).name.removeprefix("SIG")
-            ask("scancel", "--quiet", f"--signal={name}", step)
+        if step is None:
+            return False
+        name = signal.Signals(number).name.removeprefix("SIG")
+        ask("scancel", "--quiet", f"--signal={name}", step)
+    return True
 
 
 def find_step(text: str, host: str, srun: int) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpiddp.errors import (
+    FAILURE,
     INTERRUPTED,
     MEANINGS,
     NO_CHECKPOINT,
@@ -115,6 +116,9 @@ def _choose(found: Exit) -> JobEnd | None:
     if found.status == SUCCESS:
         return None
     if found.signal is not None:
+        # A script may leave with a code of its own then. 1 is also mpirun's after a signal.
+        if FAILURE < found.status <= 128:
+            return None
         return JobEnd(128 + found.signal, _describe_signal(found.signal))
     if found.failure:
         # Without an outcome, a rank that went without a code of its own is a rank lost.

@@ -13,7 +13,7 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.allocation import (
     Layout,
-    Wish,
+    Request,
     ask,
     choose_layout,
     read_allocation,
@@ -68,17 +68,20 @@ def is_in_allocation(variables: Mapping[str, str]) -> bool:
 
 
 def make_plan(
-    wish: Wish, launcher: str, options: Sequence[str] = (), without: Sequence[str] | None = None
+    request: Request,
+    launcher: str,
+    options: Sequence[str] = (),
+    without: Sequence[str] | None = None,
 ) -> Plan:
     """Choose how ranks are started from this process.
 
     Args:
-        wish: how many ranks.
+        request: how many ranks.
         launcher: ``auto``, ``mpirun``, ``mpiexec``, ``srun``, ``none`` or a program.
         options: for the launcher, as they are.
         without: for a restart, the hosts of the job that are not to be used.
 
-    Raises ConfigurationError where there is no such launcher, or the wish cannot be fulfilled.
+    Raises ConfigurationError where there is no such launcher, or the request cannot be fulfilled.
     """
     variables = os.environ
     inside = is_in_allocation(variables)
@@ -89,15 +92,15 @@ def make_plan(
             "--launcher srun starts ranks inside an allocation, and this shell has none: submit "
             "jobs/run.sbatch, or get one with salloc"
         )
-    if not inside and (wish.nodes is not None or wish.ranks_per_node is not None):
-        what = "--nodes" if wish.nodes is not None else "--ranks-per-node"
+    if not inside and (request.nodes is not None or request.ranks_per_node is not None):
+        what = "--nodes" if request.nodes is not None else "--ranks-per-node"
         raise ConfigurationError(
             f"{what} counts the nodes of a Slurm job, and this shell is in none: leave it out to "
             "start ranks on this machine, or submit jobs/run.sbatch"
         )
     if not inside:
-        return _plan_machine(wish, launcher, options)
-    layout = _find_layout(wish, without or ())
+        return _plan_machine(request, launcher, options)
+    layout = _find_layout(request, without or ())
     srun = find_program("srun") if launcher in ("auto", "srun") else None
     if launcher == "srun" and srun is None:
         raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
@@ -125,12 +128,12 @@ def _plan_none(options: Sequence[str]) -> Plan:
     return Plan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
 
 
-def _plan_machine(wish: Wish, launcher: str, options: Sequence[str]) -> Plan:
+def _plan_machine(request: Request, launcher: str, options: Sequence[str]) -> Plan:
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
-    gpus = count_gpus(os.environ) if wish.ranks is None else 0
-    ranks = wish.ranks or gpus or count_slots()
+    gpus = count_gpus(os.environ) if request.ranks is None else 0
+    ranks = request.ranks or gpus or count_slots()
     found = mpirun.variables(ranks)
-    if wish.ranks is None and not gpus:
+    if request.ranks is None and not gpus:
         found[environment.OMP_NUM_THREADS] = str(max(1, count_slots() // ranks))
     found = {name: value for name, value in found.items() if name not in os.environ}
     library = f" with {mpirun.library}" if mpirun.library is not None else ""
@@ -138,10 +141,10 @@ def _plan_machine(wish: Wish, launcher: str, options: Sequence[str]) -> Plan:
     return Plan(mpirun.kind, _insert(mpirun.command(ranks, ()), options), found, note=note)
 
 
-def _find_layout(wish: Wish, without: Sequence[str]) -> Layout:
+def _find_layout(request: Request, without: Sequence[str]) -> Layout:
     job = os.environ[environment.SLURM_JOB_ID]
     record = read_record(ask("scontrol", "show", "job", "-d", job), job)
-    return choose_layout(read_allocation(record, os.environ), wish, without)
+    return choose_layout(read_allocation(record, os.environ), request, without)
 
 
 def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str] | None) -> Plan:
