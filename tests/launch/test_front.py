@@ -551,7 +551,8 @@ def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
 def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
     asked = allocation / "asked"
     (allocation / "bin" / "scontrol").write_text(
-        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\ncat "$RECORD"\n'
+        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\n'
+        'if [ "$1" = --oneliner ]; then echo "JobId=7 JobState=RUNNING x"; else cat "$RECORD"; fi\n'
     )
     words = ("-n", "2", "--requeue", "--job-log", "logs")
     with open("/dev/full", "w") as full:

@@ -12,12 +12,14 @@ import torch
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
-from mpiddp.training import preemption, trainer
+from mpiddp.training import pauses, preemption, trainer
 from mpiddp.training.config import parse
 from mpiddp.training.saving import Saver
 from mpiddp.training.training_state import EpochTotals, Position
 
 PERIOD = 0.005
+SECONDS = 30.0
+"""For the signal to be seen."""
 
 
 class MadeUpSignals(PreemptionSignals):
@@ -26,6 +28,16 @@ class MadeUpSignals(PreemptionSignals):
     def __init__(self) -> None:
         self.received = None
         self.is_heeded = False
+
+
+class WatchedPreemption(preemption.Preemption):
+    """Can be asked whether it has seen the signal."""
+
+    last: WatchedPreemption
+
+    def __init__(self, signals: PreemptionSignals, peers: preemption.Peers) -> None:
+        super().__init__(signals, peers)
+        WatchedPreemption.last = self
 
 
 class SignalledSaver(Saver):
@@ -45,7 +57,9 @@ class SignalledSaver(Saver):
     def _receive(self, position: Position) -> None:
         if position.step == self.step:
             self.signals.received = signal.SIGUSR2
-            time.sleep(20 * PERIOD)
+            deadline = time.monotonic() + SECONDS
+            while not WatchedPreemption.last._is_called and time.monotonic() < deadline:
+                time.sleep(PERIOD)
 
 
 def run(session: Session, words: Sequence[str], steps: Sequence[tuple[int, int]]) -> list[int]:
@@ -62,6 +76,7 @@ def run(session: Session, words: Sequence[str], steps: Sequence[tuple[int, int]]
         with (
             mock.patch.object(trainer, "Saver", SignalledSaver),
             mock.patch.object(preemption, "PERIOD", PERIOD),
+            mock.patch.object(pauses, "Preemption", WatchedPreemption),
         ):
             try:
                 trainer.train(parse(list(words)), session, handler, signals)
