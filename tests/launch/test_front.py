@@ -783,6 +783,29 @@ def test_signals_reach_the_ranks(either_launcher, folder):
     assert (done.returncode, "restart" in done.stderr) == (130, False)
 
 
+SAVING = """
+import os, pathlib, signal, time
+
+def save(number, _):
+    time.sleep(2.5)
+    os._exit(75)
+
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(f"said-{os.environ['RANK']}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_have_time_to_save_after_sigterm(folder):
+    # Open MPI's mpirun kills its ranks a second after a SIGTERM of its own.
+    (folder / "saving.py").write_text(SAVING)
+    with start(launchers.table()["openmpi"], 2, ["saving.py"]) as job:
+        await_words(folder, "")
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.wait().returncode == 75
+
+
 def await_words(folder: Path, text: str) -> None:
     """Wait until both ranks have written ``text``."""
     deadline = time.monotonic() + SECONDS

@@ -53,7 +53,8 @@ class Launch:
         self.signal: int | None = None
         """The last one that asked this process to end."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_interrupted = False
+        self._told_ranks: set[int] = set()
+        """Signals that ranks have got from here, past their launcher."""
 
     def listen(self) -> None:
         """Take signals from here on."""
@@ -127,13 +128,23 @@ class Launch:
         if not self.starts_ranks and self._is_told_by_slurm(number):
             return
         processes = [self._process.pid]
-        is_first = number == signal.SIGINT and not self._is_interrupted
-        if is_first and self.kind in (OPEN_MPI, OPEN_MPI_4):
-            self._is_interrupted = True
+        if self._goes_past_launcher(number):
+            self._told_ranks.add(number)
             processes = _find_children(self._process.pid) or processes
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
+
+    def _goes_past_launcher(self, number: int) -> bool:
+        """Whether Open MPI's ranks get the signal from here: the first SIGINT, and SIGTERM.
+
+        After SIGTERM mpirun kills them a second later, while a trainer writes its checkpoint. Where
+        ranks are on other nodes, its children are what it reaches those nodes by.
+        """
+        if self.kind not in (OPEN_MPI, OPEN_MPI_4) or number in self._told_ranks:
+            return False
+        is_local = environment.SLURM_JOB_ID not in os.environ
+        return number == signal.SIGINT or (number == signal.SIGTERM and is_local)
 
     def _is_told_by_slurm(self, number: int) -> bool:
         """Whether Slurm ends the job: it has told every process of it, and must not twice."""
