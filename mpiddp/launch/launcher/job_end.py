@@ -111,15 +111,12 @@ def _choose(found: Exit) -> JobEnd | None:
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
         # Ranks that were told to end, and did so at once, are missed by those that were slower.
         if code == PeerLostError.exit_code and found.signal is not None:
-            return JobEnd(128 + found.signal, _describe_signal(found.signal))
+            return _choose_after_signal(found, found.signal)
         return JobEnd(code, _describe_outcome(found.outcome or {}))
     if found.status == SUCCESS:
         return None
     if found.signal is not None:
-        # A script may leave with a code of its own then. 1 is also mpirun's after a signal.
-        if FAILURE < found.status <= 128:
-            return None
-        return JobEnd(128 + found.signal, _describe_signal(found.signal))
+        return _choose_after_signal(found, found.signal)
     if found.failure:
         # Without an outcome, a rank that went without a code of its own is a rank lost.
         left = LEFT.search(found.failure)
@@ -127,6 +124,13 @@ def _choose(found: Exit) -> JobEnd | None:
         code = int(left[1]) if left is not None and is_own else PeerLostError.exit_code
         return JobEnd(code, found.failure)
     return None
+
+
+def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
+    """A script may leave with a code of its own; 1 is also mpirun's after a signal."""
+    if FAILURE < found.status <= 128 and found.status != PeerLostError.exit_code:
+        return None
+    return JobEnd(128 + number, _describe_signal(number))
 
 
 def _describe_outcome(outcome: Mapping[str, Any]) -> str:
