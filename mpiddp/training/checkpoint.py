@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -191,7 +192,8 @@ class CheckpointDirectory:
         if self._ranks.rank == 0:
             try:
                 for path, problems in survey.damaged.items():
-                    manifests.set_aside(path, problems)
+                    aside = manifests.set_aside(path, problems)
+                    _report(aside, problems, survey.newest)
                 manifests.clean(self.path)
                 found = [_read_manifest(path) for path in manifests.list_checkpoints(self.path)]
                 self._sequence = max((each.sequence for each in found if each), default=0)
@@ -314,6 +316,17 @@ class CheckpointDirectory:
                 gone = path.with_name(f"{path.name}.{manifests.PARTIAL}")
                 path.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
+
+
+def _report(aside: Path, problems: list[str], newest: Found | None) -> None:
+    """Say what was set aside, why, and what is used instead."""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
+    print(
+        f"mpiddp: damaged checkpoint, set aside as {aside} ({problems[0]}{more}): {used}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _read_manifest(path: Path) -> Manifest | None:
