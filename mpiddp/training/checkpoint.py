@@ -8,6 +8,7 @@ are compared before anything is read from them.
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import shutil
 import sys
@@ -115,11 +116,22 @@ def find_newest(directory: Path, ranks: Ranks) -> Survey:
 
 def find_demanded(path: Path, ranks: Ranks) -> Survey:
     """This checkpoint and no other. Collective. Raises CheckpointError where it is not valid."""
+    problem = ranks.broadcast(_look_for(path) if ranks.rank == 0 else None)
+    if problem:
+        raise CheckpointError(problem)
     try:
         return Survey(verify(path, ranks))
     except DamageError as error:
         listed = "; ".join(error.problems)
         raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
+
+
+def _look_for(path: Path) -> str | None:
+    """What to say where there is no such checkpoint."""
+    if os.path.lexists(path):
+        return None
+    names = ", ".join(each.name for each in manifests.list_checkpoints(path.parent))
+    return f"the checkpoint {path} does not exist; in {path.parent} there is {names or 'none'}"
 
 
 @dataclass(frozen=True)
