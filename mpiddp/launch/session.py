@@ -126,6 +126,7 @@ class Session(ControlChannel):
 
     @property
     def comm(self) -> MPI.Intracomm | None:
+        """mpi4py's, for the user's messages; None without MPI, and once the session is closed."""
         return self._resources.comm
 
     @property

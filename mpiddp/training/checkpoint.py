@@ -8,8 +8,10 @@ are compared before anything is read from them.
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -114,11 +116,22 @@ def find_newest(directory: Path, ranks: Ranks) -> Survey:
 
 def find_demanded(path: Path, ranks: Ranks) -> Survey:
     """This checkpoint and no other. Collective. Raises CheckpointError where it is not valid."""
+    problem = ranks.broadcast(_look_for(path) if ranks.rank == 0 else None)
+    if problem:
+        raise CheckpointError(problem)
     try:
         return Survey(verify(path, ranks))
     except DamageError as error:
         listed = "; ".join(error.problems)
         raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
+
+
+def _look_for(path: Path) -> str | None:
+    """What to say where there is no such checkpoint."""
+    if os.path.lexists(path):
+        return None
+    names = ", ".join(each.name for each in manifests.list_checkpoints(path.parent))
+    return f"the checkpoint {path} does not exist; in {path.parent} there is {names or 'none'}"
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,8 @@ class CheckpointDirectory:
         if self._ranks.rank == 0:
             try:
                 for path, problems in survey.damaged.items():
-                    manifests.set_aside(path, problems)
+                    aside = manifests.set_aside(path, problems)
+                    _report(aside, problems, survey.newest)
                 manifests.clean(self.path)
                 found = [_read_manifest(path) for path in manifests.list_checkpoints(self.path)]
                 self._sequence = max((each.sequence for each in found if each), default=0)
@@ -314,6 +328,17 @@ class CheckpointDirectory:
                 gone = path.with_name(f"{path.name}.{manifests.PARTIAL}")
                 path.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
+
+
+def _report(aside: Path, problems: list[str], newest: Found | None) -> None:
+    """Say what was set aside, why, and what is used instead."""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
+    print(
+        f"mpiddp: damaged checkpoint, set aside as {aside} ({problems[0]}{more}): {used}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _read_manifest(path: Path) -> Manifest | None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -19,7 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp import environment
 from mpiddp.errors import CheckpointError, ConfigurationError
+from mpiddp.launch.session import find_session
 from mpiddp.training.checkpoint import CheckpointDirectory, Found, Source, find_newest
 from mpiddp.training.packing import is_structure, pack, unpack
 from mpiddp.training.preemption import Preemption, begin_preemption
@@ -53,7 +56,8 @@ class Checkpointer:
     and ``more``. All of its files are verified before one is read. It can be read by another
     number of ranks: each new rank then keeps its random state, and has rank 0's ``more``.
 
-    All ranks make the same calls.
+    All ranks make the same calls, and have a process group by then (``init_process_group`` or
+    ``mpiddp.init``).
 
     Args:
         directory: where checkpoints are, ``step-<n>/`` each; nobody else writes there.
@@ -77,6 +81,7 @@ class Checkpointer:
         """Collective."""
         if keep < 1:
             raise ConfigurationError(f"keep: expected 1 or more, found {keep}")
+        _check_group()
         self._model, self._optimizer, self._more = model, optimizer, more
         self._ranks = Ranks()
         self._device = next(model.parameters()).device
@@ -223,3 +228,17 @@ class Checkpointer:
             set_generators(own["random"], self._device)
         values: dict[str, Any] = unpack(read_shards(found.path, "values."))
         return values
+
+
+def _check_group() -> None:
+    """Without a group every rank would take itself for rank 0, and all write into one directory."""
+    if dist.is_initialized():
+        return
+    session = find_session()
+    given = os.environ.get(environment.WORLD_SIZE, "")
+    size = session.world.size if session is not None else int(given) if given.isdecimal() else 1
+    if size > 1:
+        raise ConfigurationError(
+            f"Checkpointer: expected a process group of the {size} ranks, found none: "
+            "call torch.distributed.init_process_group() or mpiddp.init() first"
+        )

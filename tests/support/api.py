@@ -38,10 +38,20 @@ def _describe(name: str) -> Iterator[str]:
         fields = dataclasses.fields(found)
         yield "\n".join(f"- `{each.name}: {each.type}`" for each in fields) + "\n"
     elif not issubclass(found, Exception):
-        for key, value in inspect.getmembers(found, inspect.isfunction):
+        for key, value in inspect.getmembers(found, _is_member):
             if not key.startswith("_"):
-                yield f"### `{name}.{key}{_sign(value)}`\n"
+                yield f"### `{name}.{key}{_sign_member(value)}`\n"
                 yield _format(value)
+
+
+def _is_member(found: object) -> bool:
+    return inspect.isfunction(found) or isinstance(found, property)
+
+
+def _sign_member(found: Any) -> str:
+    if not isinstance(found, property):
+        return _sign(found)
+    return f": {inspect.get_annotations(found.fget)['return']}"
 
 
 def _sign(function: Callable[..., Any]) -> str:

@@ -198,6 +198,35 @@ def test_a_checkpoint_under_another_name_is_refused(folder: Path) -> None:
         find_demanded(folder / "step-3", Ranks())
 
 
+def test_a_demanded_checkpoint_that_does_not_exist_is_told_from_a_damaged_one(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-999 does not exist; .* is step-2, step-1$"):
+        find_demanded(folder / "step-999", Ranks())
+    with pytest.raises(CheckpointError, match=r"does not exist; .* there is none$"):
+        find_demanded(folder / "no" / "step-1", Ranks())
+    (folder / "step-2" / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=f"cannot be used: {MANIFEST} is missing"):
+        find_demanded(folder / "step-2", Ranks())
+
+
+def test_what_is_set_aside_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    survey = find_newest(folder, Ranks())
+    CheckpointDirectory(folder, Ranks(), Source("b", {}), 9).open(survey)
+    assert capsys.readouterr().err == ""
+    (folder / "step-2" / SHARD).unlink()
+    (folder / "step-2" / "more").touch()
+    survey = find_newest(folder, Ranks())
+    CheckpointDirectory(folder, Ranks(), Source("b", {}), 9).open(survey)
+    (line,) = capsys.readouterr().err.splitlines()
+    for text in (
+        f"{folder / 'step-2.damaged'} (",
+        "more does not belong to it, and 1 more)",
+        "step-1 is used",
+    ):
+        assert text in line
+
+
 def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
     for step in (1, 2):
         (folder / f"step-{step}" / MANIFEST).unlink()

@@ -58,6 +58,20 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
+def test_ranks_without_a_process_group_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    mpiddp.Checkpointer(tmp_path / "alone", model, optimizer).close()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(mpiddp.ConfigurationError, match="the 2 ranks, found none") as caught:
+        mpiddp.Checkpointer(tmp_path / "checkpoints", model, optimizer)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     for size, error in ((2, None), (3, mpiddp.CheckpointError)):
         model = torch.nn.Linear(size, 2)
