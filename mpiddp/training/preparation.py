@@ -32,6 +32,7 @@ from mpiddp.training.optimizer_step import (
     make_optimizer,
 )
 from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
+from mpiddp.training.random_state import seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
@@ -118,14 +119,14 @@ def prepare(
     )
     rate = _make_rate(configuration, configuration.epochs * len(static))
     batch = _take_first(data, configuration.batch_size, session.device)
-    torch.manual_seed(configuration.seed)
+    seed_generators(configuration.seed)
     module = models.build(configuration.model, data.shape, data.classes).to(session.device)
     slowdown = _make_slowdown(configuration, module, batch, place, workers)
     configuration, engine = _start_engine(
         configuration, session, roles, module, rate, batch, failure_handler.fail
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
-    torch.manual_seed(mix_seed(configuration.seed, world.rank))
+    seed_generators(mix_seed(configuration.seed, world.rank))
     return Task(
         configuration=configuration,
         session=session,

@@ -10,6 +10,13 @@ import numpy as np
 import torch
 
 
+def seed_generators(seed: int) -> None:
+    """Let all of them begin anew; ``seed``: not negative."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def read_generators(device: torch.device) -> dict[str, Any]:
     """The state of each, between two draws; ``device`` is this rank's."""
     numbers = np.random.get_state(legacy=False)

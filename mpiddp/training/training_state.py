@@ -24,7 +24,7 @@ from mpiddp.training.checkpoint import Found
 from mpiddp.training.metrics import Row, Totals
 from mpiddp.training.packing import pack, unpack
 from mpiddp.training.preparation import Task, mix_seed
-from mpiddp.training.random_state import read_generators, set_generators
+from mpiddp.training.random_state import read_generators, seed_generators, set_generators
 from mpiddp.training.shards import read_shards
 
 
@@ -136,7 +136,7 @@ def _restore(task: Task, found: Found) -> Restored:
         epoch.seconds, epoch.load_seconds = own["seconds"], own["load_seconds"]
     else:
         # No rank has gone on from another's random state, and none repeats what it has drawn.
-        torch.manual_seed(mix_seed(task.configuration.seed, rank, position.step))
+        seed_generators(mix_seed(task.configuration.seed, rank, position.step))
         if rank == 0:
             every = [read(f"rank-{each}") for each in range(found.manifest.world)]
             epoch.totals.sums.copy_(sum(own["sums"] for own in every))

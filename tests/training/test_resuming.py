@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ import interrupted
 import trainings
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
+from mpiddp.training.random_state import seed_generators
 from pool import Pools
 
 TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds", "attempt"}
@@ -124,3 +127,15 @@ def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> Non
     assert len(list(folder.iterdir())) == 2
     ranks.call(interrupted.run, [*words, "--resume", "never"], [], cwd=tmp_path)
     assert read_rows(tmp_path / "runs" / "lost")[-1]["step"] == 6
+
+
+def test_a_seed_is_for_all_generators():
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    draws = []
+    for seed in (1 << 55, 7, 1 << 55):
+        seed_generators(seed)
+        draws.append(draw())
+    assert draws[0] == draws[2]
+    assert all(first != other for first, other in zip(draws[0], draws[1], strict=True))
