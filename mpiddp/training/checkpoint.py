@@ -324,10 +324,7 @@ class CheckpointDirectory:
             kept.add(max(measured, key=lambda each: each[0])[1])
         for path, _ in found:
             if path not in kept:
-                # Renamed first: half a checkpoint must not look like one.
-                gone = path.with_name(f"{path.name}.{manifests.PARTIAL}")
-                path.rename(gone)
-                shutil.rmtree(gone, ignore_errors=True)
+                manifests.remove(path)
 
 
 def _report(aside: Path, problems: list[str], newest: Found | None) -> None:

@@ -94,19 +94,19 @@ class Checkpointer:
 
     @property
     def preempted(self) -> bool:
-        """Whether the cluster asks the job to make way: USR2, USR1 or TERM has reached a rank.
+        """Whether the job is preempted: a signal (USR2, USR1 or TERM) has reached one of its ranks.
 
-        All ranks read it equally often, at the same places, such as after each step; they see the
-        same. Where it is true, save, close, and leave with exit code 75:
+        Every rank must read it equally often and at the same places, for example after each step.
+        All ranks then get the same answer. Where it is true, save, close, and exit with code 75:
 
             if checkpointer.preempted:
                 checkpointer.save(step)
                 checkpointer.close()
                 raise SystemExit(75)
 
-        From the first look on these signals do not end the process, unless the script has handlers
-        of its own. They are blocked in what it starts, such as data workers. Look from the main
-        thread.
+        Read it in the main thread. The first read installs handlers: from then on these signals do
+        not end the process. A signal for which the script has a handler keeps that handler. Child
+        processes, for example data workers, have the signals blocked.
         """
         if self._preemption is None:
             self._preemption = begin_preemption(self._ranks.rank, self._ranks.size)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,7 +27,7 @@ PARTIAL, DAMAGED, REPLACED = "partial", "damaged", "replaced"
 """Last parts of the names of directories that are not, or no longer, checkpoints."""
 READ_BYTES = 1 << 20
 
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(rf"step-(\d+)(\.{REPLACED})?")
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise DamageError([f"{MANIFEST} is missing"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DamageError([f"{MANIFEST} cannot be read: {error}"]) from None
-    text, _, digest = content.removesuffix("\n").rpartition("\n")
-    if hashlib.new(ALGORITHM, text.encode()).hexdigest() != digest:
+    text = content.removesuffix("\n").rpartition("\n")[0]
+    if content != f"{text}\n{hashlib.new(ALGORITHM, text.encode()).hexdigest()}\n":
         raise DamageError([f"{MANIFEST} is not what was written"])
     return _interpret(text)
 
@@ -114,10 +115,19 @@ def _interpret(text: str) -> Manifest:
             )
         known = {field.name for field in fields(Manifest)}
         files = {name: File(**each) for name, each in values["files"].items()}
+        outside = [name for name in files if not _is_plain(name)]
+        if outside:
+            raise DamageError([f"{MANIFEST} names {outside[0]!r}, which is not a file name"])
         given = {name: value for name, value in values.items() if name in known}
         return Manifest(**{**given, "files": files})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamageError([f"{MANIFEST} has no such contents: {error!r}"]) from None
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it can only be a file in the checkpoint's directory, and shown in a message."""
+    is_file_name = name == os.path.basename(name) and name not in ("", ".", "..")
+    return is_file_name and name.isprintable()
 
 
 def find_problems(directory: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> list[str]:
@@ -142,9 +152,9 @@ def find_problems(directory: Path, manifest: Manifest, part: int = 0, parts: int
 
 def _compare(path: Path, file: File) -> str:
     digest = hashlib.new(ALGORITHM)
-    if path.name != os.path.basename(str(path)) or path.is_symlink():
-        return "is no file of its own"
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return "is not a regular file"
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != file.size:
@@ -167,12 +177,15 @@ def make_name(step: int) -> str:
 
 
 def make_partial_name(step: int, attempt: str) -> str:
-    """Each attempt has names of its own, so that a late writer of an old one does no harm."""
+    """A name that only this attempt uses: an older one that still writes does no harm."""
     return f"{make_name(step)}.{attempt}.{PARTIAL}"
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints in ``directory``, the newest first; damaged ones among them.
+
+    ``step-<n>.replaced`` is one of them where ``step-<n>`` is missing: ``publish`` was interrupted
+    between its two renames.
 
     A checkpoint without a manifest that can be read counts as newer than all others of its step
     and those below: it is looked at first, and found to be damaged.
@@ -180,7 +193,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
     found = []
     for path in _list(directory):
         match = _NAME.fullmatch(path.name)
-        if match and path.is_dir():
+        if match and path.is_dir() and not (match[2] and _find_successor(path).exists()):
             found.append((int(match[1]), path))
     sequences = {path: _read_sequence(path) for _, path in found}
     found.sort()
@@ -222,28 +235,36 @@ def clean(directory: Path) -> None:
     for path in _list(directory):
         if path.name.endswith(f".{PARTIAL}"):
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name.endswith(f".{REPLACED}"):
-            original = path.with_name(path.name.removesuffix(f".{REPLACED}"))
-            if original.exists():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.rename(original)
+        elif path.name.endswith(f".{REPLACED}") and _find_successor(path).exists():
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint that is not needed any more. Raises OSError."""
+    # Renamed first: half a checkpoint must not look like one.
+    gone = path.with_name(f"{path.name}.{PARTIAL}")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _find_successor(replaced: Path) -> Path:
+    """The checkpoint that takes the place of ``step-<n>.replaced``."""
+    return replaced.with_name(replaced.name.removesuffix(f".{REPLACED}"))
 
 
 def publish(partial: Path, target: Path) -> None:
     """Give a checkpoint that is whole and on the disk its name. Raises OSError."""
     sync_directory(partial)
+    old = target.with_name(f"{target.name}.{REPLACED}")
     if target.exists():
-        # Of an attempt that went on from an older one, or started over.
-        old = target.with_name(f"{target.name}.{REPLACED}")
-        shutil.rmtree(old, ignore_errors=True)
+        # Of an attempt that resumed from an older one, or started over.
+        if old.exists():
+            remove(old)
         target.rename(old)
-        partial.rename(target)
-        sync_directory(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        partial.rename(target)
-        sync_directory(target.parent)
+    partial.rename(target)
+    sync_directory(target.parent)
+    if old.exists():
+        remove(old)
 
 
 def sync_directory(directory: Path) -> None:

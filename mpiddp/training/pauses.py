@@ -49,7 +49,7 @@ class Pauses:
 
 
 def make_pauses(task: Task, saver: Saver, signals: PreemptionSignals | None) -> Pauses:
-    """``signals`` that ask the job to make way; None where nobody listens to them. Collective."""
+    """``signals`` that preempt the job; None where they have their usual effect. Collective."""
     device = task.session.device
     if signals is None:
         return Pauses(saver, None, task.can_pause, device)

@@ -11,7 +11,7 @@ import torch
 
 
 def seed_generators(seed: int) -> None:
-    """Let all of them begin anew; ``seed``: not negative."""
+    """Seed all of them; ``seed``: not negative."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""Small collective calls among all ranks, over a process group of their own."""
+"""Small collective calls among all ranks, over a separate process group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 class Ranks:
-    """All ranks of a job, in calls over a group of their own, which a thread may make.
+    """All ranks of a job, in calls over a separate group, which a thread may make.
 
     Made without torch.distributed's default group, the process is alone.
     """

@@ -143,7 +143,7 @@ class _Writer(FileSystemWriter):
 
 @contextmanager
 def _without_checksums() -> Iterator[None]:
-    """torch.save adds checksums of its own, which take longer than the digest."""
+    """torch.save adds CRC-32 checksums, which take longer than the digest."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:

@@ -3,7 +3,7 @@
 ``model.``            parameters, and rank 0's buffers
 ``optimizer.``        where every rank has the same; else ``server-<n>.``, each server's own
 ``progress.``         how far the run is
-``rank-<r>.``         what each rank has of its own: random generators, buffers, sums of the epoch
+``rank-<r>.``         what differs between ranks: random generators, buffers, sums of the epoch
 
 There is no loss scaler: training is in the parameters' own precision. The learning rate is a
 function of the step, and the order of samples one of seed, epoch and position.

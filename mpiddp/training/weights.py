@@ -62,7 +62,7 @@ def _read_file(path: Path) -> Mapping[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigurationError(f"weights: cannot read {path}: {error.strerror}") from None
-    except Exception:  # torch has no type for what no file of its own is.
+    except Exception:  # torch raises many types for a file that torch.save has not written.
         raise ConfigurationError(
             f"weights: expected a file of tensors alone, as --export writes it, found {path}"
         ) from None

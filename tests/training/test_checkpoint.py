@@ -317,6 +317,19 @@ def test_files_outside_are_refused(folder: Path) -> None:
         find_demanded(path, Ranks())
 
 
+@pytest.mark.parametrize("name", ["../step-1/x", "/etc/hostname", "..", ".", "", "a\0b", "a\ud800"])
+def test_names_in_the_manifest_that_are_no_file_names_are_refused(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = manifests.read_manifest(folder / "step-2")
+    files = {**manifest.files, name: File(0, manifests.hashlib.sha256().hexdigest())}
+    (folder / "step-1" / "x").touch()
+    manifests.write_manifest(folder / "step-2", replace(manifest, files=files))
+    monkeypatch.setattr(manifests, "_compare", None)  # No file is read.
+    with pytest.raises(CheckpointError, match=r"manifest.json names .*, which is not a file name"):
+        find_demanded(folder / "step-2", Ranks())
+
+
 # Which are kept
 
 
@@ -342,11 +355,64 @@ def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-7"]
 
 
-def test_an_exchange_that_was_cut_short_is_undone(tmp_path: Path) -> None:
+def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
+    replaced = tmp_path / "step-5.replaced"
+    write(tmp_path, 3, 5)
+    (tmp_path / "step-5").rename(replaced)
+    for _ in range(2):
+        survey = find_newest(tmp_path, Ranks())
+        assert survey.newest is not None
+        assert (survey.newest.path, read_step(replaced)) == (replaced, 5)
+        assert survey.damaged == {}
+        # What was found is still there when the directory is opened.
+        CheckpointDirectory(tmp_path, Ranks(), Source("b", {}), 9).open(survey)
+    # It goes as soon as there is another one of this step, and no earlier.
+    shutil.copytree(replaced, tmp_path / "kept")
     write(tmp_path, 5)
-    (tmp_path / "step-5").rename(tmp_path / "step-5.replaced")
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-5", "step-3"]
+    (tmp_path / "kept").rename(replaced)
+    (replaced / SHARD).unlink()
+    survey = find_newest(tmp_path, Ranks())
+    assert survey.damaged == {}
     open_directory(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "step-5"]
+
+
+def test_an_exchange_is_cut_short_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    write(tmp_path / "before", 5)
+    (tmp_path / "before" / "step-5" / "more").mkdir()
+    renames, rename = 0, Path.rename
+    while True:
+        folder, count = tmp_path / f"after-{renames}", 0
+        shutil.copytree(tmp_path / "before", folder)
+        (folder / "step-5" / "more").rmdir()
+        shutil.copytree(folder / "step-5", folder / "step-5.b.partial")
+
+        def stop(self: Path, target: Path, limit: int = renames) -> Path:
+            nonlocal count
+            if count == limit:
+                raise Killed
+            count += 1
+            return rename(self, target)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "rename", stop)
+                manifests.publish(folder / "step-5.b.partial", folder / "step-5")
+            break
+        except Killed:
+            survey = find_newest(folder, Ranks())
+            assert survey.newest is not None
+            assert survey.newest.path.name == ("step-5.replaced" if renames == 1 else "step-5")
+            assert survey.damaged == {}
+        renames += 1
+    assert renames == 3
+    assert [path.name for path in folder.iterdir()] == ["step-5"]
 
 
 # Writing

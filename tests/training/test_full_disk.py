@@ -1,4 +1,4 @@
-"""A disk that is full: a small file system of its own, in a mount namespace."""
+"""A disk that is full: a small file system in a mount namespace."""
 
 from __future__ import annotations
 

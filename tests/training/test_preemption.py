@@ -1,4 +1,4 @@
-"""Signals that ask a job to make way: all ranks stop after one step, and lose nothing."""
+"""Signals that preempt a job: all ranks stop after the same step, and lose nothing."""
 
 from __future__ import annotations
 
