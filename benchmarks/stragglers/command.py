@@ -20,7 +20,7 @@ from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, configure, measure
 from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import UNLIMITED
+from mpiddp.training.options.synchronisation import UNLIMITED
 from mpiddp.training.straggler import RANDOM, parse_straggler
 
 

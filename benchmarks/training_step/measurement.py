@@ -26,7 +26,7 @@ from benchmarks.training_step.contenders import (
 from benchmarks.training_step.traffic import Bytes, read_bytes
 from benchmarks.training_step.workloads import Workload
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import UNLIMITED
+from mpiddp.training.options.synchronisation import UNLIMITED
 
 WORKER = "benchmarks.training_step.worker"
 LENGTH = Length(seconds=1.0, fewest=3, most=50)

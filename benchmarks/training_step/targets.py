@@ -13,7 +13,7 @@ from benchmarks.training_step.report import FRAMEWORKS, Parts, summarize_parts
 from benchmarks.training_step.workloads import MLP, Workload
 from mpiddp.schedules.algorithms import central, direct, ring
 from mpiddp.schedules.cost import flat, simulate
-from mpiddp.training.config import PARAMETER_SERVER
+from mpiddp.training.options.synchronisation import PARAMETER_SERVER
 
 OWN, RING = Contender(AUTO), Contender("ring")
 CENTRAL = Contender(PARAMETER_SERVER)

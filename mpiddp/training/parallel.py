@@ -14,9 +14,10 @@ from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
 from mpiddp.sync.parameter_server.server import UpdateRule
-from mpiddp.training.config import FRAMEWORK, PARAMETER_SERVER, UNLIMITED, Configuration
+from mpiddp.training.config import Configuration
 from mpiddp.training.divergence import MarkedModel
 from mpiddp.training.optimizer_step import make_optimizer
+from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 
 @dataclass(frozen=True)

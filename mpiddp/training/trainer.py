@@ -23,8 +23,9 @@ from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import evaluation, metrics, overlap, run_directory
 from mpiddp.training.batches import Batch, UnreadableSampleError, describe_numbers
-from mpiddp.training.config import FRAMEWORK, Configuration
+from mpiddp.training.config import Configuration
 from mpiddp.training.malloc import keep_freed_memory
+from mpiddp.training.options.synchronisation import FRAMEWORK
 from mpiddp.training.parallel import find_bound, share_buffers
 from mpiddp.training.pauses import Pauses, make_pauses
 from mpiddp.training.preparation import Task, agree, prepare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 import subprocess
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 import mpiddp
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import LEARNING_RATES, Configuration, parse, read_toml, to_toml
+from mpiddp.training.config import GROUPS, Configuration, parse, read_toml, to_toml
+from mpiddp.training.options.optimisation import LEARNING_RATES
 from mpiddp.training.registry import DATASETS, MODELS
 
 WriteToml = Callable[[str], Path]
@@ -122,7 +124,8 @@ def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> No
 def test_every_option_is_used(field: str) -> None:
     folder = Path(mpiddp.__file__).parent
     sources = [*folder.glob("training/*.py"), folder / "train.py"]
-    users = [path for path in sources if f"configuration.{field}" in path.read_text()]
+    use = re.compile(rf"\b(configuration|options)\.{field}\b")
+    users = [path for path in sources if use.search(path.read_text())]
     assert [path for path in users if path.name != "config.py"]
 
 
@@ -231,7 +234,14 @@ def test_a_saved_configuration_can_be_run_again(
         (["--sync", "ring:parts=3"], ["sync", "'parts=3'", "segments=…"]),
         (["--sync", "auto", "--transport", "pigeon"], ["pigeon", "shared-memory", "torch"]),
         (["--sync", "auto", "--wire-dtype", "int8"], ["int8", "bfloat16"]),
-        (["--transport", "mpi"], ["transport", "'mpi'", "--sync auto", "--sync ALGORITHM"]),
+        (["--transport", "mpi"], ["transport = 'mpi'", "sync = 'framework'", "--sync ALGORITHM"]),
+        (["--evaluate-only"], ["evaluate_only = true", "no weights", "--weights"]),
+        (["--weights", "a"], ["weights = 'a'", "evaluate_only = false", "--evaluate-only"]),
+        (
+            ["--export", "b", "--evaluate-only", "--weights", "a"],
+            ["export = 'b'", "evaluate_only = true"],
+        ),
+        (["--help", "modle"], ["--help", "'modle'", "did you mean model?", *GROUPS]),
         (["--wire-dtype", "float16"], ["wire_dtype", "'float16'", "--sync auto"]),
         (["--overlap", "off"], ["overlap", "'off'", "--sync auto"]),
         (["--staleness", "3"], ["staleness", "'3'", "--sync parameter-server"]),
@@ -318,6 +328,23 @@ def test_help_names_every_option_with_its_choices(capsys: pytest.CaptureFixture[
         assert flag(field) in shown
     assert "{" + ",".join(DATASETS) + "}" in shown
     assert "{auto," + ",".join(MODELS) + "}" in shown
+
+
+def test_help_shows_one_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help", "model"])
+    assert not caught.value.code
+    shown = capsys.readouterr().out
+    assert set(re.findall(r"--[a-z][a-z-]+", shown)) == {"--help", "--model"}
+
+
+def test_every_option_is_in_one_group_and_has_a_description() -> None:
+    names = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
+    assert sorted(names) == sorted(FIELDS)
+    for group in GROUPS.values():
+        source = inspect.getsource(group)
+        for field in dataclasses.fields(group):
+            assert re.search(rf'    {field.name}: [^\n]*\n    """\w', source), field.name
 
 
 def test_help_is_silent_where_another_rank_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,68 @@
+"""Options that would have no effect, or cannot be had, together with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.options.checks import quote
+from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Options that may differ from their defaults only where another one has certain values."""
+
+    options: tuple[str, ...]
+    other: str
+    allows: Callable[[Any], bool]
+    """Whether this value of ``other`` goes together with them."""
+    advice: str
+    """What to give instead."""
+
+
+RULES = (
+    Rule(
+        ("evaluate_only",),
+        "weights",
+        lambda path: path is not None,
+        "say of which weights: --weights FILE.pt or RUN",
+    ),
+    Rule(("weights",), "evaluate_only", bool, "give --evaluate-only"),
+    Rule(("export",), "evaluate_only", lambda only: not only, "leave out --evaluate-only"),
+    Rule(
+        ("transport", "wire_dtype", "overlap"),
+        "sync",
+        lambda sync: sync not in (FRAMEWORK, PARAMETER_SERVER),
+        "give --sync auto, or --sync ALGORITHM",
+    ),
+    Rule(
+        ("servers", "server_placement", "staleness"),
+        "sync",
+        lambda sync: sync == PARAMETER_SERVER,
+        "give --sync parameter-server",
+    ),
+)
+
+
+def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError, with both names, for options that do not go together."""
+    for rule in RULES:
+        if rule.allows(values[rule.other]):
+            continue
+        other = _describe(rule.other, values[rule.other])
+        for name in rule.options:
+            if values[name] != defaults[name]:
+                raise ConfigurationError(
+                    f"{_describe(name, values[name])} cannot be combined with {other}: "
+                    f"{rule.advice}"
+                )
+
+
+def _describe(name: str, value: object) -> str:
+    """As in TOML, which has no null."""
+    if value is None:
+        return f"no {name}"
+    return f"{name} = {str(value).lower() if isinstance(value, bool) else quote(value)}"

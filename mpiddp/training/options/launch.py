@@ -1,0 +1,45 @@
+"""Options of the launch: how the ranks find each other, and how long they wait."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from mpiddp.training.options.checks import check, check_text, is_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How the ranks find each other, and how long they wait."""
+
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Communication; auto takes nccl where every rank has its own GPU."""
+
+    interface: str = "auto"
+    """Network interface: auto, NAME, or host=NAME,host=NAME."""
+
+    timeout: float = 300.0
+    """Deadline of each phase of start-up and of each collective, in seconds."""
+
+    lifeline_timeout: float = 30.0
+    """Seconds after which a node that nothing is heard of is lost."""
+
+    stall_timeout: float = 600.0
+    """End the run when no rank's main thread has moved for so many seconds; 0 for never."""
+
+    bind: Literal["auto", "none", "cores", "numa"] = "auto"
+    """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; auto: to
+    cores, where each rank has at least two."""
+
+    allow_shared_gpu: bool = False
+    """Let several ranks share one GPU: with gloo, or with NCCL 2.30 or newer and
+    NCCL_MULTI_RANK_GPU_ENABLE=1."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "lifeline_timeout"):
+            check(name, is_positive(getattr(self, name)), "above 0 seconds", getattr(self, name))
+        good = self.stall_timeout >= 0 and math.isfinite(self.stall_timeout)
+        check("stall_timeout", good, "0 or more seconds", self.stall_timeout)
+        check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
+        check_text(self, "interface")

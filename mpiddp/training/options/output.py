@@ -1,0 +1,39 @@
+"""Options of the run's directory and of what ranks print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpiddp.launch.output import parse_ranks
+from mpiddp.training.options.checks import check, check_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What a run is called, and what it writes."""
+
+    name: str | None = None
+    """Name of the run and of its directory (default: the Slurm job's name and id, or the time)."""
+
+    runs_dir: Path = Path("runs")
+    """Directory that holds one directory per run."""
+
+    log_dir: Path | None = None
+    """Directory for what each rank prints: rank-N.out and rank-N.err."""
+
+    console: str = "all"
+    """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
+
+    label: bool = False
+    """Put [rank@host] before each line on the console."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
+        parse_ranks(self.console)
+        check_text(self, "name", "runs_dir", "log_dir")
+
+
+def _is_file_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not any(c in "/\0\n" for c in name) and len(name) < 200

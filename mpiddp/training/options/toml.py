@@ -1,0 +1,74 @@
+"""Options in TOML: one flat table, whose keys are the names of the options."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.options.checks import check_choice, did_you_mean, quote
+
+_TYPES: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: (int | float, "a number"),
+    str: (str, "a string"),
+    Path: (str, "a string (a path)"),
+}
+"""For each type of an option, what TOML holds, and how it is called in a message."""
+
+
+def read(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in a TOML file, checked for unknown keys and wrong types.
+
+    ``types``: of every option, by its name. Raises ConfigurationError, with the file, the key, what
+    was expected and what was found.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"config: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: expected UTF-8 text: {error.reason}") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from None
+    for key in values:
+        if key not in types:
+            hint = did_you_mean(key, list(types))
+            raise ConfigurationError(f"{path}: unknown key {quote(key)}{hint}")
+    return {key: _convert(f"{path}: {key}", value, types[key]) for key, value in values.items()}
+
+
+def write(values: Mapping[str, Any]) -> str:
+    """Return a line of TOML for each option that is not None: TOML has no null."""
+    # JSON's literals are TOML's too, but for one character that TOML has escaped.
+    texts = {
+        name: json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
+        for name, value in values.items()
+        if value is not None
+    }
+    return "".join(f"{name} = {text}\n" for name, text in texts.items())
+
+
+def _convert(where: str, value: Any, expected: Any) -> Any:
+    """Return a TOML value as the type of its field, or raise ConfigurationError."""
+    choices: list[str] = []
+    if get_origin(expected) is Literal:
+        choices, expected = list(get_args(expected)), str
+    elif get_origin(expected) in (Union, UnionType):
+        (expected,) = (kind for kind in get_args(expected) if kind is not NoneType)
+    accepted, name = _TYPES[expected]
+    if not isinstance(value, accepted) or isinstance(value, bool) is not (expected is bool):
+        name = f"one of {', '.join(choices)}" if choices else name
+        found = f"{quote(value)} ({type(value).__name__})"
+        raise ConfigurationError(f"{where}: expected {name}, found {found}")
+    if choices:
+        check_choice(where, value, choices)
+    try:
+        return expected(value)
+    except OverflowError:
+        raise ConfigurationError(f"{where}: the number is too large") from None
