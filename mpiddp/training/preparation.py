@@ -32,8 +32,10 @@ from mpiddp.training.optimizer_step import (
     make_optimizer,
 )
 from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
+from mpiddp.training.precision import Precision
 from mpiddp.training.random_state import seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.step import Engine
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 EVALUATION_BATCH = 256
@@ -48,6 +50,8 @@ class Task:
     session: Session
     failure_handler: FailureHandler
     engine: Engine
+    pace: overlap.Pace | None
+    """Time of a pass with overlap and without, if it was measured."""
     workers: tuple[int, ...]
     """Ranks that compute."""
     roles: Roles | None
@@ -74,17 +78,6 @@ class Task:
         """
         left = self.training.count(samples)
         return epoch * len(self.training) - left
-
-
-@dataclass(frozen=True)
-class Engine:
-    model: nn.Module
-    """What takes a batch: DDP's wrapper, or the module itself."""
-    module: nn.Module
-    update: GuardedUpdate
-    guard: LossGuard
-    pace: overlap.Pace | None = None
-    """Time of a pass with overlap and without, if it was measured."""
 
 
 def agree(configuration: Configuration, session: Session) -> None:
@@ -122,7 +115,7 @@ def prepare(
     seed_generators(configuration.seed)
     module = models.build(configuration.model, data.shape, data.classes).to(session.device)
     slowdown = _make_slowdown(configuration, module, batch, place, workers)
-    configuration, engine = _start_engine(
+    configuration, engine, pace = _start_engine(
         configuration, session, roles, module, rate, batch, failure_handler.fail
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
@@ -132,6 +125,7 @@ def prepare(
         session=session,
         failure_handler=failure_handler,
         engine=engine,
+        pace=pace,
         workers=workers,
         roles=roles,
         training=_share_batches(configuration, data, engine.update, len(workers)) or static,
@@ -182,18 +176,19 @@ def _start_engine(
     rate: Callable[[int], float],
     batch: Batch,
     fail: Callable[[BaseException], object],
-) -> tuple[Configuration, Engine]:
+) -> tuple[Configuration, Engine, overlap.Pace | None]:
+    precision = Precision("fp32", session.device)
     if roles is not None:
         module.to(session.device)
         serving = serve(configuration, session, roles, module, rate, fail)
         guard = LossGuard(module, skips=configuration.on_nan == "skip", marked=None)
-        return configuration, Engine(module, module, serving, guard)
+        return configuration, Engine(module, module, serving, guard, precision), None
     replica = replicate(module, session.device, configuration)
     configuration, pace = overlap.settle(configuration, replica, batch)
     optimizer = make_optimizer(configuration, list(module.parameters()))
     update = LocalUpdate(optimizer, rate, replica.marked)
     guard = LossGuard(module, skips=replica.marked is not None, marked=replica.marked)
-    return configuration, Engine(replica.model, module, update, guard, pace)
+    return configuration, Engine(replica.model, module, update, guard, precision), pace
 
 
 def _share_batches(

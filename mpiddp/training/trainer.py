@@ -214,7 +214,7 @@ def _describe_start(task: Task) -> list[str]:
 
 
 def _describe_synchronization(task: Task) -> str:
-    configuration, pace = task.configuration, task.engine.pace
+    configuration, pace = task.configuration, task.pace
     parts = [f"Gradients: {configuration.sync} over transport {configuration.transport}"]
     if configuration.wire_dtype != "auto":
         parts.append(f"in {configuration.wire_dtype}")
@@ -296,7 +296,13 @@ def _take_batch(task: Task, batch: Batch, place: Place, totals: metrics.Totals) 
     _tell_unreadable(task, place.step)
     if task.slowdown is not None:
         task.slowdown.wait(place.step - 1)
-    _take_step(task, batch, place, totals)
+
+    def describe() -> str:
+        return _describe_batch(task, place)
+
+    bad = task.engine.take_step(batch, task.session.device, totals, describe)
+    if bad is not None:
+        _warn(task.session, f"the loss is {bad.item()} {describe()}: the step is left out")
 
 
 def _count_staleness(task: Task) -> dict[int, int] | None:
@@ -316,27 +322,6 @@ def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
             f"expected a finite {what} loss, found {average.loss} in epoch {epoch}: training has "
             "diverged; try a smaller --learning-rate"
         )
-
-
-def _take_step(task: Task, batch: Batch, place: Place, totals: metrics.Totals) -> None:
-    engine = task.engine
-    features, labels = (each.to(task.session.device) for each in batch)
-    engine.guard.begin_step()
-    outputs = engine.model(features)
-    loss = nn.functional.cross_entropy(outputs, labels)
-    is_bad = engine.guard.examine(loss, lambda: _describe_batch(task, place))
-    engine.update.begin_step()
-    torch.autograd.backward(loss)
-    if not engine.update.finish_step(is_bad=is_bad):
-        engine.guard.restore()
-    if is_bad:
-        totals.leave_out()
-        _warn(
-            task.session,
-            f"the loss is {loss.item()} {_describe_batch(task, place)}: the step is left out",
-        )
-    else:
-        totals.add(loss, outputs, labels)
 
 
 def _describe_batch(task: Task, place: Place) -> str:

@@ -1,0 +1,84 @@
+"""One step of training: forward and backward passes over a batch, then an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mpiddp.training.batches import Batch
+from mpiddp.training.divergence import LossGuard
+from mpiddp.training.metrics import Totals
+from mpiddp.training.optimizer_step import GuardedUpdate
+from mpiddp.training.precision import Precision
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model, and how its weights are changed."""
+
+    model: nn.Module
+    """What takes a batch: DDP's wrapper, or the module itself."""
+    module: nn.Module
+    update: GuardedUpdate
+    guard: LossGuard
+    precision: Precision
+    passes: int = 1
+    """Forward and backward passes that a step's batch is cut into."""
+    hold: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around all passes of a step but the last: ranks exchange gradients in the last one only."""
+
+    def take_step(
+        self, batch: Batch, device: torch.device, totals: Totals, describe: Callable[[], str]
+    ) -> torch.Tensor | None:
+        """Change the weights by a batch of this rank. Collective.
+
+        ``totals`` gets the batch's loss and metrics; ``describe`` names step, rank and samples.
+
+        Returns the loss where it is not finite: the step is left out then, on all ranks. Raises
+        MpiddpError where such a loss ends the run.
+        """
+        before = totals.sums.clone() if self.guard.skips else None
+        bad: torch.Tensor | None = None
+        self.guard.begin_step()
+        self.update.begin_step()
+        parts = split_batch(batch, self.passes)
+        for number, (part, share) in enumerate(parts, start=1):
+            with self.hold() if number < len(parts) else nullcontext():
+                features, labels = (each.to(device) for each in part)
+                with self.precision.autocast():
+                    outputs = self.model(features)
+                    loss = nn.functional.cross_entropy(outputs, labels)
+                if self.guard.examine(loss, describe):
+                    bad = loss
+                # Equal bits where there is one pass.
+                weighted = loss if share == 1 else loss * share
+                torch.autograd.backward(self.precision.scale(weighted))
+            if share > 0:
+                totals.add(loss.detach(), outputs, labels)
+        if not self.update.finish_step(is_bad=bad is not None):
+            self.guard.restore()
+        if bad is not None and before is not None:
+            totals.sums.copy_(before)
+            totals.leave_out()
+        return bad
+
+
+def split_batch(batch: Batch, passes: int) -> list[tuple[Batch, float]]:
+    """Cut a batch into ``passes`` parts, each with its share of the samples.
+
+    The sum of the parts' mean losses, each times its share, is the batch's mean loss. A batch with
+    fewer samples has its first part again, with the share 0, so that every rank takes as many
+    passes.
+    """
+    if passes == 1:
+        return [(batch, 1.0)]
+    features, labels = (torch.tensor_split(each, passes) for each in batch)
+    total = len(batch[1])
+    return [
+        ((part, classes), len(classes) / total) if len(classes) else ((features[0], labels[0]), 0.0)
+        for part, classes in zip(features, labels, strict=True)
+    ]
