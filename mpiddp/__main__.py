@@ -8,13 +8,14 @@ of the front's options, or in a Slurm job, it starts the ranks (`launch.front`).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
-from collections.abc import Callable
 
+import mpiddp
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch.command_line import HELP, CommandLine, split
+from mpiddp.launch.command_line import COMMANDS, HELP, WITHOUT_RANKS, CommandLine, split
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 
 
@@ -24,35 +25,20 @@ def main() -> None:
     line: CommandLine | None = None
     with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.
         line = split(words)
+    if line is not None and ("--version", "") in line.front:
+        print(f"mpiddp {mpiddp.__version__}")
+        return
     if line is not None and _is_front(line):
         from mpiddp.launch import front
 
         front.run(line)
-    run_own = _find_own(words[0] if words else "")
-    if run_own is not None:
+    if words and words[0] in COMMANDS:
         sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
-        run_own()
+        importlib.import_module(COMMANDS[words[0]]).main()
         return
     from mpiddp.launch import script
 
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
-
-
-def _find_own(name: str) -> Callable[[], None] | None:
-    """mpiddp's own command of this name; imported when it is needed."""
-    if name == "train":
-        from mpiddp import train
-
-        return train.main
-    if name == "doctor":
-        from mpiddp.doctor.__main__ import main as examine
-
-        return examine
-    if name == "stacks":
-        from mpiddp.launch import stacks
-
-        return stacks.main
-    return None
 
 
 def _is_front(line: CommandLine) -> bool:
@@ -67,7 +53,7 @@ def _is_front(line: CommandLine) -> bool:
         return False  # A rank says what is wrong.
     if line.front:
         return True
-    if line.rest[:1] == ("stacks",) and line.module is None and not line.is_marked:
+    if line.command in WITHOUT_RANKS:
         return False
     in_job = environment.is_set((environment.SLURM_JOB_ID,))
     return in_job or (not is_own and line.find_misplaced() is not None)

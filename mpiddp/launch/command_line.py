@@ -6,7 +6,7 @@ go to each rank as they are (`script`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mpiddp.errors import ConfigurationError
@@ -24,6 +24,7 @@ FRONT = {
     "--requeue": "",
     "--job-log": "DIR",
     "--python": "PROGRAM",
+    "--version": "",
 }
 """The front's options, and their value; empty for those without one."""
 HIDDEN = frozenset({"--python"})
@@ -38,11 +39,12 @@ FRONT_HELP = """\
   --ranks-per-node N       on each node of the Slurm job
   --dry-run                print the command line instead of running it
   --restarts N             how often all ranks are started again after a failure (default: 0)
-  --restart-window SECONDS after an attempt that was longer, count restarts anew (default: never)
+  --restart-window SECONDS count from 0 again after a longer attempt (default: never)
   --min-nodes N            do not restart on fewer nodes of the Slurm job (default: 1)
   --requeue                have Slurm requeue the batch job after exit code 75
   --job-log DIR            write all ranks' output to DIR/NAME-JOB.out and .err, and tell what is
                            started and how it ends
+  --version                print the version of mpiddp
 """
 
 RANKS = {
@@ -62,8 +64,14 @@ RANKS = {
 
 HELP = frozenset({"-h", "--help"})
 
-OWN_PROGRAMS = {"train": "mpiddp.train", "doctor": "mpiddp.doctor"}
-"""Words that stand for a module of mpiddp. A file of that name is ``./train``."""
+COMMANDS = {
+    "train": "mpiddp.train",
+    "doctor": "mpiddp.doctor.__main__",
+    "stacks": "mpiddp.launch.stacks",
+}
+"""Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
+``./train``."""
+WITHOUT_RANKS = frozenset({"stacks"})
 
 
 @dataclass(frozen=True)
@@ -80,11 +88,41 @@ class CommandLine:
     """Whether -- stands before the script."""
 
     @property
-    def own_program(self) -> str | None:
-        """The module of mpiddp that a word stands for."""
+    def command(self) -> str | None:
+        """The word in place of a script that is one of mpiddp's own commands."""
         if self.module is not None or self.is_marked or not self.rest:
             return None
-        return OWN_PROGRAMS.get(self.rest[0])
+        return self.rest[0] if self.rest[0] in COMMANDS else None
+
+    @property
+    def own_program(self) -> str | None:
+        """The module of mpiddp that the ranks run in place of a script."""
+        if self.command is None or self.command in WITHOUT_RANKS:
+            return None
+        return COMMANDS[self.command].removesuffix(".__main__")
+
+    def find_rank_option(self, name: str) -> str | None:
+        """The value of an option of the ranks; the last one where it is given twice."""
+        found = [value for each, value in _pair(self.ranks) if each == name]
+        return found[-1] if found else None
+
+    def check_options(self) -> None:
+        """Raise ConfigurationError for an option before the script that mpiddp does not have."""
+        for name, _ in _pair(self.ranks):
+            if name in RANKS:
+                continue
+            from mpiddp.launch.other_launchers import find_counterpart
+
+            found = find_counterpart(name)
+            if found is not None:
+                raise ConfigurationError(
+                    f"{name} is an option of {found[0]}, not of mpiddp: {found[1]}"
+                )
+            shown = [each for each in (*FRONT, *RANKS) if each not in HIDDEN]
+            raise ConfigurationError(
+                f"{name} is no option of mpiddp{suggest(name, shown)}; options of the script come "
+                "after the script; python -m mpiddp --help shows those of mpiddp"
+            )
 
     def find_misplaced(self) -> str | None:
         """An option of the front's among the script's arguments, where only one of these is meant.
@@ -134,6 +172,24 @@ def split(words: Sequence[str]) -> CommandLine:
     is_marked = at < len(words) and words[at] == "--"
     rest = tuple(words[at + is_marked :])
     return CommandLine(tuple(front), tuple(ranks), None, rest, is_marked)
+
+
+def _pair(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Options of the ranks and their values."""
+    left = iter(words)
+    for word in left:
+        name, value = _split_option(word)
+        if value is None and RANKS.get(name):
+            value = next(left)
+        yield name, value
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean WORD?)`` where one of ``known`` is similar, else nothing."""
+    from difflib import get_close_matches  # Only for a message.
+
+    found = get_close_matches(word, list(known), 1, 0.7)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _split_option(word: str) -> tuple[str, str | None]:

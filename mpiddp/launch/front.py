@@ -8,226 +8,30 @@ it where the ranks' own is in a container.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
-import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiddp import environment
 from mpiddp.errors import PREEMPTED, ConfigurationError
 from mpiddp.launch import job_directory
-from mpiddp.launch.command_line import RANKS, CommandLine
-from mpiddp.launch.launcher.allocation import Layout, Request, ask, find_lost_hosts
+from mpiddp.launch.command_line import CommandLine
+from mpiddp.launch.front_options import FrontOptions, read_options
+from mpiddp.launch.launcher.allocation import Layout, ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
+from mpiddp.launch.rank_command import make_rank_command
 
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
 """At most, of the end of the file."""
-
-
-@dataclass(frozen=True)
-class FrontOptions:
-    """What the front was told."""
-
-    request: Request = field(default_factory=Request)
-    launcher: str = "auto"
-    launcher_options: tuple[str, ...] = ()
-    dry_run: bool = False
-    restarts: int = 0
-    restart_window: float = 0.0
-    """Seconds; 0 for never."""
-    min_nodes: int = 1
-    requeue: bool = False
-    job_log: str | None = None
-    """Directory for the output of all ranks."""
-    python: str | None = None
-    """What runs each rank; None for this Python."""
-
-
-def read_options(line: CommandLine) -> FrontOptions:
-    """Raises ConfigurationError for a value that is out of range or given twice."""
-    given: dict[str, str] = {}
-    for name, value in line.front:
-        if name in given and name != "--launcher-options":
-            raise ConfigurationError(f"{name} is given twice")
-        given[name] = f"{given[name]} {value}" if name in given else value
-    ranks = given.get("-n", "auto")
-    return FrontOptions(
-        request=Request(
-            ranks=None if ranks == "auto" else _read_count("-n", ranks, "a whole number or auto"),
-            nodes=_read_optional(given, "--nodes"),
-            ranks_per_node=_read_optional(given, "--ranks-per-node"),
-        ),
-        launcher=given.get("--launcher", "auto"),
-        launcher_options=_split_words("--launcher-options", given.get("--launcher-options", "")),
-        dry_run="--dry-run" in given,
-        restarts=_read_count("--restarts", given.get("--restarts", "0"), least=0),
-        restart_window=_read_seconds("--restart-window", given.get("--restart-window", "0")),
-        min_nodes=_read_optional(given, "--min-nodes") or 1,
-        requeue="--requeue" in given,
-        job_log=given.get("--job-log"),
-        python=given.get("--python"),
-    )
-
-
-def _read_optional(given: Mapping[str, str], name: str) -> int | None:
-    return _read_count(name, given[name]) if name in given else None
-
-
-def _read_count(name: str, text: str, what: str = "a whole number", *, least: int = 1) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-        raise ConfigurationError(f"{name} expects {what}, at least {least}, found {text!r}")
-    return int(text)
-
-
-def _read_seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise ConfigurationError(f"{name} expects seconds, at least 0, found {text!r}")
-    return seconds
-
-
-def _split_words(name: str, text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise ConfigurationError(f"{name} cannot be split into words ({error}): {text}") from None
-
-
-# What each rank runs
-
-
-def find_program(line: CommandLine, options: FrontOptions) -> list[str]:
-    """The command line of one rank. Raises ConfigurationError where there is nothing to run."""
-    wrap = _split_words(environment.WRAP, os.environ.get(environment.WRAP, ""))
-    if wrap and options.launcher == NONE:
-        raise ConfigurationError(
-            f"{environment.WRAP} is for scripts whose ranks are started here; this program starts "
-            "its own, without it"
-        )
-    _check_places(line)
-    if not wrap:
-        _check_program(line)
-    start = [
-        *_block_signals(options),
-        *wrap,
-        options.python or sys.executable,
-        *_interpreter_options(),
-    ]
-    if options.launcher == NONE:
-        return [*start, *_list_program(line)]
-    if line.own_program is not None:
-        return [*start, "-m", line.own_program, *line.rest[1:]]
-    return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]
-
-
-def _block_signals(options: FrontOptions) -> Sequence[str]:
-    """What starts a rank that a signal of preemption cannot kill before it has a handler."""
-    if not options.requeue:
-        return ()
-    command = ("env", "--block-signal=USR1,USR2")
-    try:
-        # GNU's env has it since 2019.
-        found = subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return command if found.returncode == 0 else ()
-
-
-def _list_program(line: CommandLine) -> list[str]:
-    if line.module is not None:
-        return ["-m", line.module, *line.rest]
-    is_like_an_option = line.rest[0].startswith("-") or line.is_marked
-    return [*(["--"] if is_like_an_option else []), *line.rest]
-
-
-def _interpreter_options() -> list[str]:
-    """Python's own options, such as -u or -X: the ranks get them too."""
-    words = iter(sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])])
-    found: list[str] = []
-    for word in words:
-        if not word.startswith("-"):
-            break  # The installed command.
-        # Letters can stand together (-Bu); a value follows -m, -W and -X (-Xdev or -X dev).
-        last = re.match("-[^-cmWX]*([cmWX]?)", word)
-        if last is not None and last[1] in ("c", "m"):
-            found += [last[0][:-1]] if len(last[0]) > 2 else []
-            break
-        found.append(word)
-        if word == "--check-hash-based-pycs" or (last is not None and last[1] and last[0] == word):
-            found.append(next(words))
-    return found
-
-
-def _check_places(line: CommandLine) -> None:
-    """Raise ConfigurationError where options stand on the wrong side of the script."""
-    misplaced = line.find_misplaced()
-    if misplaced is not None:
-        raise ConfigurationError(
-            f"{misplaced} stands after {line.rest[0]}, so it would go to the script: put it before "
-            f"the script, or -- before {line.rest[0]} if it is the script's own"
-        )
-    for word in line.ranks:
-        name = word.partition("=")[0]
-        if word.startswith("-") and name not in RANKS:
-            raise ConfigurationError(
-                f"{word} is no option of mpiddp, and stands before the script: the script's own "
-                "come after it; python -m mpiddp --help shows mpiddp's"
-            )
-    if line.module is None and not line.rest:
-        raise ConfigurationError("no SCRIPT given; python -m mpiddp --help")
-    if line.own_program is not None and line.ranks:
-        raise ConfigurationError(
-            f"{line.ranks[0]} belongs after {line.rest[0]}, whose option it is"
-        )
-    if line.module is None and line.rest[0] == "stacks":
-        raise ConfigurationError("stacks asks a job that runs; it takes none of these options")
-
-
-def _check_program(line: CommandLine) -> None:
-    """Raise ConfigurationError where a rank would not find the script or module."""
-    if line.own_program is not None:
-        return
-    here = os.getcwd()
-    if line.module is not None:
-        package = line.module.partition(".")[0]
-        # The installed command, unlike python -m, does not look in this directory.
-        path = sys.path[:]
-        sys.path[:0] = [] if sys.flags.safe_path else [here]
-        try:
-            is_there = bool(package) and importlib.util.find_spec(package) is not None
-        finally:
-            sys.path[:] = path
-        if not is_there:
-            raise ConfigurationError(
-                f"no module named {package!r} (looked in {here} and {sys.prefix})"
-            )
-        return
-    script = line.rest[0]
-    if os.path.isdir(script):
-        if not os.path.isfile(os.path.join(script, "__main__.py")):
-            raise ConfigurationError(f"{script!r} is a directory without a __main__.py")
-    elif not os.path.exists(script):
-        raise ConfigurationError(f"there is no script {script!r} in {here}")
-    elif not os.access(script, os.R_OK):
-        raise ConfigurationError(f"the script {script!r} cannot be read")
-
-
-# The job
 
 
 class Job:
@@ -398,23 +202,18 @@ def _choose_lost(
 
 
 def _name_logs(folder: str) -> Files:
-    """Name the files of the ranks' output. Raises ConfigurationError where they cannot be made.
+    """Name the files of all ranks' output, and make the one of errors.
 
-    A job's name may hold anything, and be long; in srun's --output, % and \\ mean something, too.
+    Raises ConfigurationError where it cannot be written. A job's name may hold anything, and be
+    long; in srun's --output, % and \\ mean something, too.
     """
+    from mpiddp.launch.output import open_log  # Most jobs have no logs.
+
     name = os.environ.get(environment.SLURM_JOB_NAME) or "job"
     name = "".join("-" if c.isspace() or not c.isprintable() or c in "/%\\" else c for c in name)
     path = os.path.join(folder, f"{name[:50]}-{job_directory.choose_name()}")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with open(f"{path}.err", "ab"):
-            pass
-    except OSError as error:
-        hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--job-log"
-        raise ConfigurationError(
-            f"cannot write to {os.path.abspath(folder)} on {os.uname().nodename} "
-            f"({error.strerror}); {hint} names another place"
-        ) from None
+    hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--job-log"
+    os.close(open_log(Path(f"{path}.err"), hint))
     return Files(f"{path}.out", f"{path}.err")
 
 
@@ -442,27 +241,29 @@ def _write(stream: Any, text: str) -> None:
     write(stream, text.encode(errors="surrogateescape"))
 
 
-def _check_log_dir(words: Sequence[str]) -> None:
-    """Raises ConfigurationError where ranks could not write their logs."""
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        name, _, value = word.partition("=")
-        if name == "--log-dir":
-            # Imported when it is needed: most jobs have no logs.
-            from mpiddp.launch.output import check_log_dir
+def _check_output(line: CommandLine, ranks: int | None) -> None:
+    """Raise ConfigurationError where the ranks would refuse --console or --log-dir."""
+    console, folder = line.find_rank_option("--console"), line.find_rank_option("--log-dir")
+    if console is None and folder is None:
+        return
+    from mpiddp.launch.output import STREAMS, Output, name_log, open_log
 
-            check_log_dir(Path(value or following))
+    if console is not None:
+        Output(console=console).check_world(ranks or sys.maxsize)
+    if folder is not None:
+        os.close(open_log(name_log(Path(folder), 0, STREAMS[2])))
 
 
 def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
         options = read_options(line)
-        _check_log_dir(line.ranks)
-        program = find_program(line, options)
+        program = make_rank_command(line, options)
         job = Job(options, program)
         if options.dry_run:
             _write(sys.stdout, f"{job.plan.describe(program)}\n")
             raise SystemExit(0)
+        _check_output(line, job.plan.ranks)
         code = job.run()
     except ConfigurationError as error:
         say(str(error))

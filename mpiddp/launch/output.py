@@ -54,6 +54,18 @@ class Output:
     def __post_init__(self) -> None:
         parse_ranks(self.console)
 
+    def check_world(self, ranks: int) -> None:
+        """Raise ConfigurationError where none of the listed ranks exists.
+
+        A restart may have fewer ranks than the first attempt: then there is no error.
+        """
+        listed = parse_ranks(self.console)
+        if listed and all(part.start >= ranks for part in listed) and find_attempt() == 1:
+            raise ConfigurationError(
+                f"--console {self.console} names none of the job's ranks: expected all, none, or "
+                f"ranks out of 0-{ranks - 1}"
+            )
+
     def shows(self, rank: int) -> bool:
         """Whether ``rank`` prints to the console."""
         return any(rank in part for part in parse_ranks(self.console))
@@ -74,22 +86,22 @@ def parse_ranks(text: str) -> list[range]:
     return found
 
 
-def check_log_dir(folder: Path) -> None:
-    """Make the directory of the logs. Raises ConfigurationError where it cannot be written."""
-    import tempfile
+def open_log(path: Path, hint: str = "--log-dir") -> int:
+    """A descriptor that appends to ``path``; directories are made.
 
+    Raises ConfigurationError where it cannot be written; ``hint`` names another place.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise _unwritable(path, error, hint) from None
 
 
-def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
+def _unwritable(path: Path, error: OSError, hint: str) -> ConfigurationError:
     return ConfigurationError(
-        f"--log-dir {str(folder)!r} cannot be written on {socket.gethostname()}: "
-        f"{error.strerror}: expected a directory, or a path for a new one"
+        f"cannot write to {os.path.abspath(path.parent)} on {socket.gethostname()} "
+        f"({error.strerror}); {hint} names another place"
     )
 
 
@@ -143,7 +155,7 @@ def redirect(output: Output, rank: int) -> Redirection:
     logs: dict[int, int] = {}
     if output.log_dir is not None:
         logs = {number: _open_log(output.log_dir, rank, end) for number, end in STREAMS.items()}
-        found.log = _name_log(output.log_dir, rank, STREAMS[2])
+        found.log = name_log(output.log_dir, rank, STREAMS[2])
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -158,17 +170,17 @@ def redirect(output: Output, rank: int) -> Redirection:
     return found
 
 
-def _name_log(folder: Path, rank: int, end: str) -> Path:
+def name_log(folder: Path, rank: int, end: str) -> Path:
+    """The log of one stream of a rank: ``rank-N.out`` or ``rank-N.err``."""
     # The script may change its working directory.
     return Path(os.path.abspath(folder)) / f"rank-{rank}.{end}"
 
 
 def _open_log(folder: Path, rank: int, end: str) -> int:
     """A descriptor that appends; what an earlier attempt has written is closed with a line."""
+    path = name_log(folder, rank, end)
+    log = open_log(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = _name_log(folder, rank, end)
-        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         size = os.fstat(log).st_size
         if size > 0:
             start = "" if os.pread(log, 1, size - 1) == b"\n" else "\n"
@@ -176,7 +188,7 @@ def _open_log(folder: Path, rank: int, end: str) -> int:
             line = f"{start}mpiddp: attempt {find_attempt()} on {socket.gethostname()}, {when}\n"
             output_writer.write_all(log, line.encode())
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise _unwritable(path, error, "--log-dir") from None
     return log
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import Parser, make_parser, read_options
-from mpiddp.launch.command_line import FRONT_HELP, split
+from mpiddp.launch.command_line import COMMANDS, FRONT_HELP, split, suggest
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.output import redirect
@@ -33,7 +33,7 @@ USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
        python -m mpiddp [OPTIONS] train|doctor [ITS OPTIONS…]
-       python -m mpiddp stacks [JOB|LOG-DIR]"""
+       python -m mpiddp stacks [--full] [JOB|LOG-DIR]"""
 DESCRIPTION = """\
 Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 
@@ -68,6 +68,7 @@ def parse(
     """
     parser = make_rank_parser()
     line = split(arguments)
+    line.check_options()
     values = parser.read(line.ranks, show_help=show_help)
     if line.front:
         raise ConfigurationError(
@@ -89,6 +90,7 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
     except OSError as error:
         raise ConfigurationError(
             f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
+            f"{suggest(path, COMMANDS)}"
         ) from None
     if path.endswith((".zip", ".pyz")):
         return _prepare_archive(path, arguments)

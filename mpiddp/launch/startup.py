@@ -257,6 +257,7 @@ class Starter:
         world, self.neighbourhood = find_world(own)
         self.control = ControlChannel(world, own, self.options.timeout)
         peers.world = world
+        self.options.output.check_world(world.size)
         peers.roster = gather_roster(world, self.neighbourhood, own)
 
     def _load_mpi(self) -> Any:

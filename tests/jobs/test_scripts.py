@@ -587,7 +587,8 @@ def test_every_mpi_with_the_real_script(launcher, tmp_path):
         target.parent.mkdir(exist_ok=True)
         copies.copy(source, target)
     (root / "mpiddp").mkdir()
-    launch = ("__init__", "command_line", "front", "job_directory")
+    front = ("command_line", "front", "front_options", "job_directory", "rank_command")
+    launch = ("__init__", *front)
     files = [
         "__main__.py",
         "environment.py",

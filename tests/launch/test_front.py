@@ -18,12 +18,21 @@ from pathlib import Path
 import pytest
 
 import launchers
+import mpiddp
 from mpiddp import __main__
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import command_line, front, job_directory, script
+from mpiddp.launch import (
+    command_line,
+    front,
+    job_directory,
+    other_launchers,
+    script,
+)
 from mpiddp.launch.command_line import split
+from mpiddp.launch.front_options import FrontOptions, read_options
 from mpiddp.launch.launcher import attempt, plan
 from mpiddp.launch.launcher.job_end import Exit
+from mpiddp.launch.rank_command import make_rank_command
 
 SECONDS = 120
 MPIDDP = [sys.executable, "-m", "mpiddp"]
@@ -109,15 +118,19 @@ def test_each_option_of_the_front_is_explained():
 def test_the_documentation_maps_every_option_of_torchrun():
     from torch.distributed.run import get_args_parser
 
-    text = (launchers.ROOT / "docs" / "launching.md").read_text()
-    table = text.partition("| torchrun |")[2].partition("\n\n")[0]
-    named = set(re.findall(r"--?[a-z][a-z-]*", table))
     unnamed = [
-        action.option_strings
+        names
         for action in get_args_parser()._actions
-        if action.option_strings and named.isdisjoint(action.option_strings)
+        if (names := action.option_strings)
+        and not any(other_launchers.find_counterpart(name) for name in names)
     ]
     assert unnamed == [["-h", "--help"]]
+    text = (launchers.ROOT / "docs" / "launching.md").read_text()
+    for launcher, rows in other_launchers.TABLES.items():
+        head = re.search(rf"\| `?{launcher}`? \| .*\n\|---\|---\|\n", text)
+        assert head is not None
+        table = text[head.end() :].partition("\n\n")[0]
+        assert table.splitlines() == [f"| {names} | {what} |" for names, what in rows.items()]
 
 
 # ---- what would be started -------------------------------------------------------------------
@@ -181,7 +194,7 @@ def test_which_words_are_pythons_own(folder, monkeypatch, words, kept):
     own = ["-n", "2", "hello.py", "-m", "-u"]
     monkeypatch.setattr(sys, "argv", ["mpiddp", *own])
     monkeypatch.setattr(sys, "orig_argv", ["python", *words.split(), *own])
-    program = front.find_program(split(own), front.FrontOptions())
+    program = make_rank_command(split(own), FrontOptions())
     expected = [sys.executable, *kept.split(), "-m", "mpiddp", "hello.py", "-m", "-u"]
     assert program == expected
 
@@ -195,9 +208,12 @@ def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
 
     line = split(["-n", "2", "-m", "editable.part"])
     with pytest.raises(ConfigurationError, match="no module named 'editable'"):
-        front.find_program(line, front.FrontOptions())
+        make_rank_command(line, FrontOptions())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
-    assert front.find_program(line, front.FrontOptions())[-2:] == ["-m", "editable.part"]
+    assert make_rank_command(line, FrontOptions())[-2:] == [
+        "-m",
+        "editable.part",
+    ]
 
 
 def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
@@ -219,8 +235,7 @@ def test_auto_is_one_rank_per_gpu_else_per_core(folder):
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
     words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="")
     assert int(words[words.index("-n") + 1]) == plan.count_slots()
-    assert "OMP_NUM_THREADS=1" in words
-    words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="2")
+    # The ranks choose their threads, however many ranks there are.
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
 
 
@@ -273,7 +288,18 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 below", "'below' is a directory without a __main__.py"),
         ("-n 2 -m no.such", "no module named 'no'"),
         ("-n 2 -m", "-m expects the name of a module"),
-        ("-n 2 --epochs 3 hello.py", "--epochs is no option of mpiddp"),
+        ("-n 2 --epochs 3 hello.py", "--epochs is no option of mpiddp; options of the script"),
+        ("-n 2 --labels hello.py", "(did you mean --label?)"),
+        ("-n 2 trian", "(did you mean train?)"),
+        ("-n 2 --timeout -1 --nproc-per-node 2 x", "torchrun, not of mpiddp: type -n N, -n auto"),
+        (
+            "-n 2 --master_addr=x x",
+            "master_addr is an option of torchrun, not of mpiddp: leave",
+        ),
+        ("-n 2 --num_processes 2 x", "an option of accelerate launch, not of mpiddp: type -n N"),
+        ("-n 2 --ntasks 2 x", "--ntasks is an option of srun, not of mpiddp: type --nodes N, -n N"),
+        ("-n 2 --console x hello.py", "--console: expected all, none, or ranks"),
+        ("-n 2 --console 5,2-3 hello.py", "--console 5,2-3 names none of the job's ranks"),
         ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
         ("-n 2 --timeout 3 train", "--timeout belongs after train"),
         ("-n 2 stacks", "stacks asks a job that runs"),
@@ -436,7 +462,7 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
 
 def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
     def run(line):
-        raise StartedError(front.find_program(line, front.read_options(line)))
+        raise StartedError(make_rank_command(line, read_options(line)))
 
     monkeypatch.setattr(front, "run", run)
     monkeypatch.setattr(sys, "argv", ["mpiddp", "hello.py"])
@@ -449,6 +475,8 @@ def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, m
 def test_help_is_shown_beside_the_fronts_options(folder):
     done = run("-n", "2", "--help")
     assert done.returncode == 0 and "--restarts N" in done.stdout
+    done = run("-n", "2", "--version")
+    assert (done.returncode, done.stdout) == (0, f"mpiddp {mpiddp.__version__}\n")
 
 
 def test_more_ranks_than_slots_start_nothing(allocation, monkeypatch, capsys):

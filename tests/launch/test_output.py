@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.output import Output, check_log_dir, find_attempt
+from mpiddp.launch.output import Output, find_attempt, open_log
 from mpiddp.launch.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Lines
 
 HOST = socket.gethostname()
@@ -210,12 +210,11 @@ def test_a_terminal_stays_one_and_keeps_its_bar(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
-    check_log_dir(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    os.close(open_log(tmp_path / "a" / "b" / "rank-0.err"))
     (tmp_path / "file").write_text("")
-    for path in ("file", "file/below"):
-        with pytest.raises(ConfigurationError, match=r"--log-dir .* cannot be written on .*: "):
-            check_log_dir(tmp_path / path)
+    for path in ("file/log", "file/below/log", "a/b"):
+        with pytest.raises(ConfigurationError, match=r"cannot write to .*; --log-dir names"):
+            open_log(tmp_path / path)
 
 
 SCRIPT = """
@@ -269,7 +268,7 @@ def test_nothing_starts_where_one_rank_cannot_write_its_log(tmp_path):
     options = ["-m", "mpiddp", "--log-dir", "logs", "script.py"]
     result = launchers.run(row, 2, options, timeout=60, cwd=tmp_path).expect(2)
     (line,) = messages(result)
-    assert line.startswith(f"mpiddp: rank 1 of 2 on {HOST}: --log-dir 'logs' cannot be written")
+    assert line.startswith(f"mpiddp: rank 1 of 2 on {HOST}: cannot write to ")
     assert "started" not in result.stdout
 
 
@@ -301,4 +300,16 @@ def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
             timeout=60,
         )
         assert result.returncode == 2 and result.stdout == ""
-        assert re.fullmatch("mpiddp: --log-dir 'file' cannot be written on .*\n", result.stderr)
+        assert re.fullmatch(
+            "mpiddp: cannot write to /.*; --log-dir names another place\n", result.stderr
+        )
+
+
+def test_a_restart_may_have_fewer_ranks_than_the_console_names(monkeypatch):
+    console = Output(console="3-5")
+    console.check_world(4)
+    with pytest.raises(ConfigurationError, match="out of 0-2"):
+        console.check_world(3)
+    Output(console="none").check_world(1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    console.check_world(3)

@@ -412,7 +412,9 @@ def test_help_under_mpirun_is_printed_once():
     ("arguments", "words"),
     [
         (["absent.py"], "script 'absent.py' cannot be read: No such file"),
-        (["--bogus", "x.py"], "--bogus"),
+        (["--bogus", "x.py"], "--bogus is no option of mpiddp"),
+        (["--nnodes", "2", "x.py"], "--nnodes is an option of torchrun, not of mpiddp: type in a"),
+        (["doctro"], "(did you mean doctor?)"),
         ([], "no SCRIPT given"),
         (["--timeout", "0", "x.py"], "timeout"),
         (["--timeout", "soon", "x.py"], "--timeout"),
@@ -426,11 +428,18 @@ def test_mistakes_of_one_process(arguments, words):
 
 
 @pytest.mark.by_default("mpich")
-@pytest.mark.parametrize("arguments", [["absent.py"], ["--interface", "absent0", "-m", "timeit"]])
-def test_mistakes_of_every_rank_are_said_once(either_launcher, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["absent.py"], "absent.py"),
+        (["--interface", "absent0", "-m", "timeit"], "absent0"),
+        (["--console", "3-5", "-m", "timeit"], "out of 0-2"),
+    ],
+)
+def test_mistakes_of_every_rank_are_said_once(either_launcher, arguments, said):
     result = launchers.run(either_launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)
     (line,) = messages(result)
-    assert arguments[arguments.index("--interface") + 1 if len(arguments) > 1 else 0] in line
+    assert said in line
     assert "Traceback" not in result.output
 
 

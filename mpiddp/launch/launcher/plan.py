@@ -46,6 +46,8 @@ class Plan:
     unset: tuple[str, ...] = ()
     layout: Layout | None = None
     """In an allocation."""
+    ranks: int | None = None
+    """None where the program starts its ranks itself."""
     note: str = ""
     """What is worth telling before the ranks start; empty where all is as usual."""
 
@@ -111,7 +113,7 @@ def make_plan(
         mpirun.command_on(dict(zip(layout.hosts, layout.ranks_of, strict=True))), options
     )
     found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
-    return Plan(mpirun.kind, words, found, layout=layout)
+    return Plan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
 
 
 def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
@@ -130,15 +132,14 @@ def _plan_none(options: Sequence[str]) -> Plan:
 
 def _plan_machine(request: Request, launcher: str, options: Sequence[str]) -> Plan:
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
-    gpus = count_gpus(os.environ) if request.ranks is None else 0
-    ranks = request.ranks or gpus or count_slots()
-    found = mpirun.variables(ranks)
-    if request.ranks is None and not gpus:
-        found[environment.OMP_NUM_THREADS] = str(max(1, count_slots() // ranks))
-    found = {name: value for name, value in found.items() if name not in os.environ}
+    ranks = request.ranks or count_gpus(os.environ) or count_slots()
+    wanted = mpirun.variables(ranks)
+    found = {name: value for name, value in wanted.items() if name not in os.environ}
     library = f" with {mpirun.library}" if mpirun.library is not None else ""
     note = "" if mpirun.is_own else f"using {mpirun.program}{library}"
-    return Plan(mpirun.kind, _insert(mpirun.command(ranks, ()), options), found, note=note)
+    return Plan(
+        mpirun.kind, _insert(mpirun.command(ranks, ()), options), found, ranks=ranks, note=note
+    )
 
 
 def _find_layout(request: Request, without: Sequence[str]) -> Layout:
@@ -163,7 +164,7 @@ def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str] | 
     most = () if layout.is_slurms else (environment.SLURM_MOST_TASKS_PER_NODE,)
     unset = (*environment.SLURM_CONTRADICTING, *most)
     cores = {environment.SRUN_CPUS_PER_TASK: str(layout.cores)}
-    return Plan(SRUN, words, cores, unset, layout)
+    return Plan(SRUN, words, cores, unset, layout, layout.world)
 
 
 def count_gpus(variables: Mapping[str, str]) -> int:

@@ -1,0 +1,89 @@
+"""Options of other launchers, and what to type for them in ``python -m mpiddp``.
+
+The tables of docs/launching.md have the same rows; they are read only for an error message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+TORCHRUN = {
+    "`--nproc-per-node N`, `gpu`, `auto`": (
+        "`-n N`, `-n auto`; in a Slurm job `--ranks-per-node N`"
+    ),
+    "`--nnodes N`, `--nnodes MIN:MAX`": "in a Slurm job `--nodes N`; `--min-nodes MIN`",
+    "`-m`, `--module`": "`-m MODULE`",
+    "`--max-restarts N`": "`--restarts N`",
+    "`--standalone`, `--rdzv-backend`, `--rdzv-endpoint`, `--rdzv-id`, `--rdzv-conf`, "
+    "`--node-rank`, `--master-addr`, `--master-port`": (
+        "nothing: MPI knows the ranks, and the address is found"
+    ),
+    "`--local-addr`": "`--interface NAME`",
+    "`--log-dir DIR`, `--redirects`, `--tee`": "`--log-dir DIR`",
+    "`--local-ranks-filter LIST`": "`--console LIST`",
+    "`--numa-binding`": "`--bind numa`, `--bind cores`",
+    "`--signals-to-handle`": "nothing: signals reach the ranks",
+    "`--shutdown-timeout`": "nothing; Slurm's `KillWait` in a job",
+    "`--monitor-interval`, `--start-method`": (
+        "nothing: a rank that ends is noticed at once, and each rank is a process"
+    ),
+    "`--run-path`": "nothing: a script runs as by `python SCRIPT`",
+    "`--no-python`": "nothing: start the program with mpirun or srun",
+    "`--virtual-local-rank`": (
+        "nothing: each rank sees all GPUs of its node, and `LOCAL_RANK` counts them"
+    ),
+    "`--role`, `--event-log-handler`, `--logs-specs`, `--duplicate-stdout-filters`, "
+    "`--duplicate-stderr-filters`": "nothing: there is no counterpart",
+}
+ACCELERATE = {
+    "`--num_processes N`": "`-n N`: of all machines, as there",
+    "`--num_machines N`": "in a Slurm job `--nodes N`",
+    "`--multi_gpu`, `--machine_rank`, `--main_process_ip`, `--main_process_port`, "
+    "`--same_network`, `--rdzv_backend`": "nothing",
+    "`--gpu_ids LIST`": "`CUDA_VISIBLE_DEVICES=LIST` before the command",
+    "`--num_cpu_threads_per_process N`": "`OMP_NUM_THREADS=N` before the command",
+    "`--mixed_precision TYPE`": (
+        "`ACCELERATE_MIXED_PRECISION=TYPE` before the command, or `Accelerator(mixed_precision=…)`"
+    ),
+    "`--max_restarts N`, `--log_dir DIR`, `--tee`": "as torchrun's",
+    "`-m`, `--module`": "`-m MODULE`",
+}
+SRUN = {
+    "`--nodes N`, `--ntasks N`, `--ntasks-per-node N`": (
+        "`--nodes N`, `-n N`, `--ranks-per-node N`"
+    ),
+    "`--gpus-per-node`, `--cpus-per-task`, `--cpus-per-gpu`": (
+        "nothing: give them to sbatch or salloc"
+    ),
+    "`--mpi TYPE`": "nothing, or `MPIDDP_PMI=TYPE` before the command",
+    "`--kill-on-bad-exit`, `--export`": "nothing: both are on",
+    "`--output FILE`, `--error FILE`": (
+        "`--job-log DIR` for all ranks together, `--log-dir DIR` for each"
+    ),
+    "`--label`": "`--label`",
+    "`--cpu-bind`": "`--bind cores`, `--bind numa`, `--bind none`",
+    "any other": '`--launcher-options "…"`',
+}
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "torchrun": TORCHRUN,
+    "accelerate launch": ACCELERATE,
+    "srun": SRUN,
+}
+"""By the name of the launcher; each row in Markdown: its options, and what to type."""
+
+
+def find_counterpart(option: str) -> tuple[str, str] | None:
+    """The launcher that has ``option``, and what to do instead; None for an unknown one.
+
+    torchrun and accelerate take ``_`` for ``-``.
+    """
+    name = option.replace("_", "-")
+    for launcher, rows in TABLES.items():
+        for options, text in rows.items():
+            if name in re.findall(r"--?[a-z][a-z-]*", options.replace("_", "-")):
+                plain = text.replace("`", "")
+                if plain.startswith("nothing"):
+                    return launcher, f"leave it out{plain.removeprefix('nothing')}"
+                return launcher, f"type {plain}"
+    return None
