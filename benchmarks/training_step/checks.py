@@ -47,7 +47,7 @@ def compute_alone(spec: LoopSpec, workers: int, device: torch.device) -> dict[st
     with without_dropout(module):
         for _ in range(CHECKED_STEPS):
             optimizer.zero_grad()
-            for features, labels in batches:
+            for features, labels, _ in batches:
                 loss = nn.functional.cross_entropy(module(features), labels)
                 torch.autograd.backward(loss / workers)
             optimizer.step()

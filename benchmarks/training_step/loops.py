@@ -15,11 +15,11 @@ from torch import nn
 from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
 from benchmarks.training_step.workloads import draw_batch
+from mpiddp.training.batches import Batch
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 if TYPE_CHECKING:
-    from mpiddp.training.batches import Batch
     from mpiddp.training.optimizer_step import Update
 
 WARM_STEPS = 3
@@ -61,13 +61,13 @@ class Loop:
 def draw(spec: LoopSpec, device: torch.device, place: int) -> Batch:
     """One worker's batch, on the device."""
     features, labels = draw_batch(spec.workload, spec.batch_size, spec.seed, place)
-    return features.to(device), labels.to(device)
+    return Batch(features.to(device), labels.to(device))
 
 
 def make_slowdown(
     spec: LoopSpec,
     module: torch.nn.Module,
-    batch: tuple[torch.Tensor, torch.Tensor],
+    batch: Batch,
     place: int,
     workers: tuple[int, ...],
 ) -> Slowdown | None:
@@ -86,7 +86,7 @@ def make_slowdown(
 
 def take_step(loop: Loop, watch: Stopwatch) -> None:
     """As the trainer does; ``watch`` times the update."""
-    features, labels = loop.batch
+    features, labels = loop.batch.inputs, loop.batch.targets
     if loop.slowdown is not None:
         loop.slowdown.wait(loop.step)
     loss = nn.functional.cross_entropy(loop.model(features), labels)
@@ -100,7 +100,7 @@ def take_step(loop: Loop, watch: Stopwatch) -> None:
 
 def take_pass(loop: Loop) -> None:
     """Forward and backward without synchronisation, and no update."""
-    features, labels = loop.batch
+    features, labels = loop.batch.inputs, loop.batch.targets
     if loop.slowdown is not None:
         loop.slowdown.wait(loop.step)
     with loop.quiet():

@@ -23,6 +23,7 @@ from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
 from benchmarks.training_step.workloads import build
 from mpiddp.errors import ConfigurationError
+from mpiddp.training.batches import Batch
 
 
 class TorchJob(TorchMember):
@@ -71,10 +72,11 @@ class TorchJob(TorchMember):
         if spec.straggler is not None:
             raise ConfigurationError("nn.DataParallel has no worker that can be slowed")
         shares = [draw(spec, self.device, place) for place in range(self.size)]
-        features, labels = (torch.cat(parts) for parts in zip(*shares, strict=True))
+        features = torch.cat([share.inputs for share in shares])
+        labels = torch.cat([share.targets for share in shares])
         model = nn.DataParallel(module, device_ids=list(range(self.size)))
         return Loop(
-            model, module, make_step(module), (0,), 0, (features, labels),
+            model, module, make_step(module), (0,), 0, Batch(features, labels),
             bare=module, share=spec.batch_size,
         )  # fmt: skip
 

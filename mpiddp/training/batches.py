@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
@@ -17,8 +17,18 @@ from mpiddp.training.data import Split
 SHOWN = 8
 """Sample numbers in a message."""
 
-Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Features of shape (samples, …), float32, and labels of shape (samples,), int64."""
+
+class Batch(NamedTuple):
+    """One rank's samples of a forward pass."""
+
+    inputs: torch.Tensor
+    """Shape (samples, …)."""
+    targets: torch.Tensor
+    """Shape (samples, …); labels are int64."""
+    weight: float = 1.0
+    """Factor of the mean loss: with it, the average of the ranks' gradients is that of the mean
+    over all samples of the step. 0 where the step had no sample for this rank: the one here is
+    another rank's, and is not counted."""
 
 
 class Samples(Dataset[Batch]):
@@ -39,7 +49,7 @@ class Samples(Dataset[Batch]):
 
     def read(self, positions: list[int]) -> Batch:
         index = torch.tensor(positions)
-        return self.features[index], self.labels[index]
+        return Batch(self.features[index], self.labels[index])
 
     def __getitem__(self, positions: list[int]) -> Batch:
         try:
@@ -83,96 +93,132 @@ def describe_numbers(numbers: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class TrainingBatches:
-    """One rank's share of every training epoch.
+class Cut:
+    """How ranks cut an order of samples into steps.
 
-    All ranks have the same number of batches of the same sizes, so that averaging gradients
-    over ranks averages over samples. For that up to ``ranks - 1`` samples, drawn anew in each
-    epoch, are trained on twice.
+    Each step takes the next ``batch_size * ranks`` samples of the order, of which ranks take turns.
+    So only the last step of an epoch has fewer, and ranks differ by one sample there.
     """
 
-    loader: DataLoader[Batch]
-    share: Share
     batch_size: int
-    samples: Samples
+    """Samples of a rank and step."""
+    rank: int = 0
+    ranks: int = 1
+    drops_last: bool = False
+    """Whether a last step with fewer samples is left out."""
 
-    def find_samples(self, number: int) -> list[int]:
-        """The samples of batch ``number``, counted from 0 since ``start``."""
-        order = BatchSampler(self.share, self.batch_size, drop_last=False)
-        return next(itertools.islice(order, number, None))
+    @property
+    def step_samples(self) -> int:
+        """Samples of a whole step, on all ranks."""
+        return self.batch_size * self.ranks
 
-    def start(self, epoch: int, taken: int = 0) -> Iterable[Batch]:
-        """Return the batches of ``epoch``, in an order that only the seed and it decide.
+    def count(self, samples: int) -> int:
+        """Steps that so many samples make."""
+        rest = 0 if self.drops_last else self.step_samples - 1
+        return (max(0, samples) + rest) // self.step_samples
 
-        ``taken``: how many of its samples all ranks, whatever their number, have trained on.
-        """
-        self.share.begin(epoch, taken)
-        return self.loader
-
-    def count(self, taken: int = 0) -> int:
-        """Batches of an epoch that are left, once so many samples were taken."""
-        return -(-self.share.count(taken) // self.batch_size)
-
-    def __len__(self) -> int:
-        return self.count()
+    def cut(self, order: Sequence[int]) -> Iterator[Part]:
+        """This rank's batches."""
+        for step in range(self.count(len(order))):
+            begin = step * self.step_samples
+            samples = order[begin : begin + self.step_samples]
+            mine = samples[self.rank :: self.ranks]
+            # A model cannot take a batch without samples.
+            yield Part(list(mine or samples[:1]), len(mine) * self.ranks / len(samples))
 
 
-class Share(Sampler[int]):
-    """One rank's part of the samples: every ``ranks``-th of an order that is the same for all.
+@dataclass(frozen=True)
+class Part:
+    """The samples of one rank's batch, by position, and its ``Batch.weight``."""
+
+    positions: list[int]
+    weight: float
+
+
+class Share(Sampler[list[int]]):
+    """One rank's part of the samples of an epoch, in an order that is the same for all ranks.
 
     After as many steps, all ranks together have taken the first samples of that order. So other
     ranks can go on from there.
     """
 
-    def __init__(self, samples: int, seed: int, rank: int, ranks: int) -> None:
-        self._samples, self._seed, self._rank, self._ranks = samples, seed, rank, ranks
+    def __init__(self, samples: int, seed: int, cut: Cut) -> None:
+        self._samples, self._seed, self.cut = samples, seed, cut
         self._epoch = self._taken = 0
 
     def begin(self, epoch: int, taken: int) -> None:
         self._epoch, self._taken = epoch, taken
 
     def count(self, taken: int) -> int:
-        """Samples of this rank, and of each other, that are left."""
-        return -(-max(0, self._samples - taken) // self._ranks)
+        """Steps that are left, the same on all ranks."""
+        return self.cut.count(self._samples - taken)
 
-    def __len__(self) -> int:
-        return self.count(self._taken)
-
-    def __iter__(self) -> Iterator[int]:
+    def list_parts(self) -> Iterator[Part]:
         generator = torch.Generator()
         generator.manual_seed(self._seed + self._epoch)
         order: list[int] = torch.randperm(self._samples, generator=generator).tolist()
-        left = order[self._taken :]
-        missing = len(self) * self._ranks - len(left)
-        again = [order[each % self._samples] for each in range(missing)]
-        return iter((left + again)[self._rank :: self._ranks])
+        return self.cut.cut(order[self._taken :])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (part.positions for part in self.list_parts())
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """One rank's share of every training epoch. Every sample is taken once."""
+
+    loader: DataLoader[Batch]
+    share: Share
+    samples: Samples
+
+    def find_samples(self, number: int) -> list[int]:
+        """The samples of batch ``number``, counted from 0 since ``start``."""
+        return next(itertools.islice(self.share.list_parts(), number, None)).positions
+
+    def start(self, epoch: int, taken: int = 0) -> Iterator[Batch]:
+        """Return the batches of ``epoch``, in an order that only the seed and it decide.
+
+        ``taken``: how many of its samples all ranks, whatever their number, have trained on.
+        """
+        self.share.begin(epoch, taken)
+        return (
+            batch._replace(weight=part.weight)
+            for batch, part in zip(self.loader, self.share.list_parts(), strict=True)
+        )
+
+    def count(self, taken: int = 0) -> int:
+        """Steps of an epoch that are left, once so many samples were taken."""
+        return self.share.count(taken)
+
+    def __len__(self) -> int:
+        return self.count()
 
 
 class SharedBatches:
     """An epoch's batches, of which every worker takes one that nobody has taken yet.
 
-    A slow worker takes fewer of them. Every sample is trained on once.
+    A slow worker takes fewer of them. Every sample is taken once. Each batch is a step, so that all
+    weigh 1.
     """
 
     def __init__(
         self,
         split: Split,
-        batch_size: int,
         seed: int,
-        workers: int,
+        cut: Cut,
         ticket: Callable[[], int],
         *,
         skips: bool = False,
     ) -> None:
         """
         Args:
+            cut: of any rank.
             ticket: tells which batch this worker should take next, counted from 0.
             skips: whether a sample that cannot be read is left out.
         """
         self.samples = Samples(split, skips=skips)
-        self._share = Share(len(split), seed, 0, 1)
-        self._order = BatchSampler(self._share, batch_size, drop_last=False)
-        self._workers = workers
+        self._share = Share(len(split), seed, replace(cut, rank=0, ranks=1))
+        self._workers = cut.ranks
         self._ticket = ticket
         self._present: list[int] = []
 
@@ -186,14 +232,14 @@ class SharedBatches:
         An epoch is not interrupted: ``taken`` is 0.
         """
         self._share.begin(epoch, taken)
-        order = list(self._order)
+        order = list(self._share)
         while (number := self._ticket()) < len(order):
             self._present = order[number]
             yield self.samples[self._present]
 
     def count(self, taken: int = 0) -> int:
         """For each worker, if all were equally quick."""
-        return -(-len(self._order) // self._workers)
+        return -(-self._share.count(0) // self._workers)
 
     def __len__(self) -> int:
         return self.count()
@@ -215,15 +261,15 @@ def check_share(samples: int, ranks: int, batch_size: int) -> None:
 
 
 def make_training_batches(
-    split: Split, batch_size: int, seed: int, rank: int, ranks: int, *, skips: bool = False
+    split: Split, seed: int, cut: Cut, *, skips: bool = False
 ) -> TrainingBatches:
-    """Return the training batches of ``rank``, shuffled anew in each epoch.
+    """Return the training batches of a rank, shuffled anew in each epoch.
 
     With ``skips`` a sample that cannot be read is left out of its batch.
     """
     samples = Samples(split, skips=skips)
-    share = Share(len(split), seed, rank, ranks)
-    return TrainingBatches(_load(samples, share, batch_size), share, batch_size, samples)
+    share = Share(len(split), seed, cut)
+    return TrainingBatches(_load(samples, share), share, samples)
 
 
 def make_evaluation_batches(
@@ -236,11 +282,10 @@ def make_evaluation_batches(
     number of batches.
     """
     samples = Samples(split, "test", skips=skips)
-    return _load(samples, range(rank, len(split), ranks), batch_size)
+    return _load(samples, BatchSampler(range(rank, len(split), ranks), batch_size, drop_last=False))
 
 
-def _load(samples: Samples, share: Iterable[int], batch_size: int) -> DataLoader[Batch]:
-    batches = BatchSampler(share, batch_size, drop_last=False)
+def _load(samples: Samples, order: Iterable[list[int]]) -> DataLoader[Batch]:
     # A loader draws a number whenever it begins; not from the generator that dropout uses, whose
     # state would depend on how often a run was interrupted.
-    return DataLoader(samples, batch_size=None, sampler=batches, generator=torch.Generator())
+    return DataLoader(samples, batch_size=None, sampler=order, generator=torch.Generator())

@@ -52,7 +52,7 @@ def predict_all(
     found, totals = Predictions([], [], []), metrics.Totals(session.device)
     module.eval()
     with torch.no_grad():
-        for features, labels in make_evaluation_batches(
+        for features, labels, _ in make_evaluation_batches(
             data.test, EVALUATION_BATCH, world.rank, world.size
         ):
             targets = labels.to(session.device)

@@ -16,6 +16,7 @@ from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training import models, overlap
 from mpiddp.training.batches import (
     Batch,
+    Cut,
     SharedBatches,
     TrainingBatches,
     check_share,
@@ -107,9 +108,9 @@ def prepare(
     check_share(len(data.train), len(workers), configuration.batch_size)
     place = workers.index(world.rank) if world.rank in workers else 0
     skips = configuration.on_bad_sample == "skip"
-    static = make_training_batches(
-        data.train, configuration.batch_size, configuration.seed, place, len(workers), skips=skips
-    )
+    drops = configuration.last_batch == "drop"
+    cut = Cut(configuration.batch_size, place, len(workers), drops)
+    static = make_training_batches(data.train, configuration.seed, cut, skips=skips)
     rate = _make_rate(configuration, configuration.epochs * len(static))
     batch = _take_first(data, configuration.batch_size, session.device)
     seed_generators(configuration.seed)
@@ -128,7 +129,7 @@ def prepare(
         pace=pace,
         workers=workers,
         roles=roles,
-        training=_share_batches(configuration, data, engine.update, len(workers)) or static,
+        training=_share_batches(configuration, data, engine.update, cut) or static,
         evaluation=make_evaluation_batches(
             data.test, EVALUATION_BATCH, world.rank, world.size, skips=skips
         ),
@@ -149,7 +150,8 @@ def _make_rate(configuration: Configuration, total_steps: int) -> Callable[[int]
 
 def _take_first(data: DataSet, batch_size: int, device: torch.device) -> Batch:
     features = torch.from_numpy(data.train.features[:batch_size])
-    return features.to(device), torch.from_numpy(data.train.labels[:batch_size]).to(device)
+    labels = torch.from_numpy(data.train.labels[:batch_size])
+    return Batch(features.to(device), labels.to(device))
 
 
 def _make_slowdown(
@@ -192,19 +194,13 @@ def _start_engine(
 
 
 def _share_batches(
-    configuration: Configuration, data: DataSet, update: GuardedUpdate, workers: int
+    configuration: Configuration, data: DataSet, update: GuardedUpdate, cut: Cut
 ) -> SharedBatches | None:
     """What workers without a bound take in turns; None for the others, who have their own."""
     if not isinstance(update, Serving) or find_bound(configuration) is not None:
         return None
-    return SharedBatches(
-        data.train,
-        configuration.batch_size,
-        configuration.seed,
-        workers,
-        lambda: update.ticket,
-        skips=configuration.on_bad_sample == "skip",
-    )
+    skips = configuration.on_bad_sample == "skip"
+    return SharedBatches(data.train, configuration.seed, cut, lambda: update.ticket, skips=skips)
 
 
 def mix_seed(*numbers: int) -> int:

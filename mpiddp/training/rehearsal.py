@@ -24,7 +24,7 @@ def rehearse(model: nn.Module, module: nn.Module, batch: Batch) -> Iterator[Call
     ``model`` is what takes a batch: DDP's wrapper of ``module``, or itself. The batch lies on the
     module's device.
     """
-    features, labels = batch
+    features, labels = batch.inputs, batch.targets
     device = features.device
 
     def take_pass() -> None:

@@ -46,18 +46,17 @@ class Engine:
         self.guard.begin_step()
         self.update.begin_step()
         parts = split_batch(batch, self.passes)
-        for number, (part, share) in enumerate(parts, start=1):
+        for number, part in enumerate(parts, start=1):
             with self.hold() if number < len(parts) else nullcontext():
-                features, labels = (each.to(device) for each in part)
+                features, labels = part.inputs.to(device), part.targets.to(device)
                 with self.precision.autocast():
                     outputs = self.model(features)
                     loss = nn.functional.cross_entropy(outputs, labels)
                 if self.guard.examine(loss, describe):
                     bad = loss
-                # Equal bits where there is one pass.
-                weighted = loss if share == 1 else loss * share
+                weighted = loss if part.weight == 1 else loss * part.weight
                 torch.autograd.backward(self.precision.scale(weighted))
-            if share > 0:
+            if part.weight > 0:
                 totals.add(loss.detach(), outputs, labels)
         if not self.update.finish_step(is_bad=bad is not None):
             self.guard.restore()
@@ -67,18 +66,20 @@ class Engine:
         return bad
 
 
-def split_batch(batch: Batch, passes: int) -> list[tuple[Batch, float]]:
-    """Cut a batch into ``passes`` parts, each with its share of the samples.
+def split_batch(batch: Batch, passes: int) -> list[Batch]:
+    """Cut a batch into ``passes`` parts, each with its share of the batch's weight.
 
-    The sum of the parts' mean losses, each times its share, is the batch's mean loss. A batch with
-    fewer samples has its first part again, with the share 0, so that every rank takes as many
-    passes.
+    The sum of the parts' mean losses, each times its weight, is the batch's mean loss times the
+    batch's. A batch with fewer samples has its first part again, with the weight 0, so that every
+    rank takes as many passes.
     """
     if passes == 1:
-        return [(batch, 1.0)]
-    features, labels = (torch.tensor_split(each, passes) for each in batch)
-    total = len(batch[1])
+        return [batch]
+    features, labels = (torch.tensor_split(each, passes) for each in (batch.inputs, batch.targets))
+    total = len(batch.targets)
     return [
-        ((part, classes), len(classes) / total) if len(classes) else ((features[0], labels[0]), 0.0)
+        Batch(part, classes, batch.weight * len(classes) / total)
+        if len(classes)
+        else Batch(features[0], labels[0], 0.0)
         for part, classes in zip(features, labels, strict=True)
     ]

@@ -132,7 +132,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -
     totals = metrics.Totals(device)
     model.eval()
     with torch.no_grad():
-        for features, labels in batches:
+        for features, labels, _ in batches:
             targets = labels.to(device)
             outputs = model(features.to(device))
             totals.add(nn.functional.cross_entropy(outputs, targets), outputs, targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.batches import (
+    Cut,
     SharedBatches,
     check_share,
     make_evaluation_batches,
     make_training_batches,
 )
 from mpiddp.training.data import Split
+from mpiddp.training.step import split_batch
 
 sizes = st.integers(min_value=1, max_value=40)
 
@@ -36,9 +39,9 @@ def test_evaluation_counts_every_sample_exactly_once(
     shares = []
     for rank in range(ranks):
         batches = list(make_evaluation_batches(split, batch_size, rank, ranks))
-        assert all(1 <= len(labels) <= batch_size for _, labels in batches)
-        assert all((features[:, 0] == labels).all() for features, labels in batches)
-        mine = [label for _, labels in batches for label in labels.tolist()]
+        assert all(1 <= len(labels) <= batch_size for _, labels, *_ in batches)
+        assert all((features[:, 0] == labels).all() for features, labels, *_ in batches)
+        mine = [label for _, labels, *_ in batches for label in labels.tolist()]
         shares.append(len(mine))
         seen += mine
     assert sorted(seen) == list(range(samples))
@@ -46,21 +49,34 @@ def test_evaluation_counts_every_sample_exactly_once(
 
 
 @settings(deadline=None)
-@given(samples=sizes, ranks=st.integers(1, 6), batch_size=sizes, epoch=st.integers(1, 5))
-def test_training_takes_every_sample_in_equal_steps(
-    samples: int, ranks: int, batch_size: int, epoch: int
-) -> None:
-    steps, seen = [], Counter[int]()
-    for rank in range(ranks):
-        batches = make_training_batches(numbered(samples), batch_size, 0, rank, ranks)
-        mine = list(batches.start(epoch))
-        assert len(mine) == len(batches)
-        steps.append([len(labels) for _, labels in mine])
-        seen.update(label for _, labels in mine for label in labels.tolist())
-    # Equal sizes on all ranks make DDP's average over ranks an average over samples.
-    assert all(step == steps[0] for step in steps)
-    assert set(seen) == set(range(samples))
-    assert seen.total() - samples < ranks
+@given(
+    samples=sizes,
+    ranks=st.integers(1, 6),
+    batch_size=st.integers(1, 8),
+    passes=st.integers(1, 3),
+    epoch=st.integers(1, 5),
+    drops=st.booleans(),
+)
+def test_a_step_is_the_mean_over_its_samples(samples, ranks, batch_size, passes, epoch, drops):
+    cuts = [Cut(batch_size, rank, ranks, drops_last=drops) for rank in range(ranks)]
+    batches = [make_training_batches(numbered(samples), 0, cut) for cut in cuts]
+    shares = [list(each.start(epoch)) for each in batches]
+    assert all(len(each) == len(share) for each, share in zip(batches, shares, strict=True))
+    seen, steps = Counter[int](), []
+    for turn in zip(*shares, strict=True):
+        step = Counter[int]()
+        for batch in turn:
+            for part in split_batch(batch, passes):
+                # The mean loss times its weight, averaged over the ranks.
+                for label in part.targets.tolist() if part.weight else []:
+                    step[label] += part.weight / ranks / len(part.targets)
+        assert all(each == pytest.approx(1 / len(step)) for each in step.values())
+        steps.append(len(step))
+        seen.update(step.keys())
+    assert seen.total() == len(seen)
+    whole = batch_size * ranks
+    assert all(size == whole for size in steps[:-1])
+    assert len(seen) == (samples // whole * whole if drops else samples)
 
 
 @settings(deadline=None)
@@ -70,28 +86,27 @@ def test_training_takes_every_sample_in_equal_steps(
     worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4),
 )
 def test_other_ranks_go_on_with_the_samples_that_are_left(samples, batch_size, worlds):
+    def train(ranks, taken, steps):
+        for rank in range(ranks):
+            batches = make_training_batches(numbered(samples), 0, Cut(batch_size, rank, ranks))
+            for batch in islice(batches.start(1, taken), steps):
+                seen.update(batch.targets.tolist() if batch.weight else [])
+
     taken, seen = 0, Counter[int]()
     for ranks, steps in worlds:
         if taken + ranks * batch_size * steps >= samples:
             break
-        for rank in range(ranks):
-            share = make_training_batches(numbered(samples), batch_size, 0, rank, ranks)
-            batches = list(share.start(1, taken))
-            assert len(batches) == share.count(taken)
-            seen.update(label for _, labels in batches[:steps] for label in labels.tolist())
+        train(ranks, taken, steps)
         taken += ranks * batch_size * steps
         # Each once so far.
         assert seen.total() == len(seen) == taken
-    for rank in range(2):
-        share = make_training_batches(numbered(samples), batch_size, 0, rank, 2)
-        seen.update(label for _, labels in share.start(1, taken) for label in labels.tolist())
-    assert set(seen) == set(range(samples))
-    assert seen.total() - samples < 2
+    train(2, taken, None)
+    assert seen == Counter(range(samples))
 
 
 def order(seed: int, epoch: int) -> list[int]:
-    batches = make_training_batches(numbered(30), 7, seed, 0, 1)
-    return [label for _, labels in batches.start(epoch) for label in labels.tolist()]
+    batches = make_training_batches(numbered(30), seed, Cut(7))
+    return [label for _, labels, *_ in batches.start(epoch) for label in labels.tolist()]
 
 
 def test_the_order_follows_seed_and_epoch() -> None:
@@ -122,7 +137,7 @@ def test_workers_that_take_in_turns_take_every_sample_once(samples, workers, bat
     seen = []
     for epoch in (1, 2):
         shares = [
-            SharedBatches(split, batch_size, 3, workers, lambda place=place: tickets[place])
+            SharedBatches(split, 3, Cut(batch_size, 0, workers), lambda place=place: tickets[place])
             for place in range(workers)
         ]
         tickets[:] = range(workers)

@@ -15,7 +15,7 @@ import broken_data
 import launchers
 from mpiddp.errors import MpiddpError
 from mpiddp.training import models
-from mpiddp.training.batches import Samples, UnreadableSampleError, make_training_batches
+from mpiddp.training.batches import Cut, Samples, UnreadableSampleError, make_training_batches
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import Split, load
 from mpiddp.training.divergence import LossGuard, MarkedModel
@@ -35,7 +35,7 @@ def find_bad_steps() -> list[tuple[int, int, list[int]]]:
     split = load(TOY).train
     found = []
     for rank in range(RANKS):
-        batches = make_training_batches(split, TOY.batch_size, TOY.seed, rank, RANKS)
+        batches = make_training_batches(split, TOY.seed, Cut(TOY.batch_size, rank, RANKS))
         for epoch in range(1, EPOCHS + 1):
             batches.start(epoch)
             for number in range(len(batches)):
@@ -54,7 +54,7 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
     parameters = list(model.parameters())
     optimizer = make_optimizer(TOY, parameters)
     shares = [
-        make_training_batches(data.train, TOY.batch_size, TOY.seed, rank, RANKS)
+        make_training_batches(data.train, TOY.seed, Cut(TOY.batch_size, rank, RANKS))
         for rank in range(RANKS)
     ]
     features, labels = torch.from_numpy(data.train.features), torch.from_numpy(data.train.labels)

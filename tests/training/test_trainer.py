@@ -23,6 +23,7 @@ from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.session import Options, Session
 from mpiddp.launch.startup import start
 from mpiddp.training import models
+from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from mpiddp.training.metrics import Row
@@ -186,7 +187,9 @@ def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Sessi
     loss = nn.functional.cross_entropy(outputs, labels).item()
     accuracy = (outputs.argmax(dim=1) == labels).double().mean().item()
     for size in (1, 7, len(labels)):
-        batches = zip(features.split(size), labels.split(size), strict=True)
+        batches = [
+            Batch(*each) for each in zip(features.split(size), labels.split(size), strict=True)
+        ]
         average = evaluate(model, batches, torch.device("cpu"))
         assert average.samples == len(labels)
         assert average.accuracy == accuracy
@@ -275,14 +278,31 @@ def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_two_ranks_share_out_the_samples_of_one(pool: Pools, tmp_path: Path) -> None:
-    rows = {}
-    for ranks, batch in ((1, "16"), (2, "8")):
-        words = [*TOY, "--batch-size", batch, "--name", f"of-{ranks}"]
-        pool("openmpi", ranks).call(trainings.run, words, cwd=tmp_path)
-        rows[ranks] = read_rows(tmp_path / "runs" / f"of-{ranks}")[-1]
-    assert rows[1]["step"] == rows[2]["step"]
-    for name in ("loss", "test_loss"):
-        assert rows[2][name] == pytest.approx(rows[1][name], rel=1e-4)
+    # 160, 161 and 163 training samples: the ranks have in the last step 8 each, 1 and 0, 2 and 1.
+    samples = (200, 201, 203)
+    ways = ("framework", "ring", "parameter-server")
+    words = {
+        (ranks, count, way): [
+            *("--data", "toy", "--epochs", "2", "--batch-size", str(16 // ranks), "--sync", way),
+            *("--samples", str(count), "--name", f"{ranks}-{count}-{way}"),
+        ]
+        for ranks in (1, 2)
+        for count in samples
+        for way in ways[: None if ranks == 2 else 1]
+    }
+    left_out = ["--last-batch", "drop", "--name", "drop"]
+    words[2, 203, "drop"] = [*words[2, 203, "framework"], *left_out]
+    for ranks in (1, 2):
+        lines = [line for key, line in words.items() if key[0] == ranks]
+        pool("openmpi", ranks).call(trainings.run, *lines, cwd=tmp_path)
+    for count in samples:
+        one = read_rows(tmp_path / "runs" / f"1-{count}-framework")[-1]
+        for way in ways:
+            two = read_rows(tmp_path / "runs" / f"2-{count}-{way}")[-1]
+            assert one["step"] == two["step"]
+            for name in ("loss", "accuracy", "test_loss"):
+                assert two[name] == pytest.approx(one[name], rel=1e-4), (count, way)
+    assert read_rows(tmp_path / "runs/drop")[-1]["step"] == 2 * (163 // 16)
 
 
 @pytest.mark.mpi

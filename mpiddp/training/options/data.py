@@ -19,6 +19,10 @@ class DataOptions:
     batch_size: int = 16
     """Batch, in samples per rank and step."""
 
+    last_batch: Literal["weighted", "drop"] = "weighted"
+    """The last step of an epoch, where the samples are too few for it: every rank's gradient counts
+    by its number of samples, or the step is left out."""
+
     samples: int = 2000
     """Size of the synthetic and toy data, in samples; a fifth is for testing."""
 
