@@ -227,7 +227,7 @@ def test_all_unreadable_samples_of_a_batch_are_named() -> None:
     with pytest.raises(UnreadableSampleError, match=r"samples 7, 2 cannot be read: ValueError: br"):
         make_samples({2, 7, 9}, skips=False)[[1, 7, 2]]
     samples = make_samples({2, 7, 9}, skips=True)
-    features, labels = samples[[1, 7, 2]]
+    features, labels, _ = samples[[1, 7, 2]]
     assert torch.equal(features, samples.features[[1]])
     assert torch.equal(labels, samples.labels[[1]])
     assert len(samples.left_out) == 1
