@@ -68,10 +68,11 @@ COMMANDS = {
     "train": "mpiddp.train",
     "doctor": "mpiddp.doctor.__main__",
     "stacks": "mpiddp.launch.stacks",
+    "plot": "mpiddp.plot",
 }
 """Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
 ``./train``."""
-WITHOUT_RANKS = frozenset({"stacks"})
+WITHOUT_RANKS = frozenset({"stacks", "plot"})
 
 
 @dataclass(frozen=True)

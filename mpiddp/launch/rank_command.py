@@ -91,7 +91,7 @@ def _check_places(line: CommandLine) -> None:
         raise ConfigurationError("no SCRIPT given; python -m mpiddp --help")
     if line.command in WITHOUT_RANKS:
         raise ConfigurationError(
-            f"{line.command} asks a job that runs; it takes none of these options"
+            f"{line.command} starts no ranks; it takes none of these options"
         )
     if line.own_program is not None and line.ranks:
         raise ConfigurationError(

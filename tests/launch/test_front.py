@@ -445,6 +445,7 @@ class StartedError(Exception):
         ("train --epochs 1", "7", True),
         ("train --epochs 1", "", False),
         ("stacks", "7", False),
+        ("plot first", "7", False),
         ("train --help", "7", False),
         ("--help", "7", False),
         ("-n 2 --help", "", False),

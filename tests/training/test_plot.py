@@ -1,0 +1,159 @@
+"""Pictures of runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from test_history import row, write_run
+
+from mpiddp import plot
+from mpiddp.errors import ConfigurationError
+from mpiddp.training import curves
+from mpiddp.training.history import STAGES, read_histories
+
+DEADLINE = 60
+
+
+def write_runs(folder: Path, names: list[str], **values: Any) -> None:
+    for number, name in enumerate(names, start=1):
+        rows = [row(epoch, samples_per_second=100.0 * number, **values) for epoch in (1, 2, 3)]
+        write_run(folder / name, rows)
+
+
+def draw(folder: Path, names: list[str]) -> Any:
+    return curves.draw(read_histories(names, folder))
+
+
+def titles(figure: Any) -> list[str]:
+    return [axis.get_title(loc="left") for axis in figure.axes]
+
+
+def test_a_panel_is_there_for_what_was_reported(tmp_path: Path) -> None:
+    write_runs(tmp_path, ["plain"])
+    assert titles(draw(tmp_path, ["plain"])) == ["Loss", "Samples per second"]
+    write_runs(tmp_path, ["timed"], accuracy=0.5, stages=dict.fromkeys(STAGES, 0.1))
+    assert titles(draw(tmp_path, ["plain", "timed"])) == [
+        "Loss",
+        "Accuracy, %",
+        "Samples per second",
+        "Milliseconds of a step, by stage",
+    ]
+
+
+def test_each_run_has_its_curve_and_colour(tmp_path: Path) -> None:
+    names = [f"run-{number}" for number in range(12)]
+    write_runs(tmp_path, names)
+    for count in (2, 12):
+        figure = draw(tmp_path, names[:count])
+        lines = figure.axes[1].get_lines()
+        assert [list(line.get_ydata()) for line in lines] == [
+            [100.0 * number] * 3 for number in range(1, count + 1)
+        ]
+        assert len({str(line.get_color()) for line in lines}) == count
+        shown = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert shown[:count] == names[:count]
+
+
+def test_stages_are_stacked(tmp_path: Path) -> None:
+    seconds = {name: 0.01 * place for place, name in enumerate(STAGES, start=1)}
+    write_runs(tmp_path, ["one", "two"], stages=seconds)
+    # Ten steps in each epoch; milliseconds.
+    expected = sum(range(1, len(STAGES) + 1))
+    bars = draw(tmp_path, ["one"]).axes[-1].patches
+    tops = {bar.get_x() + bar.get_width() / 2: 0.0 for bar in bars}
+    for bar in bars:
+        place = bar.get_x() + bar.get_width() / 2
+        assert bar.get_y() == pytest.approx(tops[place])
+        tops[place] += bar.get_height()
+    assert tops == pytest.approx({1: expected, 2: expected, 3: expected})
+    wide = draw(tmp_path, ["one", "two"]).axes[-1].patches
+    ends = [bar.get_x() + bar.get_width() for bar in wide]
+    assert max(ends) == pytest.approx(expected)
+
+
+def test_texts_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
+    stages = dict.fromkeys(STAGES, 0.01)
+    names = [f"a-run-with-a-long-name-{number}" for number in range(9)]
+    write_runs(tmp_path, names, accuracy=0.5, learning_rate=0.001, test_loss=2.0, stages=stages)
+    for count in (1, 9):
+        figure = draw(tmp_path, names[:count])
+        figure.draw_without_rendering()  # Places are known then.
+        boxes = [legend.get_window_extent() for legend in figure.legends]
+        boxes += [axis.get_legend().get_window_extent() for axis in figure.axes[-1:]]
+        for axis in figure.axes:
+            boxes += [axis.get_window_extent(), axis._left_title.get_window_extent()]
+        for number, box in enumerate(boxes):
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+            assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_runs(tmp_path / "runs", ["first", "<second>"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_suffix_decides(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.svg", "a.png", "a.html"):
+        plot.main(["first", "<second>", "--output", name])
+        assert capsys.readouterr().out == f"Written: {name}\n"
+    svg = ElementTree.parse(runs / "a.svg").getroot()
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "<second>" in "".join(svg.itertext())
+    assert (runs / "a.png").read_bytes().startswith(b"\x89PNG")
+    page = (runs / "a.html").read_text()
+    assert "<th>&lt;second&gt;</th>" in page and "<svg" in page
+    assert not re.search(r'(src|href)="(?!#)', page), "the page needs another file"
+
+
+def test_the_same_runs_give_the_same_file(runs: Path) -> None:
+    plot.main(["first"])
+    before = (runs / "runs.svg").read_bytes()
+    plot.main(["first"])
+    assert (runs / "runs.svg").read_bytes() == before
+
+
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mpiddp", "plot", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+
+
+def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_command("frist")
+    assert result.returncode == 2
+    assert "no run 'frist'" in result.stderr and result.stderr.count("\n") == 1
+    cases = [
+        (["first", "--output", "a.pdf"], "ends in .svg, .png, .html, found a.pdf"),
+        (["first", "--output", "none/a.svg"], "cannot write none/a.svg: No such file"),
+    ]
+    for words, expected in cases:
+        with pytest.raises(ConfigurationError, match=re.escape(expected)):
+            read_error(words)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[plot\]'"):
+        read_error(["first"])
+
+
+def read_error(words: list[str]) -> None:
+    """As `plot.main`; its failure handler would end this process."""
+    plot.draw_runs(plot.read_arguments(words))
+
+
+def test_help_needs_no_library(runs: Path) -> None:
+    program = (
+        "import sys; from mpiddp import plot\n"
+        "try: plot.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert result.stdout.splitlines()[-1] == "[]", result
