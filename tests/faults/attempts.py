@@ -1,0 +1,194 @@
+"""Making attempts, one record for each, and going on with what is missing.
+
+Records of one commit are lines of JSON in one file, so that a run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import launchers
+from campaign import Campaign, Fault
+from laboratory import Laboratory
+
+RESULTS = launchers.ROOT / "build" / "faults"
+PARTS = ("mpiddp", "jobs", "tests")
+"""Of the checkout, that decide what an attempt shows."""
+PROBLEM_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an attempt showed where everything was as it must be."""
+
+    outcome: str
+    """How it ended, in a few words that are the same for equal ends."""
+    detected: float | None = None
+    """Seconds from the fault until the job said so, or began to end."""
+    gone: float | None = None
+    """Seconds from the fault until no process of the job was left."""
+    lost_steps: int | None = None
+    """Steps that were made and had to be made again."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The code of one fault."""
+
+    choose: Callable[[Random, int, Mapping[str, Any]], dict[str, Any]]
+    """Draws what an attempt does, as values that JSON can hold: dice, number, parameters."""
+    attempt: Callable[[Mapping[str, Any], Laboratory, Path], Finding]
+    """Does what was drawn, in an empty directory. Raises AssertionError where something is not as
+    it must be."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept of an attempt."""
+
+    fault: str
+    number: int
+    choice: dict[str, Any]
+    passed: bool
+    problem: str
+    """Empty, or why it has not passed."""
+    outcome: str
+    detected: float | None
+    gone: float | None
+    lost_steps: int | None
+    seconds: float
+    """That the attempt took."""
+    load: float
+    """Processes that wanted to run on this machine, on average over the last minute."""
+
+
+def make_attempt(
+    campaign: Campaign, family: Family, place: tuple[str, int], laboratory: Laboratory
+) -> Record:
+    """Make one attempt in a directory of its own; whatever it raises is in the record."""
+    fault, number = campaign.find(place[0]), place[1]
+    choice = family.choose(campaign.make_dice(*place), number, fault.parameters)
+    began = time.monotonic()
+    finding, problem = Finding("failed"), ""
+    with tempfile.TemporaryDirectory(prefix="mpiddp-fault-", dir="/tmp") as folder:
+        # Jobs of other users look into it.
+        os.chmod(folder, 0o755)
+        try:
+            finding = family.attempt(choice, laboratory, Path(folder))
+            problem = find_excess(finding, fault)
+        except Exception:
+            problem = traceback.format_exc()[-PROBLEM_CHARACTERS:]
+    return Record(
+        fault=fault.name,
+        number=number,
+        choice=choice,
+        passed=not problem,
+        problem=problem,
+        **asdict(finding),
+        seconds=round(time.monotonic() - began, 2),
+        load=round(os.getloadavg()[0], 2),
+    )
+
+
+def find_excess(finding: Finding, fault: Fault) -> str:
+    """Which measured value is above its limit; empty where none is."""
+    values = asdict(finding)
+    excesses = [
+        f"{name}: expected at most {limit:g}, found {values[name]:.3g}"
+        for name, limit in fault.limits.items()
+        if values[name] is not None and values[name] > limit
+    ]
+    return "; ".join(excesses)
+
+
+class ResultFile:
+    """The records of one commit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def read(self) -> list[Record]:
+        """All whole lines; the last one may have been cut off."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [Record(**json.loads(line)) for line in lines]
+
+    def append(self, record: Record) -> None:
+        with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                # What a line that was cut off has left ends here.
+                size = file.tell()
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                    content = self.path.read_bytes()
+                    file.truncate(content.rfind(b"\n") + 1)
+                file.write(json.dumps(asdict(record)).encode() + b"\n")
+
+
+def find_missing(
+    wanted: Iterable[tuple[str, int]], records: Iterable[Record]
+) -> list[tuple[str, int]]:
+    """The attempts that no record is of, in their order."""
+    made = {(record.fault, record.number) for record in records}
+    return [place for place in wanted if place not in made]
+
+
+def run_all(
+    places: Iterable[tuple[str, int]],
+    jobs: int,
+    make: Callable[[tuple[str, int]], Record],
+    keep: Callable[[Record], object],
+) -> None:
+    """Make attempts, some at a time; each record is kept as soon as it is there."""
+    waiting, running = list(places)[::-1], set[Future[Record]]()
+    with ThreadPoolExecutor(jobs) as pool:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.add(pool.submit(make, waiting.pop()))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                keep(each.result())
+
+
+def find_commit(root: Path = launchers.ROOT) -> str:
+    """The checkout's commit, with a digest of what was changed since then."""
+
+    def ask(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else ""
+
+    commit = ask("rev-parse", "--short=12", "HEAD").strip()
+    if not commit:
+        return "no-commit"
+    changes = ask("diff", "HEAD", "--", *PARTS)
+    for name in ask("ls-files", "--others", "--exclude-standard", "--", *PARTS).splitlines():
+        changes += f"{name} {(root / name).read_text(errors='replace')}"
+    digest = hashlib.sha256(changes.encode()).hexdigest()[:8]
+    return f"{commit}-changed-{digest}" if changes else commit
+
+
+def describe_machine() -> str:
+    """This machine, in a few words."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    processor = names[0] if names else platform.machine()
+    return f"{len(os.sched_getaffinity(0))} cores of {processor}, Linux {platform.release()}"

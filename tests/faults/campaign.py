@@ -1,0 +1,101 @@
+"""The campaign: which faults are tried how often, and with which choices.
+
+``campaign.json`` holds a version, a seed, and for each fault the number of attempts, limits and
+parameters. What attempt i of a fault does is drawn from the seed, the fault's name and i alone: it
+is the same in each run, whatever else is run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+CAMPAIGN = Path(__file__).with_name("campaign.json")
+VERSION = 1
+"""Of the file's format."""
+
+
+class CampaignError(ValueError):
+    """A campaign, or a choice from it, that cannot be understood."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One row of the table."""
+
+    name: str
+    title: str
+    """What happens, for the table."""
+    attempts: int
+    seconds: float
+    """That one attempt takes, about, on two quiet cores."""
+    parameters: Mapping[str, Any]
+    """What the fault's choices are drawn from."""
+    limits: Mapping[str, float]
+    """The most that a measured value may be, by the value's name in `attempts.Finding`."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """All of the file."""
+
+    seed: int
+    faults: Mapping[str, Fault]
+
+    def make_dice(self, fault: str, number: int) -> random.Random:
+        """What attempt ``number`` of a fault draws its choices from."""
+        return random.Random(f"{self.seed}:{fault}:{number}")
+
+    def choose(self, only: list[str], fraction: float) -> list[tuple[str, int]]:
+        """Faults and numbers of the attempts to make, each fault's first ones.
+
+        ``only``: names of faults, empty for all. ``fraction``: of each fault's attempts, rounded
+        up. Raises CampaignError.
+        """
+        for name in only:
+            self.find(name)
+        if not 0 < fraction <= 1:
+            raise CampaignError(f"--fraction: expected above 0, up to 1, found {fraction:g}")
+        return [
+            (fault.name, number)
+            for fault in self.faults.values()
+            if not only or fault.name in only
+            for number in range(math.ceil(fraction * fault.attempts))
+        ]
+
+    def find(self, name: str) -> Fault:
+        """Raises CampaignError for a name that no fault has."""
+        if name not in self.faults:
+            raise CampaignError(f"no fault is named {name}; there are {', '.join(self.faults)}")
+        return self.faults[name]
+
+    def parse_replay(self, text: str) -> tuple[str, int]:
+        """Fault and number of ``FAULT:NUMBER``. Raises CampaignError."""
+        name, _, number = text.rpartition(":")
+        fault = self.find(name)
+        if not number.isdecimal() or int(number) >= fault.attempts:
+            raise CampaignError(
+                f"--replay: expected {name}:0 to {name}:{fault.attempts - 1}, found {text}"
+            )
+        return name, int(number)
+
+
+def read_campaign(path: Path = CAMPAIGN) -> Campaign:
+    """Raises CampaignError where the file is of another version, or lacks something."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if values.get("version") != VERSION:
+        found = values.get("version")
+        raise CampaignError(f"{path}: expected a campaign of version {VERSION}, found {found}")
+    known = {field.name for field in fields(Fault)} - {"name"}
+    faults = {}
+    for name, given in values["faults"].items():
+        if given.keys() != known:
+            wrong = ", ".join(sorted(given.keys() ^ known))
+            raise CampaignError(f"{path}: {name}: expected {sorted(known)}, not so: {wrong}")
+        faults[name] = Fault(name=name, **given)
+    return Campaign(values["seed"], faults)

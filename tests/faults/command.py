@@ -1,0 +1,120 @@
+"""The command of ``tests/faults/run.sh``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tqdm import tqdm
+
+import attempts
+import table
+from attempts import Record, ResultFile
+from campaign import Campaign, CampaignError, read_campaign
+from families import FAMILIES
+from laboratory import Laboratory
+
+
+def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namespace:
+    """The options; leaves with 2 where they cannot be understood."""
+    total = sum(fault.attempts * fault.seconds for fault in campaign.faults.values())
+    parser = argparse.ArgumentParser(
+        prog="tests/faults/run.sh",
+        description="Break trainings in many ways, and look at what becomes of them. What was made "
+        "at this commit is not made again.",
+        epilog=f"All {sum(fault.attempts for fault in campaign.faults.values())} attempts take "
+        f"about {total / 60:.0f} minutes on two quiet cores.",
+    )
+    add = parser.add_argument
+    add("--only", action="append", default=[], metavar="FAULT", help="this fault; may be repeated")
+    add("--fraction", type=float, default=1.0, metavar="F", help="this share of each's attempts")
+    add("--jobs", type=int, default=1, metavar="N", help="attempts at a time")
+    add("--replay", metavar="FAULT:I", help="make this attempt alone, and keep no record")
+    add("--list", action="store_true", help="show the faults, and make nothing")
+    add("--table", action="store_true", help="show the table of what was made, and make nothing")
+    add("--json", type=Path, metavar="FILE", help="write the table into this file as well")
+    add("--results", type=Path, default=attempts.RESULTS, metavar="DIR", help="where records are")
+    options = parser.parse_args(words)
+    try:
+        options.places = campaign.choose(options.only, options.fraction)
+        options.place = campaign.parse_replay(options.replay) if options.replay else None
+    except CampaignError as error:
+        parser.error(str(error))
+    if options.jobs < 1:
+        parser.error(f"--jobs: expected 1 or more, found {options.jobs}")
+    return options
+
+
+def list_faults(campaign: Campaign) -> None:
+    for fault in campaign.faults.values():
+        minutes = fault.attempts * fault.seconds / 60
+        print(f"{fault.name:<12}{fault.attempts:>4} attempts{minutes:>6.1f} min   {fault.title}")
+
+
+def replay(campaign: Campaign, place: tuple[str, int]) -> int:
+    with Laboratory() as laboratory:
+        record = attempts.make_attempt(campaign, FAMILIES[place[0]], place, laboratory)
+    print(json.dumps({**vars(record), "problem": ""}, indent=1))
+    print(record.problem, file=sys.stderr)
+    return int(not record.passed)
+
+
+def run(campaign: Campaign, options: argparse.Namespace, file: ResultFile) -> None:
+    missing = attempts.find_missing(options.places, file.read())
+    if not missing:
+        return
+    with (
+        Laboratory() as laboratory,
+        tqdm(total=len(missing), unit="attempt", disable=None) as bar,
+    ):
+
+        def make(place: tuple[str, int]) -> Record:
+            return attempts.make_attempt(campaign, FAMILIES[place[0]], place, laboratory)
+
+        def keep(record: Record) -> None:
+            file.append(record)
+            bar.update()
+            if not record.passed:
+                reason = record.problem.strip().splitlines()[-1]
+                bar.write(f"{record.fault}:{record.number} has not passed: {reason}", sys.stderr)
+
+        attempts.run_all(missing, options.jobs, make, keep)
+
+
+def interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Exit code 0: all attempts that were asked for have passed."""
+    signal.signal(signal.SIGTERM, interrupt)
+    campaign = read_campaign()
+    options = parse(campaign)
+    if options.list:
+        list_faults(campaign)
+        return 0
+    if options.place is not None:
+        return replay(campaign, options.place)
+    commit = attempts.find_commit()
+    file = ResultFile(options.results / f"{commit}.jsonl")
+    if not options.table:
+        run(campaign, options, file)
+    records = file.read()
+    rows = table.make_rows(campaign, records)
+    print(table.describe(rows), end="")
+    machine = attempts.describe_machine()
+    print(f"\ncommit {commit}, {machine}; {file.path}", file=sys.stderr)
+    text = json.dumps(table.to_values(commit, machine, rows), indent=1, ensure_ascii=False) + "\n"
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    for path in [file.path.with_suffix(".json"), *([options.json] if options.json else [])]:
+        path.write_text(text, encoding="utf-8")
+    wanted = set(options.places)
+    return int(any(not each.passed and (each.fault, each.number) in wanted for each in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""kill -9 of one rank, at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import launchers
+from attempts import Family, Finding
+from laboratory import (
+    Laboratory,
+    Times,
+    Training,
+    find_resumed,
+    kill,
+    watch_end,
+)
+
+SAVED = r"\.partial"
+"""In the path of whatever belongs to a save."""
+MOMENTS = ("start", "step", "save", "evaluation", "last step")
+CODES = (6, 128 + signal.SIGKILL, signal.SIGKILL)
+"""The survivors', or the victim's as a launcher reports it; Hydra gives the signal alone."""
+
+
+def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    launcher = parameters["launchers"][number % len(parameters["launchers"])]
+    ranks = dice.choice(parameters["ranks"])
+    moment = dice.choice(MOMENTS)
+    return {
+        "launcher": launcher,
+        "ranks": ranks,
+        "victim": dice.randrange(ranks),
+        "moment": moment,
+        # The seconds count from when the rank is there, the share is of the steps.
+        "seconds": round(dice.uniform(0, 1.5), 3),
+        "share": round(dice.random(), 3),
+        "count": dice.randint(1, 6),
+    }
+
+
+@contextlib.contextmanager
+def find_launcher(name: str, laboratory: Laboratory) -> Iterator[launchers.Launcher]:
+    """A row of the table, or ``srun`` or ``srun-kill`` on the cluster."""
+    if not name.startswith("srun"):
+        yield launchers.table()[name]
+        return
+    with laboratory.cluster() as cluster:
+        ends_all = int(name == "srun-kill")
+        yield cluster.srun("--nodes=2", f"--kill-on-bad-exit={ends_all}")
+
+
+def make_rule(choice: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    victim, count = choice["victim"], choice["count"]
+    rule = {
+        "rank": victim,
+        "action": "send_signals",
+        "targets": [victim],
+        "signal": int(signal.SIGKILL),
+    }
+    return (
+        rule
+        | {
+            "step": {"event": "step", "count": 1 + int(choice["share"] * (steps - 1))},
+            "last step": {"event": "step", "count": steps},
+            "save": {"event": "open", "path": SAVED, "count": min(count, 4)},
+            "evaluation": {"event": "evaluation", "count": count},
+        }[choice["moment"]]
+    )
+
+
+def break_off(
+    training: Training, choice: Mapping[str, Any], steps: int
+) -> tuple[Times, launchers.Result]:
+    """Start it, and kill a rank; what remains, and how long that took."""
+    is_start = choice["moment"] == "start"
+    rules = None if is_start else [make_rule(choice, steps)]
+    with training.start(rules) as job:
+        if is_start:
+            victim = job.rank(choice["victim"])
+            time.sleep(choice["seconds"])
+            since = kill(victim, signal.SIGKILL)
+        else:
+            job.until(training.read_fired, "the kill")
+            fired = training.read_fired()
+            assert fired is not None
+            since = fired["time"]
+        survivors = [process for rank, process in job.ranks().items() if rank != choice["victim"]]
+        return watch_end(job, since, survivors), job.wait()
+
+
+def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
+    whole = laboratory.find_whole(choice["ranks"])
+    steps = read_steps(whole)
+    with find_launcher(choice["launcher"], laboratory) as launcher:
+        training = Training(folder, choice["ranks"], launcher=launcher)
+        times, result = break_off(training, choice, steps)
+        assert result.returncode in CODES, result
+        assert training.read_outcome().get("code", 6) == 6, result
+        output = training.finish()
+    laboratory.check_end(training)
+    fired = training.read_fired()
+    made = fired["step"] if fired is not None else 0
+    lost = made - find_resumed(output) if fired is not None else 0
+    return Finding("resumed, bitwise equal", times.detected, times.gone, lost)
+
+
+def read_steps(training: Training) -> int:
+    """All steps of a finished training."""
+    return int(training.read_outcome()["step"])
+
+
+KILL = Family(choose, attempt)

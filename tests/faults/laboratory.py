@@ -1,0 +1,249 @@
+"""Small trainings that something happens to, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import launchers
+import slurm
+from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.training.manifest import list_checkpoints
+from mpiddp.training.shards import read_shards
+
+SABOTEUR = Path(__file__).with_name("saboteur.py")
+NAME = "run"
+INTERVAL = 20
+"""Steps between two checkpoints."""
+# 640 training samples: 40 steps of 2 ranks in an epoch, 160 in all; 27 and 108 of 3 ranks.
+TRAINING = (
+    "--data", "toy", "--samples", "800", "--batch-size", "8", "--epochs", "4", "--name", NAME,
+    "--evaluate-every", "2",
+)  # fmt: skip
+SAVING = ("--save-every", f"{INTERVAL}steps")
+PAUSE = 0.004
+"""Seconds after each step: so small a training would be over before anything could happen to it."""
+SECONDS = 120.0
+"""For a job, however busy the machine is."""
+COMPARED = (
+    "epoch", "step", "loss", "accuracy", "learning_rate", "test_loss", "test_accuracy",
+    "parameters",
+)  # fmt: skip
+LOST = re.compile(r"mpiddp: .*(was lost|left early|: failed|has stalled|no rank)")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a training has ended."""
+
+    rows: list[dict[str, Any]]
+    """Of ``metrics.jsonl``, without the times."""
+    tensors: dict[str, str]
+    """Digests of the last checkpoint's tensors, random states among them, by name."""
+
+
+def read_end(run: Path) -> End:
+    """Of a finished run in this directory."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [{name: json.loads(line).get(name) for name in COMPARED} for line in lines]
+    tensors = read_shards(list_checkpoints(run / "checkpoints")[0], "")
+    return End(
+        rows,
+        {
+            # A structure is JSON, which has the times in it.
+            name: hashlib.sha256(each.numpy().tobytes()).hexdigest()
+            for name, each in tensors.items()
+            if not name.endswith(":structure")
+        },
+    )
+
+
+def check_equal(found: End, expected: End) -> None:
+    """The same rows, and bitwise the same state. A resumed run has the rows of all attempts."""
+    assert found.rows == expected.rows, f"rows differ: {found.rows[-1]} {expected.rows[-1]}"
+    differing = [
+        name
+        for name in expected.tensors.keys() | found.tensors.keys()
+        if expected.tensors.get(name) != found.tensors.get(name)
+    ]
+    assert differing == [], f"tensors differ from the uninterrupted run's: {sorted(differing)[:5]}"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training's command, in its directory."""
+
+    folder: Path
+    ranks: int
+    options: tuple[str, ...] = SAVING
+    launcher: launchers.Launcher | None = None
+    """None for Open MPI's on this machine."""
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / NAME
+
+    @contextlib.contextmanager
+    def start(
+        self,
+        rules: Sequence[Mapping[str, Any]] | None = (),
+        prefix: Sequence[str] = (),
+        **settings: Any,
+    ) -> Iterator[launchers.Job]:
+        """Start it, with what a saboteur does; None for the trainer alone.
+
+        ``prefix``: words before Python. ``settings``: more of the saboteur's plan.
+        """
+        words = [*TRAINING, *self.options]
+        program = ["-m", "mpiddp.train", *words]
+        if rules is not None:
+            plan = self.folder / "plan.json"
+            content = {"folder": str(self.folder), "pause": PAUSE, "rules": list(rules), **settings}
+            plan.write_text(json.dumps(content))
+            program = [str(SABOTEUR), str(plan), *words]
+        first, *rest = [*prefix, sys.executable, *program]
+        with launchers.start(
+            self.launcher or launchers.table()["openmpi"],
+            self.ranks,
+            rest,
+            timeout=SECONDS,
+            cwd=self.folder,
+            env={"OMP_NUM_THREADS": "1"},
+            python=first,
+        ) as job:
+            yield job
+
+    def finish(self) -> str:
+        """Start it without a saboteur, to its end; what it prints."""
+        with self.start(None) as job:
+            return job.wait().expect(0).output
+
+    def read_fired(self) -> dict[str, Any] | None:
+        """When and where the saboteur acted."""
+        path = self.folder / "fired.json"
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+        return None
+
+    def read_outcome(self) -> dict[str, Any]:
+        """What ``outcome.json`` says; empty where there is none."""
+        return read_outcome(self.run) or {}
+
+
+def find_resumed(output: str) -> int:
+    """The step that a run went on from; 0 where it started over."""
+    found = re.findall(r"Resumed from \S+: step (\d+),", output)
+    assert len(found) <= 1, output
+    return int(found[0]) if found else 0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds from a fault until the job said so, or a rank left, and until all had gone."""
+
+    detected: float
+    gone: float
+
+
+def watch_end(job: launchers.Job, since: float, survivors: Sequence[int] = ()) -> Times:
+    """Wait until nothing of the job is left.
+
+    ``since``: when the fault happened, by time.time(). ``survivors``: processes of ranks.
+    """
+    detected = None
+    while True:
+        has_ended = job.process.poll() is not None
+        if detected is None and (
+            has_ended or LOST.search(job.stderr()) or not all(map(is_alive, survivors))
+        ):
+            detected = time.time() - since
+        if has_ended and not job.processes():
+            gone = time.time() - since
+            assert detected is not None
+            return Times(detected, gone)
+        if time.monotonic() > job.deadline:
+            job.wait()  # Says what is still running.
+        time.sleep(0.01)
+
+
+def is_alive(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+class Laboratory:
+    """What all attempts share: uninterrupted runs, and a cluster, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._folder = Path(
+            self._stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="mpiddp-faults-", dir="/tmp")
+            )
+        )
+        self._ends: dict[tuple[Any, ...], Training] = {}
+        self._end_lock = threading.Lock()
+        self._cluster: slurm.Cluster | None = None
+        self._cluster_lock = threading.Lock()
+
+    def __enter__(self) -> Laboratory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A second signal must not break this off: the cluster would stay.
+        before = [signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            self._stack.close()
+        finally:
+            for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+                signal.signal(number, handler)
+
+    def find_whole(self, ranks: int, options: Sequence[str] = SAVING) -> Training:
+        """A finished training that nothing happened to. Do not change its files."""
+        key = (ranks, *options)
+        with self._end_lock:
+            if key not in self._ends:
+                folder = self._folder / str(len(self._ends))
+                folder.mkdir()
+                training = Training(folder, ranks, tuple(options))
+                training.finish()
+                self._ends[key] = training
+            return self._ends[key]
+
+    def check_end(self, training: Training) -> None:
+        """It has ended as the uninterrupted one."""
+        whole = self.find_whole(training.ranks, training.options)
+        check_equal(read_end(training.run), read_end(whole.run))
+        names = {path.name for path in (training.run / "checkpoints").iterdir()}
+        assert all(re.fullmatch(r"step-\d+", name) for name in names), names
+
+    @contextlib.contextmanager
+    def cluster(self) -> Iterator[slurm.Cluster]:
+        """The cluster of four nodes; one attempt at a time has it, and mends what it breaks."""
+        with self._cluster_lock:
+            if self._cluster is None:
+                obstacle = slurm.find_obstacle()
+                assert obstacle is None, obstacle
+                options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}"]
+                self._cluster = self._stack.enter_context(slurm.bring_up(*options))
+            yield self._cluster
+
+
+def kill(process: int, number: int) -> float:
+    """Send a signal; when, by time.time()."""
+    os.kill(process, number)
+    return time.time()

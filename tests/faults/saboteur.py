@@ -1,0 +1,188 @@
+"""The trainer, with something that happens to it in a certain place.
+
+python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, and rules of `Rule`
+
+Places are events of Python and of torch, and no functions of the trainer's. A rule acts once, also
+over several starts: then ``fired.json`` is in the folder, with the time and the step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """At which event on which rank something happens."""
+
+    rank: int
+    """That sees the event, and acts."""
+    event: str
+    """``step``: a step was made. ``evaluation``: a module is called without gradients. ``open``,
+    ``os.mkdir``, ``os.rename``: the audit event, of a path that ``path`` matches."""
+    path: str = ""
+    count: int = 1
+    """At which of these events of a process, counted from 1."""
+    action: str
+    """A function of `ACTIONS`."""
+    targets: tuple[int, ...] = ()
+    """Ranks that get the signal."""
+    signal: int = 0
+    seconds: float = 0.0
+    """Between two signals, or before the only one."""
+
+
+@dataclass
+class Place:
+    """Where this process is."""
+
+    folder: Path
+    rank: int
+    steps: int = 0
+    """Made by this process."""
+    events: dict[Rule, int] = field(default_factory=dict)
+    inputs: Any = None
+    """Of the step that is being made."""
+
+
+def send_signals(rule: Rule, place: Place) -> None:
+    for target in rule.targets:
+        time.sleep(rule.seconds)
+        path = place.folder / f"process-{target}"
+        while not path.exists():
+            time.sleep(0.01)
+        os.kill(int(path.read_text()), rule.signal)
+
+
+def raise_error(rule: Rule, place: Place) -> None:
+    raise RuntimeError("on purpose")
+
+
+def read_address_zero(rule: Rule, place: Place) -> None:
+    ctypes.string_at(0)
+
+
+def spin(rule: Rule, place: Place) -> None:
+    while True:
+        pass
+
+
+def hold_lock(rule: Rule, place: Place) -> None:
+    # A signal ends a sleep.
+    while True:
+        ctypes.PyDLL(None).sleep(1000)
+
+
+def fail_for_quota(rule: Rule, place: Place) -> None:
+    raise OSError(122, "Disk quota exceeded")
+
+
+ACTIONS = {
+    function.__name__: function
+    for function in (
+        send_signals, raise_error, read_address_zero, spin, hold_lock, fail_for_quota,
+    )
+}  # fmt: skip
+
+
+def note(rule: Rule, place: Place) -> None:
+    """One event that the rule is about; the file is made once."""
+    place.events[rule] = place.events.get(rule, 0) + 1
+    if place.events[rule] != rule.count:
+        return
+    try:
+        descriptor = os.open(place.folder / "fired.json", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return
+    content = {"time": time.time(), "step": place.steps, "rank": place.rank}
+    os.write(descriptor, json.dumps(content).encode())
+    os.close(descriptor)
+    ACTIONS[rule.action](rule, place)
+
+
+def watch_files(rules: list[Rule], place: Place) -> None:
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.mkdir", "os.rename"):
+            return
+        is_write = event != "open" or "w" in str(arguments[1])
+        for rule in rules:
+            if rule.event == event and is_write and re.search(rule.path, str(arguments[0])):
+                note(rule, place)
+
+    if rules:
+        sys.addaudithook(audit)
+
+
+def watch_steps(rules: list[Rule], place: Place, pause: float) -> None:
+    def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        place.steps += 1
+        write_samples(optimizer, place)
+        time.sleep(pause)
+        for rule in rules:
+            if rule.event == "step":
+                note(rule, place)
+
+    register_optimizer_step_post_hook(after_step)
+
+
+def watch_calls(rules: list[Rule], place: Place) -> None:
+    def before_call(module: torch.nn.Module, inputs: Any) -> None:
+        if torch.is_grad_enabled():
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                place.inputs = inputs[0]
+            return
+        for rule in rules:
+            if rule.event == "evaluation":
+                note(rule, place)
+
+    register_module_forward_pre_hook(before_call)
+
+
+def write_samples(optimizer: torch.optim.Optimizer, place: Place) -> None:
+    """Add a line of JSON: digests of the parameters after the step, and of its samples."""
+    path = place.folder / "samples"
+    if not path.exists() or place.inputs is None:
+        return
+    digest = hashlib.sha256()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            digest.update(parameter.detach().numpy().tobytes())
+    samples = [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in place.inputs]
+    with (path / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps([place.rank, place.steps, digest.hexdigest(), samples]) + "\n")
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    rank = int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0"))
+    place = Place(Path(plan["folder"]), rank)
+    mine = [Rule(**{**each, "targets": tuple(each.get("targets", ()))}) for each in plan["rules"]]
+    mine = [rule for rule in mine if rule.rank == rank]
+    (place.folder / f"process-{rank}").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    watch_files(mine, place)
+    watch_steps(mine, place, plan.get("pause", 0.0))
+    watch_calls(mine, place)
+    sys.argv[1:] = sys.argv[2:]
+    from mpiddp.train import main as train
+
+    train()
+
+
+if __name__ == "__main__":
+    main()

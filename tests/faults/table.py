@@ -1,0 +1,96 @@
+"""The campaign's table: a row for each fault, as text and as values."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attempts import Record
+from campaign import Campaign
+
+HEADINGS = (
+    "fault", "attempts", "passed", "detected in, median / worst", "lost steps, worst", "outcome",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault's."""
+
+    fault: str
+    title: str
+    planned: int
+    made: int
+    passed: int
+    detected_median: float | None
+    """Seconds."""
+    detected_worst: float | None
+    lost_steps: int | None
+    """The worst of all attempts."""
+    outcomes: dict[str, int]
+    """How often attempts that passed ended in a way."""
+    seconds: float
+    """That all attempts took together."""
+
+
+def make_rows(campaign: Campaign, records: Iterable[Record]) -> list[Row]:
+    """A row for each fault of the campaign, with or without records."""
+    by_fault: dict[str, list[Record]] = {name: [] for name in campaign.faults}
+    for record in records:
+        if record.fault in by_fault:
+            by_fault[record.fault].append(record)
+    return [_make_row(campaign, name, found) for name, found in by_fault.items()]
+
+
+def _make_row(campaign: Campaign, name: str, records: Sequence[Record]) -> Row:
+    fault = campaign.find(name)
+    detected = [each.detected for each in records if each.detected is not None]
+    lost = [each.lost_steps for each in records if each.lost_steps is not None]
+    return Row(
+        fault=name,
+        title=fault.title,
+        planned=fault.attempts,
+        made=len(records),
+        passed=sum(each.passed for each in records),
+        detected_median=round(statistics.median(detected), 3) if detected else None,
+        detected_worst=round(max(detected), 3) if detected else None,
+        lost_steps=max(lost, default=None),
+        outcomes=dict(Counter(each.outcome for each in records if each.passed).most_common()),
+        seconds=round(sum(each.seconds for each in records), 1),
+    )
+
+
+def describe(rows: Iterable[Row]) -> str:
+    """The table in Markdown, without rows of which nothing was made."""
+    lines = [_join(HEADINGS), _join("---" for _ in HEADINGS)]
+    lines += [_join(_list_cells(row)) for row in rows if row.made]
+    return "\n".join(lines) + "\n"
+
+
+def _join(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _list_cells(row: Row) -> list[str]:
+    made = f"{row.made}" if row.made == row.planned else f"{row.made} of {row.planned}"
+    detected = "–"
+    if row.detected_median is not None and row.detected_worst is not None:
+        detected = f"{row.detected_median:.2f} / {row.detected_worst:.2f} s"
+    lost = "–" if row.lost_steps is None else f"{row.lost_steps}"
+    outcomes = "; ".join(
+        text if len(row.outcomes) == 1 else f"{text} ({count})"
+        for text, count in row.outcomes.items()
+    )
+    return [f"{row.fault}: {row.title}", made, f"{row.passed}", detected, lost, outcomes or "–"]
+
+
+def to_values(commit: str, machine: str, rows: Iterable[Row]) -> dict[str, Any]:
+    """The table as values that JSON can hold; `from_values` reads them."""
+    return {"commit": commit, "machine": machine, "rows": [asdict(row) for row in rows]}
+
+
+def from_values(values: dict[str, Any]) -> list[Row]:
+    return [Row(**row) for row in values["rows"]]

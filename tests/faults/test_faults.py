@@ -1,0 +1,278 @@
+"""The fault suite: its campaign, its records, its table, and some of its attempts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attempts
+import command
+import launchers
+import table
+from attempts import Family, Finding, Record, ResultFile
+from campaign import Campaign, CampaignError, Fault, read_campaign
+from families import FAMILIES
+from laboratory import Laboratory
+
+CAMPAIGN = read_campaign()
+FAULT = Fault(
+    name="made-up", title="something", attempts=4, seconds=1, parameters={}, limits={"detected": 1}
+)
+MADE_UP = Campaign(3, {"made-up": FAULT, "other": replace(FAULT, name="other", attempts=10)})
+RECORD = Record("made-up", 0, {}, True, "", "good", 0.5, None, 3, 2.0, 1.0)
+
+
+# The campaign
+
+
+def test_each_fault_has_its_code_and_its_choices_can_be_recorded() -> None:
+    assert list(CAMPAIGN.faults) == list(FAMILIES)
+    for name, fault in CAMPAIGN.faults.items():
+        for number in range(fault.attempts):
+            draws = [
+                FAMILIES[name].choose(CAMPAIGN.make_dice(name, number), number, fault.parameters)
+                for _ in range(2)
+            ]
+            assert draws[0] == draws[1] == json.loads(json.dumps(draws[0])), name
+
+
+def test_a_choice_depends_on_seed_fault_and_number_alone() -> None:
+    def draw(campaign: Campaign, *place: Any) -> float:
+        return campaign.make_dice(*place).random()
+
+    first = draw(MADE_UP, "made-up", 1)
+    random.seed(1)
+    assert draw(Campaign(3, {}), "made-up", 1) == first
+    others = [draw(MADE_UP, "made-up", 2), draw(MADE_UP, "other", 1), draw(Campaign(4, {}), "", 1)]
+    assert first not in others
+    # The same numbers in each version of Python, and on each machine.
+    assert CAMPAIGN.make_dice("kill", 0).random() == random.Random("17:kill:0").random()
+
+
+@given(st.floats(0, 1, exclude_min=True), st.floats(0, 1, exclude_min=True))
+def test_a_larger_fraction_has_the_attempts_of_a_smaller_one(first: float, second: float) -> None:
+    small, large = (set(MADE_UP.choose([], each)) for each in sorted((first, second)))
+    assert small <= large
+    assert {name for name, _ in small} == set(MADE_UP.faults)
+
+
+def test_attempts_are_chosen() -> None:
+    assert MADE_UP.choose(["made-up"], 0.3) == [("made-up", 0), ("made-up", 1)]
+    assert len(MADE_UP.choose([], 1)) == 14
+    assert MADE_UP.parse_replay("other:9") == ("other", 9)
+    for wrong in ("other:10", "other:-1", "other:", "none:1", "other"):
+        with pytest.raises(CampaignError):
+            MADE_UP.parse_replay(wrong)
+    for fraction in (0, 1.1, float("nan")):
+        with pytest.raises(CampaignError, match="--fraction"):
+            MADE_UP.choose([], fraction)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "of version 1, found 2"),
+        ({"faults": {"a": {"title": "x"}}}, "a: expected .*attempts"),
+        ({"faults": {"a": {**asdict(FAULT), "name": "b"}}}, "not so: name"),
+    ],
+)
+def test_a_campaign_that_cannot_be_understood_is_refused(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "campaign.json"
+    path.write_text(json.dumps({"version": 1, "seed": 0, "faults": {}, **change}))
+    with pytest.raises(CampaignError, match=said):
+        read_campaign(path)
+
+
+@pytest.mark.parametrize(
+    "words", [["--only", "none"], ["--fraction", "2"], ["--replay", "kill:999"], ["--jobs", "0"]]
+)
+def test_options_that_cannot_be_understood_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.parse(CAMPAIGN, words)
+    assert caught.value.code == 2
+    assert words[1].partition(":")[0] in capsys.readouterr().err
+
+
+# Attempts and their records
+
+
+def make(finding: Finding | Exception, fault: Fault = FAULT) -> Record:
+    def attempt(*_: object) -> Finding:
+        if isinstance(finding, Exception):
+            raise finding
+        return finding
+
+    family = Family(lambda dice, number, _: {"number": number, "draw": dice.random()}, attempt)
+    campaign = Campaign(3, {fault.name: fault})
+    return attempts.make_attempt(campaign, family, (fault.name, 2), None)  # type: ignore[arg-type]
+
+
+def test_an_attempt_is_recorded_whatever_becomes_of_it() -> None:
+    good = make(Finding("good", 0.9, None, 3))
+    assert (good.passed, good.problem, good.outcome, good.lost_steps) == (True, "", "good", 3)
+    assert good.choice == {"number": 2, "draw": random.Random("3:made-up:2").random()}
+    bad = make(AssertionError("the job hangs"))
+    assert not bad.passed and bad.problem.strip().endswith("AssertionError: the job hangs")
+    late = make(Finding("good", 1.5))
+    assert not late.passed and late.problem == "detected: expected at most 1, found 1.5"
+    assert late.detected == 1.5
+
+
+def test_a_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "folder" / "commit.jsonl")
+    wanted = [("made-up", number) for number in range(4)]
+    made: list[int] = []
+
+    def attempt(place: tuple[str, int]) -> Record:
+        made.append(place[1])
+        if place[1] == 2 and made.count(2) == 1:
+            raise KeyboardInterrupt
+        return replace(RECORD, number=place[1])
+
+    for _ in range(2):
+        missing = attempts.find_missing(wanted, file.read())
+        try:
+            attempts.run_all(missing, 1, attempt, file.append)
+        except KeyboardInterrupt:
+            # What was being written then.
+            with file.path.open("a") as stream:
+                stream.write('{"fault": "made-up", "num')
+    assert made == [0, 1, 2, 2, 3]
+    assert [record.number for record in file.read()] == [0, 1, 2, 3]
+    assert attempts.find_missing(wanted, file.read()) == []
+
+
+def test_several_attempts_run_at_a_time() -> None:
+    kept: list[int] = []
+    running, most = set[int](), [0]
+
+    def attempt(place: tuple[str, int]) -> Record:
+        running.add(place[1])
+        most[0] = max(most[0], len(running))
+        while len(running) < 2 and most[0] < 2:
+            pass
+        running.discard(place[1])
+        return replace(RECORD, number=place[1])
+
+    places = [("made-up", number) for number in range(6)]
+    attempts.run_all(places, 2, attempt, lambda record: kept.append(record.number))
+    assert sorted(kept) == list(range(6)) and most[0] == 2
+
+
+def test_records_are_of_one_commit(tmp_path: Path) -> None:
+    assert attempts.find_commit(tmp_path) == "no-commit"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    (tmp_path / "mpiddp").mkdir()
+    file = tmp_path / "mpiddp" / "a.py"
+    names = []
+
+    def run(*words: str) -> None:
+        attempts.subprocess.run([*git, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    run("init")
+    for text in ("1", "2"):
+        file.write_text(text)
+        run("add", ".")
+        run("commit", "-m", text)
+        names.append(attempts.find_commit(tmp_path))
+    for text in ("3", "4"):
+        file.write_text(text)
+        names.append(attempts.find_commit(tmp_path))
+    file.write_text("2")
+    assert attempts.find_commit(tmp_path) == names[1]
+    (tmp_path / "mpiddp" / "new.py").touch()
+    names.append(attempts.find_commit(tmp_path))
+    assert len(set(names)) == 5
+    assert all(name.startswith(f"{names[1]}-changed-") for name in names[2:])
+
+
+# The table
+
+
+def test_the_table_sums_up() -> None:
+    records = [
+        RECORD,
+        replace(RECORD, number=1, detected=1.5, lost_steps=7),
+        replace(RECORD, number=2, passed=False, detected=None, outcome="failed", lost_steps=None),
+        replace(RECORD, number=3, detected=0.7, outcome="other"),
+        replace(RECORD, fault="gone since"),
+    ]
+    rows = table.make_rows(MADE_UP, records)
+    assert [(row.fault, row.made) for row in rows] == [("made-up", 4), ("other", 0)]
+    text = table.describe(rows)
+    (line,) = text.splitlines()[2:]
+    assert line == ("| made-up: something | 4 | 3 | 0.70 / 1.50 s | 7 | good (2); other (1) |")
+    values = table.to_values("commit", "machine", rows)
+    assert table.from_values(json.loads(json.dumps(values))) == rows
+    (few,) = table.make_rows(replace(MADE_UP, faults={"made-up": FAULT}), records[:1])
+    assert "| 1 of 4 | 1 | 0.50 / 0.50 s | 3 | good |" in table.describe([few])
+
+
+# Attempts
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    with Laboratory() as made:
+        yield made
+
+
+def find_first(fault: str, suits: Callable[[dict[str, Any]], bool]) -> int:
+    """The first attempt whose choice suits."""
+    found = CAMPAIGN.find(fault)
+    for number in range(found.attempts):
+        dice = CAMPAIGN.make_dice(fault, number)
+        if suits(FAMILIES[fault].choose(dice, number, found.parameters)):
+            return number
+    raise AssertionError(f"no attempt of {fault} suits")
+
+
+def check(fault: str, number: int, laboratory: Laboratory) -> Record:
+    """Make an attempt; how long things took is not judged here, where the machine is busy."""
+    campaign = replace(CAMPAIGN, faults={fault: replace(CAMPAIGN.find(fault), limits={})})
+    record = attempts.make_attempt(campaign, FAMILIES[fault], (fault, number), laboratory)
+    assert record.passed, f"{fault}:{number} {record.choice}\n{record.problem}"
+    return record
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_a_rank_is_killed(laboratory: Laboratory) -> None:
+    number = find_first(
+        "kill",
+        lambda choice: (
+            (choice["launcher"], choice["moment"], choice["ranks"]) == ("openmpi", "step", 2)
+        ),
+    )
+    record = check("kill", number, laboratory)
+    assert record.detected is not None and record.gone is not None
+    assert 0 < record.detected <= record.gone
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_checkpoints_rot(laboratory: Laboratory) -> None:
+    for number in range(len(FAMILIES)):
+        check("damage", number, laboratory)
+
+
+def test_the_suite_is_a_command() -> None:
+    script = launchers.ROOT / "tests" / "faults" / "run.sh"
+    environment = launchers.clean_environment({"MPIDDP_PYTHON": command.sys.executable})
+    done = attempts.subprocess.run(
+        ["bash", str(script), "--list"], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(CAMPAIGN.faults)
