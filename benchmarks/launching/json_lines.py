@@ -7,19 +7,17 @@ does not measure uses none of them.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import queue
-import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.launch.rendezvous.listener import Caller, Listener
+from mpiddp.launch.listener import ListeningThread
 
 GREETING_SECONDS = 5.0
-"""Time limit of a caller's greeting."""
+"""Time limit of the greeting that follows the token."""
 LOOK_SECONDS = 0.2
 """Between two checks that the processes that should connect are still alive."""
 RECEIVED_BYTES = 1 << 16
@@ -81,7 +79,7 @@ def _make_line(connection: socket.socket) -> Line:
 
 def listen(host: str) -> socket.socket:
     """A listening socket at a port that the kernel chooses; ``host`` may be empty, for all."""
-    return socket.create_server((host, 0))
+    return socket.create_server((host, 0), backlog=socket.SOMAXCONN)
 
 
 def get_port(server: socket.socket) -> int:
@@ -103,8 +101,9 @@ def accept(
     end, word = time.monotonic() + seconds, token.encode() + b"\n"
     found: list[tuple[Line, Any]] = []
     known: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    listener = Listener([server], lambda connection: _TokenCaller(connection, word, known))
-    with contextlib.closing(listener), contextlib.ExitStack() as unused:
+    # What is put into the queue is read by this thread alone.
+    thread = ListeningThread([server], {word: known.put})
+    with contextlib.closing(thread), contextlib.ExitStack() as unused:
         while len(found) < count:
             if time.monotonic() > end:
                 raise TimeoutError(f"{len(found)} of {count} connected within {seconds:g} s")
@@ -121,32 +120,6 @@ def accept(
                 unused.callback(line.close)
         unused.pop_all()
     return found
-
-
-class _TokenCaller(Caller):
-    """A connection that is put into ``known`` once it has sent the token, and is read no further.
-
-    None is waited for alone: those without the token keep nobody out.
-    """
-
-    def __init__(
-        self, connection: socket.socket, token: bytes, known: queue.SimpleQueue[socket.socket]
-    ) -> None:
-        super().__init__(connection)
-        self._token, self._known, self._said = token, known, b""
-
-    def go_on(self) -> int:
-        try:
-            piece = self.connection.recv(len(self._token) - len(self._said))
-        except BlockingIOError:
-            return selectors.EVENT_READ
-        self._said += piece
-        if piece and len(self._said) < len(self._token):
-            return selectors.EVENT_READ
-        if hmac.compare_digest(self._said, self._token):
-            # The listener closes its own.
-            self._known.put(self.connection.dup())
-        return 0
 
 
 def connect(addresses: Sequence[str], token: str, greeting: Any, seconds: float) -> Line:

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mpiddp.launch.listener import ListeningThread, Serve
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.rendezvous.address_agreement import TOKEN_BYTES
-from mpiddp.launch.rendezvous.listener import Caller, Listener
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,7 +42,6 @@ LEAST_BANDWIDTH = 1e8
 """Bits per second. Below, the gradients of a small model already take seconds per step."""
 
 ECHO, SINK = b"e", b"s"
-HELLO_BYTES = TOKEN_BYTES + 1
 STAMP = struct.Struct("!d")
 """An answer: the answering host's clock, seconds since 1970."""
 
@@ -73,40 +71,21 @@ class Link:
     problems: tuple[str, ...] = ()
 
 
-class _Peer(Caller):
-    """Another node's leader, which sends pings or a stream."""
+class _Stream:
+    """Counts what another node's leader sends."""
 
-    def __init__(
-        self, connection: socket.socket, token: bytes, buffer: memoryview, streams: list[_Peer]
-    ) -> None:
-        """``streams``: where it enters itself once it is known to send one."""
-        super().__init__(connection)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._token = token
+    def __init__(self, connection: socket.socket, buffer: memoryview) -> None:
+        self._connection = connection
         self._buffer = buffer
-        self._streams = streams
-        self._hello = b""
         self._total = 0
         self._first = self._last = 0.0
         self._mark: tuple[float, int] | None = None
         """Time and bytes at the end of the warm-up."""
 
-    def go_on(self) -> int:
+    def serve(self) -> int:
         with contextlib.suppress(BlockingIOError):
-            if not self.is_known:
-                piece = self.connection.recv(HELLO_BYTES - len(self._hello))
-                self._hello += piece
-                if not piece or not self._token.startswith(self._hello[:TOKEN_BYTES]):
-                    return 0
-                self.is_known = len(self._hello) == HELLO_BYTES
-                if self._hello[TOKEN_BYTES:] == SINK:
-                    self._streams.append(self)
-                return selectors.EVENT_READ
-            length = self.connection.recv_into(self._buffer)
-            if self._hello.endswith(SINK):
-                self.count(length)
-            elif length:
-                self.connection.send(STAMP.pack(time.time()))
+            length = self._connection.recv_into(self._buffer)
+            self.count(length)
             return selectors.EVENT_READ if length else 0
         return selectors.EVENT_READ
 
@@ -134,20 +113,34 @@ class Counter:
         self.address = address
         self._socket = socket.create_server((address, 0), backlog=socket.SOMAXCONN)
         self.port: int = self._socket.getsockname()[1]
-        self._streams: list[_Peer] = []
-        buffer = memoryview(bytearray(CHUNK))
-        self._listener = Listener(
-            [self._socket],
-            lambda connection: _Peer(connection, token, buffer, self._streams),
+        self._streams: list[_Stream] = []
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._thread = ListeningThread(
+            [self._socket], {token + ECHO: self._echo, token + SINK: self._sink}
         )
 
     def close(self) -> None:
-        self._listener.close()
+        self._thread.close()
         self._socket.close()
+
+    def _echo(self, connection: socket.socket) -> Serve:
+        def serve() -> int:
+            with contextlib.suppress(BlockingIOError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if not connection.recv_into(self._buffer):
+                    return 0
+                connection.send(STAMP.pack(time.time()))
+            return selectors.EVENT_READ
+
+        return serve
+
+    def _sink(self, connection: socket.socket) -> Serve:
+        self._streams.append(_Stream(connection, self._buffer))
+        return self._streams[-1].serve
 
     def rate(self) -> float | None:
         """Bits per second of the quickest stream that came; None if there was none."""
-        rates = [peer.rate() for peer in self._streams]
+        rates = [each.rate() for each in self._streams]
         return max((rate for rate in rates if rate is not None), default=None)
 
 

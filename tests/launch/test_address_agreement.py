@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch import listener
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous import address_agreement, listener
+from mpiddp.launch.rendezvous import address_agreement
 from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, OfferServer
 
 FIRST = Candidate("127.0.0.2", "eth0")
@@ -171,6 +172,7 @@ def test_an_address_by_which_long_messages_are_lost(monkeypatch):
 
 def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
     monkeypatch.setattr(listener, "MOST_UNAUTHENTICATED", 8)
+    monkeypatch.setattr(listener, "SPARED_SECONDS", 0.01)
     with receive(FIRST) as host, contextlib.ExitStack() as stack:
         said = (b"", b"", b"x", b"GET / HTTP/1.0\r\n\r\n", host.token, b"\0" * 100_000)
         strangers = []

@@ -22,8 +22,9 @@ import pytest
 from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor import links
+from mpiddp.launch import listener as listener_module
 from mpiddp.launch.lifeline import links as links_of_lifelines
-from mpiddp.launch.lifeline.links import TokenListener
+from mpiddp.launch.listener import TokenListener
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
 
@@ -137,7 +138,7 @@ def benchmark() -> Iterator[Listener]:
 @contextlib.contextmanager
 def doctor() -> Iterator[Listener]:
     """The doctor's, for messages between nodes."""
-    token = bytes(links.TOKEN_BYTES)
+    token = bytes(16)
     counter = links.Counter(HOST, token)
     try:
         yield Listener(counter.port, lambda: links.ping(HOST, counter.port, token))
@@ -152,17 +153,18 @@ def lifeline() -> Iterator[Listener]:
     with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
         server, ended = links_of_lifelines.listen(HOST), threading.Event()
 
-        def welcome(link: links_of_lifelines.Link) -> None:
-            link.send("welcome")
-            link.close()
+        def welcome(caller: socket.socket) -> None:
+            links_of_lifelines.Link(caller).send("welcome")
+            caller.close()
 
-        listener = TokenListener(server, selector, {token: welcome})
+        admit = {links_of_lifelines.encode_token(token): welcome}
+        listener = TokenListener([server], selector, admit)
 
         def serve() -> None:
             while not ended.is_set():
                 for key, events in selector.select(0.01):
                     key.data(events)
-                listener.close_late(time.monotonic())
+                listener.refresh(time.monotonic())
 
         def use() -> None:
             place = links_of_lifelines.describe_server(server)
@@ -177,6 +179,7 @@ def lifeline() -> Iterator[Listener]:
             ended.set()
             serving.result()
             listener.close()
+            server.close()
 
 
 def count_descriptors() -> int:
@@ -205,7 +208,7 @@ def test_a_stranger_keeps_nobody_out(listener, what):
 
 
 def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
-    monkeypatch.setattr(json_lines, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(listener_module, "GREETING_SECONDS", 0.2)
     with json_lines.listen(HOST) as server, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(json_lines.accept, server, "secret", 1, 0.6)
         with socket.create_connection((HOST, json_lines.get_port(server)), SOON) as silent:
@@ -216,10 +219,10 @@ def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
 
 
 def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch):
-    admitted: list[links_of_lifelines.Link] = []
+    admitted: list[socket.socket] = []
     with selectors.DefaultSelector() as selector, links_of_lifelines.listen_locally() as server:
         place = links_of_lifelines.describe_server(server)
-        listener = TokenListener(server, selector, {"secret": admitted.append})
+        listener = TokenListener([server], selector, {b"secret\n": admitted.append})
         user = os.geteuid()
         for each, token in ((user + 1, "secret"), (user, "secreT"), (user, "secret")):
             monkeypatch.setattr(os, "geteuid", lambda each=each: each)
@@ -229,8 +232,8 @@ def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch
                     key.data(events)
             assert bool(admitted) is ((each, token) == (user, "secret"))
             link.close()
-        for link in admitted:
-            link.close()
+        for caller in admitted:
+            caller.close()
         listener.close()
 
 

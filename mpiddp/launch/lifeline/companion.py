@@ -139,7 +139,8 @@ class Companion:
                 self.process.launcher, selectors.EVENT_READ, lambda _: self._note_orphan()
             )
         while not self._is_finished():
-            planned = min(self._end, self._loop.find_time(), self._requests.find_time())
+            due = (self._loop.find_time(), self._tree.find_time(), self._requests.find_time())
+            planned = min(self._end, *due)
             if self._decider is not None and not self._is_over:
                 planned = min(planned, self._decider.find_time())
             # While this process was stopped, perhaps with all others, nobody was silent.
@@ -147,6 +148,7 @@ class Companion:
             now = time.monotonic()
             if self._is_superseded and not self._is_over:
                 self._spread("leave", PeerLostError.exit_code)
+            self._tree.refresh(now)
             self._requests.finish_late(now)
             if self._decider is not None and not self._is_over:
                 decision = self._decider.decide(now)

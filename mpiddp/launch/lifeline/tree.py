@@ -9,8 +9,9 @@ from typing import Any
 
 from mpiddp.launch.lifeline import links
 from mpiddp.launch.lifeline.event_loop import EventLoop
-from mpiddp.launch.lifeline.links import Link, TokenListener
+from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.listener import TokenListener
 
 BEATS = 10
 """How many heartbeats fit at least into the time after which a silent connection is lost."""
@@ -44,7 +45,7 @@ class Tree:
     def __init__(self, loop: EventLoop, handlers: Handlers) -> None:
         self._loop = loop
         self._handlers = handlers
-        self._servers: list[TokenListener] = []
+        self._listeners: list[TokenListener] = []
         self._seconds = float("inf")
         self._parent: Link | None = None
         self._children: dict[Link, int] = {}
@@ -70,9 +71,11 @@ class Tree:
         ``clients``: who takes over the connections of callers with other tokens. Raises OSError.
         """
         server = links.listen(address) if address else links.listen_locally()
-        self._servers.append(
-            TokenListener(server, self._loop.selector, {token: self._admit, **clients})
-        )
+        admit = {
+            links.encode_token(known): lambda caller, take=take: take(Link(caller))
+            for known, take in {token: self._admit, **clients}.items()
+        }
+        self._listeners.append(TokenListener([server], self._loop.selector, admit))
         return links.describe_server(server)
 
     def connect(self, membership: Membership) -> None:
@@ -108,6 +111,15 @@ class Tree:
         """This companion ends in good order."""
         for link in self._list_links():
             link.send("closed")
+
+    def find_time(self) -> float:
+        """When ``refresh`` is due."""
+        return min((each.find_time() for each in self._listeners), default=float("inf"))
+
+    def refresh(self, now: float) -> None:
+        """Do what the listening sockets need at this time."""
+        for listener in self._listeners:
+            listener.refresh(now)
 
     def add_pause(self, late: float) -> None:
         """For so many seconds nobody could be heard here."""
@@ -150,8 +162,6 @@ class Tree:
 
     def _beat(self, now: float) -> None:
         """Let the neighbours know that this companion lives, and see who has been silent."""
-        for listener in self._servers:
-            listener.close_late(now)
         for link, heard in list(self._heard.items()):
             link.send("beat")
             if now - heard >= self._seconds:

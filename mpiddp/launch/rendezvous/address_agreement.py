@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.background import BackgroundCalls
+from mpiddp.launch.listener import ListeningThread, Serve
 from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
-from mpiddp.launch.rendezvous.listener import Caller, Listener
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
@@ -81,37 +81,31 @@ def _derive(token: bytes, role: str) -> bytes:
     return hashlib.sha256(token + role.encode()).digest()
 
 
-class _Leader(Caller):
-    """A node's leader: says its greeting, sends a message, and gets one back."""
+class _Leader:
+    """The connection of a node's leader: an answer, and a message each way."""
 
-    def __init__(self, connection: socket.socket, token: bytes) -> None:
-        super().__init__(connection)
-        self._greeting, self._answer = _derive(token, "leader"), _derive(token, "rank 0")
-        self._heard = b""
+    def __init__(self, connection: socket.socket, answer: bytes) -> None:
+        self._connection = connection
         self._missing = MESSAGE_BYTES
-        self._unsent = memoryview(b"")
+        self._unsent = memoryview(answer)
 
-    def go_on(self) -> int:
+    def serve(self) -> int:
         with contextlib.suppress(BlockingIOError):
-            while not self.is_known:
-                piece = self.connection.recv(len(self._greeting) - len(self._heard))
-                self._heard += piece
-                if not piece or not self._greeting.startswith(self._heard):
-                    return 0
-                if self._heard == self._greeting:
-                    self.is_known = True
-                    self.connection.send(self._answer)
+            self._flush()
             while self._missing:
-                piece = self.connection.recv(self._missing)
+                piece = self._connection.recv(self._missing)
                 if not piece:
                     return 0
                 self._missing -= len(piece)
                 if not self._missing:
                     self._unsent = memoryview(bytes(MESSAGE_BYTES))
-            while self._unsent:
-                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+            self._flush()
             return 0
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
+
+    def _flush(self) -> None:
+        while self._unsent:
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
 
 
 class OfferServer:
@@ -133,8 +127,12 @@ class OfferServer:
             self._listeners.append((candidate, listener))
         if not self._listeners:
             raise UnreachableError("no address can be listened on: " + "; ".join(problems))
-        sockets = [each for _, each in self._listeners]
-        self._answerer = Listener(sockets, lambda caller: _Leader(caller, self.token))
+        self._thread = ListeningThread(
+            [each for _, each in self._listeners], {_derive(self.token, "leader"): self._admit}
+        )
+
+    def _admit(self, connection: socket.socket) -> Serve:
+        return _Leader(connection, _derive(self.token, "rank 0")).serve
 
     @property
     def offers(self) -> tuple[Offer, ...]:
@@ -150,7 +148,7 @@ class OfferServer:
 
         The caller owns the descriptor.
         """
-        self._answerer.close()
+        self._thread.close()
         descriptor = None
         for position, (_, listener) in enumerate(self._listeners):
             if position == index:
