@@ -90,9 +90,7 @@ def _check_places(line: CommandLine) -> None:
     if line.module is None and not line.rest:
         raise ConfigurationError("no SCRIPT given; python -m mpiddp --help")
     if line.command in WITHOUT_RANKS:
-        raise ConfigurationError(
-            f"{line.command} starts no ranks; it takes none of these options"
-        )
+        raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
     if line.own_program is not None and line.ranks:
         raise ConfigurationError(
             f"{line.ranks[0]} belongs after {line.rest[0]}, whose option it is"

@@ -10,7 +10,7 @@ import torch
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.training.preemption import Peers, Preemption
-from mpiddp.training.preparation import Task
+from mpiddp.training.preparation import Training
 from mpiddp.training.saving import Saver
 from mpiddp.training.training_state import EpochTotals, Position
 
@@ -48,11 +48,11 @@ class Pauses:
             self.preemption.close()
 
 
-def make_pauses(task: Task, saver: Saver, signals: PreemptionSignals | None) -> Pauses:
+def make_pauses(training: Training, saver: Saver, signals: PreemptionSignals | None) -> Pauses:
     """``signals`` that preempt the job; None where they have their usual effect. Collective."""
-    device = task.session.device
+    device = training.session.device
     if signals is None:
-        return Pauses(saver, None, task.can_pause, device)
-    world = task.session.world
-    peers = Peers(world.rank, world.size, task.session.store, task.session.timeout)
-    return Pauses(saver, Preemption(signals, peers), task.can_pause, device)
+        return Pauses(saver, None, training.can_pause, device)
+    world = training.session.world
+    peers = Peers(world.rank, world.size, training.session.store, training.session.timeout)
+    return Pauses(saver, Preemption(signals, peers), training.can_pause, device)

@@ -44,7 +44,7 @@ EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
-class Task:
+class Training:
     """One rank's part of a run, from its first step to its last."""
 
     configuration: Configuration
@@ -57,7 +57,7 @@ class Task:
     """Ranks that compute."""
     roles: Roles | None
     """Of ranks with parameter servers."""
-    training: TrainingBatches | SharedBatches
+    batches: TrainingBatches | SharedBatches
     """Of a rank that computes; a dedicated server leaves them to the others."""
     evaluation: DataLoader[Batch]
     rate: Callable[[int], float]
@@ -77,8 +77,8 @@ class Task:
 
         With ``samples`` of the epoch taken, by whatever number of ranks.
         """
-        left = self.training.count(samples)
-        return epoch * len(self.training) - left
+        left = self.batches.count(samples)
+        return epoch * len(self.batches) - left
 
 
 def agree(configuration: Configuration, session: Session) -> None:
@@ -93,10 +93,10 @@ def agree(configuration: Configuration, session: Session) -> None:
 
 def prepare(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> Task:
+) -> Training:
     """Load the data, build the model, and join the ranks; collective.
 
-    The task's configuration has what was left to be chosen by measurement.
+    The training's configuration has what was left to be chosen by measurement.
 
     Raises ConfigurationError for what does not go together.
     """
@@ -121,7 +121,7 @@ def prepare(
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
-    return Task(
+    return Training(
         configuration=configuration,
         session=session,
         failure_handler=failure_handler,
@@ -129,7 +129,7 @@ def prepare(
         pace=pace,
         workers=workers,
         roles=roles,
-        training=_share_batches(configuration, data, engine.update, cut) or static,
+        batches=_share_batches(configuration, data, engine.update, cut) or static,
         evaluation=make_evaluation_batches(
             data.test, EVALUATION_BATCH, world.rank, world.size, skips=skips
         ),

@@ -23,7 +23,7 @@ from mpiddp.training.checkpoint import (
     find_newest,
 )
 from mpiddp.training.config import Configuration
-from mpiddp.training.preparation import Task
+from mpiddp.training.preparation import Training
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
 from mpiddp.training.save_interval import NEVER, Interval, parse_interval
@@ -117,13 +117,13 @@ class StepAgreement:
 class Saver:
     """Makes a training's checkpoints. All ranks call the same methods."""
 
-    def __init__(self, task: Task, plan: Plan, run: RunDirectory | None) -> None:
+    def __init__(self, training: Training, plan: Plan, run: RunDirectory | None) -> None:
         """``run``: on rank 0. Collective."""
-        self._task = task
+        self._training = training
         self._ranks = plan.ranks
         self._plan = plan
-        configuration = task.configuration
-        handler = task.failure_handler
+        configuration = training.configuration
+        handler = training.failure_handler
         path = _find_directory(configuration, handler.run_directory)
         assert path is not None
         source = Source(f"attempt-{handler.attempt}", name_values(configuration))
@@ -138,23 +138,23 @@ class Saver:
         self.directory.open(plan.survey)
 
     def restore(self) -> Restored:
-        """The state to begin with; the task has it. Collective. Raises CheckpointError."""
+        """The state to begin with; the training has it. Collective. Raises CheckpointError."""
         found = self._plan.survey.newest
         if found is None:
-            restored = Restored(Position(), EpochTotals.make(self._task.session.device))
+            restored = Restored(Position(), EpochTotals.make(self._training.session.device))
         else:
             restored = self._load(found)
-            attempt = self._task.failure_handler.attempt
+            attempt = self._training.failure_handler.attempt
             self._say(describe_resumption(found, restored, attempt, self._plan.changed))
-        if self._interval is not None and self._task.can_pause:
+        if self._interval is not None and self._training.can_pause:
             step = restored.position.step
-            self._agreement = StepAgreement(self._task.session.device, step)
+            self._agreement = StepAgreement(self._training.session.device, step)
         return restored
 
     def _load(self, found: Found) -> Restored:
         restored, problem = None, None
         try:
-            restored = restore(self._task, found)
+            restored = restore(self._training, found)
         except CheckpointError as error:
             problem = str(error)
         problems = [each for each in self._ranks.gather(problem) if each]
@@ -165,7 +165,7 @@ class Saver:
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
         """Make a checkpoint if one is due; not after an epoch's last step."""
-        if not self._task.can_pause or self._interval is None:
+        if not self._training.can_pause or self._interval is None:
             return
         steps = self._interval.steps
         is_due = steps is not None and position.step % steps == 0
@@ -176,10 +176,10 @@ class Saver:
             if not is_busy:
                 self._finish_write()
         if is_due:
-            self._task.engine.guard.settle()
+            self._training.engine.guard.settle()
             # Of parameter servers: all gradients have arrived, and all ranks have the weights.
-            self._task.engine.update.finish_epoch()
-            self._task.engine.update.settle()
+            self._training.engine.update.finish_epoch()
+            self._training.engine.update.settle()
             self._write(position, epoch)
 
     def save(self, position: Position, epoch: EpochTotals) -> None:
@@ -187,11 +187,11 @@ class Saver:
 
         It is on the disk then. Raises MpiddpError where it could not be written.
         """
-        self._task.engine.guard.settle()
+        self._training.engine.guard.settle()
         if self._saved != position.step:
             if position.samples:
-                self._task.engine.update.finish_epoch()
-                self._task.engine.update.settle()
+                self._training.engine.update.finish_epoch()
+                self._training.engine.update.settle()
             self._write(position, epoch)
         self._finish_write(is_last=True)
 
@@ -204,9 +204,9 @@ class Saver:
         done = position.epoch - 1
         is_due = is_last or self._is_epoch_due(interval, done)
         if interval.seconds is not None and not is_last:
-            is_due = self._task.session.broadcast(self._is_time())
+            is_due = self._training.session.broadcast(self._is_time())
         if is_due:
-            self._write(position, EpochTotals.make(self._task.session.device))
+            self._write(position, EpochTotals.make(self._training.session.device))
 
     def _is_epoch_due(self, interval: Interval, done: int) -> bool:
         if interval.epochs is not None:
@@ -214,8 +214,8 @@ class Saver:
         if interval.steps is None:
             return False
         # Also a step within the epoch, where workers cannot pause.
-        length = len(self._task.training)
-        first = 0 if not self._task.can_pause else length - 1
+        length = len(self._training.batches)
+        first = 0 if not self._training.can_pause else length - 1
         last = done * length
         return last // interval.steps > (last - length + first) // interval.steps
 
@@ -227,7 +227,7 @@ class Saver:
     def _write(self, position: Position, epoch: EpochTotals) -> None:
         accuracy = position.row.test_accuracy if position.row is not None else None
         self._last_time = time.monotonic()
-        tensors = capture(self._task, position, epoch)
+        tensors = capture(self._training, position, epoch)
         self._finish_write()
         self.directory.start(position.step, tensors, accuracy, self._tell)
         self._saved = position.step
@@ -246,7 +246,7 @@ class Saver:
                 f"a checkpoint in {self.directory.path} could not be written: {error}; the older "
                 "ones are as they were"
             )
-            if is_last or self._task.configuration.on_save_error == "stop":
+            if is_last or self._training.configuration.on_save_error == "stop":
                 raise MpiddpError(text) from None
             self._say(f"mpiddp: {text}, and training goes on")
 
@@ -262,7 +262,7 @@ class Saver:
         self._ranks.close()
 
     def _say(self, line: str) -> None:
-        if self._task.session.world.rank == 0:
+        if self._training.session.world.rank == 0:
             print(line, flush=True)
 
 

@@ -28,7 +28,7 @@ from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.options.synchronisation import FRAMEWORK
 from mpiddp.training.parallel import find_bound, share_buffers
 from mpiddp.training.pauses import Pauses, make_pauses
-from mpiddp.training.preparation import Task, agree, prepare
+from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.straggler import describe_straggler, parse_straggler
@@ -72,31 +72,31 @@ def train(
         keep_freed_memory()
     agree(configuration, session)
     plan = look_for_checkpoint(configuration, session)
-    task = prepare(plan.configuration, session, failure_handler)
-    configuration = task.configuration
+    training = prepare(plan.configuration, session, failure_handler)
+    configuration = training.configuration
     run = _open_run(configuration, session, failure_handler)
     path = failure_handler.run_directory
     assert path is not None
-    _say(session, *_describe_start(task))
-    saver = Saver(task, plan, run)
+    _say(session, *_describe_start(training))
+    saver = Saver(training, plan, run)
     begun = saver.restore()
     failure_handler.step = begun.position.step or None
     if failure_handler.attempt > 1 and begun.position == Position():
         _say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
-    pauses = make_pauses(task, saver, signals)
+    pauses = make_pauses(training, saver, signals)
     preempted: PreemptedError | None = None
     try:
-        row = _run_epochs(task, pauses, begun)
+        row = _run_epochs(training, pauses, begun)
     except PreemptedError as error:
         preempted = error
     pauses.close()
-    task.engine.update.close()
+    training.engine.update.close()
     saver.close()
     if preempted is not None:
         _say(session, str(preempted))
         _finish(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
-    _export(task)
+    _export(training)
     assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
@@ -177,22 +177,22 @@ def _finish(
         run.close()
 
 
-def _export(task: Task) -> None:
-    path = task.configuration.export
+def _export(training: Training) -> None:
+    path = training.configuration.export
     if path is None:
         return
     problem = None
     try:
-        export_weights(task.engine.module, path, task.session.world.rank)
+        export_weights(training.engine.module, path, training.session.world.rank)
     except OSError as error:
         problem = error.strerror
-    if problem := task.session.broadcast(problem):
+    if problem := training.session.broadcast(problem):
         raise ConfigurationError(f"export: cannot write {path}: {problem}")
-    _say(task.session, f"Weights written: {path}")
+    _say(training.session, f"Weights written: {path}")
 
 
-def _describe_start(task: Task) -> list[str]:
-    session, world = task.session, task.session.world
+def _describe_start(training: Training) -> list[str]:
+    session, world = training.session, training.session.world
     counts = torch.zeros(world.node_count, dtype=torch.int64, device=session.device)
     counts[world.node_rank] = 1
     dist.all_reduce(counts)
@@ -200,21 +200,21 @@ def _describe_start(task: Task) -> list[str]:
         session.device.type,
         counts.tolist(),
         world.master_hostname,
-        task.configuration.batch_size,
-        len(task.workers),
+        training.configuration.batch_size,
+        len(training.workers),
     )
-    if task.configuration.straggler is not None:
-        lines.append(describe_straggler(parse_straggler(task.configuration.straggler)))
-    if task.roles is not None:
-        bound = find_bound(task.configuration)
-        lines.append(f"Weights: {describe_roles(task.roles, bound)}")
-    elif task.configuration.sync != FRAMEWORK:
-        lines.append(_describe_synchronization(task))
+    if training.configuration.straggler is not None:
+        lines.append(describe_straggler(parse_straggler(training.configuration.straggler)))
+    if training.roles is not None:
+        bound = find_bound(training.configuration)
+        lines.append(f"Weights: {describe_roles(training.roles, bound)}")
+    elif training.configuration.sync != FRAMEWORK:
+        lines.append(_describe_synchronization(training))
     return lines
 
 
-def _describe_synchronization(task: Task) -> str:
-    configuration, pace = task.configuration, task.pace
+def _describe_synchronization(training: Training) -> str:
+    configuration, pace = training.configuration, training.pace
     parts = [f"Gradients: {configuration.sync} over transport {configuration.transport}"]
     if configuration.wire_dtype != "auto":
         parts.append(f"in {configuration.wire_dtype}")
@@ -225,66 +225,68 @@ def _describe_synchronization(task: Task) -> str:
     return " ".join(parts)
 
 
-def _run_epochs(task: Task, pauses: Pauses, begun: Restored) -> metrics.Row:
-    directory = task.failure_handler.run_directory
+def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.Row:
+    directory = training.failure_handler.run_directory
     assert directory is not None
-    is_writer = task.session.world.rank == 0
+    is_writer = training.session.world.rank == 0
     file = metrics.MetricsFile(directory / run_directory.METRICS) if is_writer else None
-    epochs = task.configuration.epochs
+    epochs = training.configuration.epochs
     position, epoch = begun.position, begun.epoch
     while position.epoch <= epochs:
         is_last = position.epoch == epochs
-        row = _train_epoch(task, pauses, position, epoch)
-        task.engine.update.settle()
-        share_buffers(task.engine.module)
-        row = replace(row, staleness=_count_staleness(task))
-        if is_last or row.epoch % task.configuration.evaluate_every == 0:
-            row = _add_evaluation(task, row)
+        row = _train_epoch(training, pauses, position, epoch)
+        training.engine.update.settle()
+        share_buffers(training.engine.module)
+        row = replace(row, staleness=_count_staleness(training))
+        if is_last or row.epoch % training.configuration.evaluate_every == 0:
+            row = _add_evaluation(training, row)
         if is_last:
-            digest = digest_parameters(task.engine.module)
-            row = replace(row, parameters=task.session.agree(digest, "trained parameters"))
+            digest = digest_parameters(training.engine.module)
+            row = replace(row, parameters=training.session.agree(digest, "trained parameters"))
         if file is not None and (problem := file.append(row)):
-            _warn(task.session, problem)
-        _say(task.session, metrics.describe_epoch(row))
+            _warn(training.session, problem)
+        _say(training.session, metrics.describe_epoch(row))
         position = Position(row.epoch + 1, 0, row.step, row)
-        epoch = EpochTotals.make(task.session.device)
+        epoch = EpochTotals.make(training.session.device)
         pauses.after_epoch(position, is_last=is_last)
     assert position.row is not None
     return position.row
 
 
-def _train_epoch(task: Task, pauses: Pauses, position: Position, epoch: EpochTotals) -> metrics.Row:
+def _train_epoch(
+    training: Training, pauses: Pauses, position: Position, epoch: EpochTotals
+) -> metrics.Row:
     begin = time.perf_counter() - epoch.seconds
-    taken = task.configuration.batch_size * len(task.workers)
-    left = task.training.count(position.samples)
-    task.engine.module.train()
+    taken = training.configuration.batch_size * len(training.workers)
+    left = training.batches.count(position.samples)
+    training.engine.module.train()
     loaded = time.perf_counter()
-    for number, batch in enumerate(_read_batches(task, position), start=1):
+    for number, batch in enumerate(_read_batches(training, position), start=1):
         now = time.perf_counter()
         epoch.load_seconds += now - loaded
         if batch is not None:
-            _take_batch(task, batch, Place(position.step + 1, number - 1), epoch.totals)
+            _take_batch(training, batch, Place(position.step + 1, number - 1), epoch.totals)
         position = replace(
             position, samples=position.samples + taken, step=position.step + 1, row=None
         )
-        task.failure_handler.step = position.step
+        training.failure_handler.step = position.step
         if number < left:
             epoch.seconds = time.perf_counter() - begin
             pauses.after_step(position, epoch)
         loaded = time.perf_counter()
-    task.engine.guard.settle()
-    task.engine.update.finish_epoch()
+    training.engine.guard.settle()
+    training.engine.update.finish_epoch()
     average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
     _refuse_divergence("training", average, position.epoch)
-    last = task.find_rate_step(position.epoch + 1, 0)
+    last = training.find_rate_step(position.epoch + 1, 0)
     return metrics.Row(
-        attempt=task.failure_handler.attempt,
+        attempt=training.failure_handler.attempt,
         epoch=position.epoch,
-        step=position.step if task.can_pause else last,
+        step=position.step if training.can_pause else last,
         loss=average.loss,
         accuracy=average.accuracy,
-        learning_rate=task.rate(last - 1),
+        learning_rate=training.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
         load_seconds=epoch.load_seconds,
@@ -292,26 +294,26 @@ def _train_epoch(task: Task, pauses: Pauses, position: Position, epoch: EpochTot
     )
 
 
-def _take_batch(task: Task, batch: Batch, place: Place, totals: metrics.Totals) -> None:
-    _tell_unreadable(task, place.step)
-    if task.slowdown is not None:
-        task.slowdown.wait(place.step - 1)
+def _take_batch(training: Training, batch: Batch, place: Place, totals: metrics.Totals) -> None:
+    _tell_unreadable(training, place.step)
+    if training.slowdown is not None:
+        training.slowdown.wait(place.step - 1)
 
     def describe() -> str:
-        return _describe_batch(task, place)
+        return _describe_batch(training, place)
 
-    bad = task.engine.take_step(batch, task.session.device, totals, describe)
+    bad = training.engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
-        _warn(task.session, f"the loss is {bad.item()} {describe()}: the step is left out")
+        _warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
 
 
-def _count_staleness(task: Task) -> dict[int, int] | None:
+def _count_staleness(training: Training) -> dict[int, int] | None:
     """How often a gradient was so many updates late, over all servers; None without any."""
-    update = task.engine.update
+    update = training.engine.update
     if not isinstance(update, Serving):
         return None
     counts: Counter[int] = Counter()
-    for found in task.session.gather(update.staleness):
+    for found in training.session.gather(update.staleness):
         counts.update(found)
     return dict(sorted(counts.items()))
 
@@ -324,22 +326,22 @@ def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
         )
 
 
-def _describe_batch(task: Task, place: Place) -> str:
-    samples = task.training.find_samples(place.batch)
+def _describe_batch(training: Training, place: Place) -> str:
+    samples = training.batches.find_samples(place.batch)
     return f"in step {place.step}, with training {describe_numbers(samples)}"
 
 
-def _tell_unreadable(task: Task, step: int) -> None:
+def _tell_unreadable(training: Training, step: int) -> None:
     """Report the samples that were left out of this rank's step, counted from 1."""
-    left_out = task.training.samples.left_out
+    left_out = training.batches.samples.left_out
     for error in left_out:
-        _warn(task.session, f"{error}; left out of step {step}")
+        _warn(training.session, f"{error}; left out of step {step}")
     left_out.clear()
 
 
-def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
+def _add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
     begin = time.perf_counter()
-    average = evaluate(task.engine.module, task.evaluation, task.session.device)
+    average = evaluate(training.engine.module, training.evaluation, training.session.device)
     _refuse_divergence("test", average, row.epoch)
     return replace(
         row,
@@ -349,28 +351,28 @@ def _add_evaluation(task: Task, row: metrics.Row) -> metrics.Row:
     )
 
 
-def _read_batches(task: Task, position: Position) -> Iterator[Batch | None]:
+def _read_batches(training: Training, position: Position) -> Iterator[Batch | None]:
     """As `_show_progress`. An error that ends the run names the step."""
     try:
-        yield from _show_progress(task, position)
+        yield from _show_progress(training, position)
     except UnreadableSampleError as error:
-        step = (task.failure_handler.step or 0) + 1
+        step = (training.failure_handler.step or 0) + 1
         raise MpiddpError(f"{error}, in step {step}; --on-bad-sample skip leaves it out") from error
 
 
-def _show_progress(task: Task, position: Position) -> Iterator[Batch | None]:
+def _show_progress(training: Training, position: Position) -> Iterator[Batch | None]:
     """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
 
     A rank that computes nothing gets as many Nones, where the ranks can pause together.
     """
-    rank = task.session.world.rank
-    left = task.training.count(position.samples)
-    if rank not in task.workers:
-        return iter([None] * left if task.can_pause else [])
+    rank = training.session.world.rank
+    left = training.batches.count(position.samples)
+    if rank not in training.workers:
+        return iter([None] * left if training.can_pause else [])
     is_shown = rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(
-            task.training.start(position.epoch, position.samples),
+            training.batches.start(position.epoch, position.samples),
             desc=f"Epoch {position.epoch}",
             total=left,
             unit="batch",

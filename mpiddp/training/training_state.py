@@ -23,7 +23,7 @@ from mpiddp.errors import CheckpointError
 from mpiddp.training.checkpoint import Found
 from mpiddp.training.metrics import Row, Totals
 from mpiddp.training.packing import pack, unpack
-from mpiddp.training.preparation import Task, mix_seed
+from mpiddp.training.preparation import Training, mix_seed
 from mpiddp.training.random_state import read_generators, seed_generators, set_generators
 from mpiddp.training.shards import read_shards
 
@@ -62,15 +62,15 @@ def name_values(configuration: Any) -> dict[str, Any]:
     return values
 
 
-def capture(task: Task, position: Position, epoch: EpochTotals) -> dict[str, torch.Tensor]:
+def capture(training: Training, position: Position, epoch: EpochTotals) -> dict[str, torch.Tensor]:
     """The state between two steps. The tensors are the run's own, not copies."""
-    session = task.session
+    session = training.session
     is_first = session.world.rank == 0
-    module = task.engine.module
+    module = training.engine.module
     weights = pack(dict(module.state_dict()))
     shared = {name for name, _ in module.named_parameters()}
     parts = {"model": weights if is_first else _select(weights, shared)}
-    state = task.engine.update.read_state()
+    state = training.engine.update.read_state()
     if state is not None:
         name, held = state
         packed = pack(held)
@@ -105,18 +105,18 @@ def read_position(found: Found) -> Position:
     return Position(**values, row=None if row is None else Row(**row))
 
 
-def restore(task: Task, found: Found) -> Restored:
-    """Bring the task to a checkpoint's state. Not collective."""
+def restore(training: Training, found: Found) -> Restored:
+    """Bring the training to a checkpoint's state. Not collective."""
     try:
-        return _restore(task, found)
+        return _restore(training, found)
     except Exception as error:  # Whatever torch raises for shapes, names and contents.
         raise CheckpointError(
             f"the checkpoint {found.path} does not fit this training: {error}"
         ) from error
 
 
-def _restore(task: Task, found: Found) -> Restored:
-    session = task.session
+def _restore(training: Training, found: Found) -> Restored:
+    session = training.session
     rank, device = session.world.rank, session.device
     is_same_world = found.manifest.world == session.world.size
 
@@ -124,9 +124,11 @@ def _restore(task: Task, found: Found) -> Restored:
         return unpack(read_shards(found.path, f"{part}."))
 
     position = read_position(found)
-    module = task.engine.module
+    module = training.engine.module
     module.load_state_dict(read("model"))
-    task.engine.update.load_state(read, task.find_rate_step(position.epoch, position.samples))
+    training.engine.update.load_state(
+        read, training.find_rate_step(position.epoch, position.samples)
+    )
     epoch = EpochTotals.make(device)
     if is_same_world:
         own = read(f"rank-{rank}")
@@ -136,7 +138,7 @@ def _restore(task: Task, found: Found) -> Restored:
         epoch.seconds, epoch.load_seconds = own["seconds"], own["load_seconds"]
     else:
         # No rank has gone on from another's random state, and none repeats what it has drawn.
-        seed_generators(mix_seed(task.configuration.seed, rank, position.step))
+        seed_generators(mix_seed(training.configuration.seed, rank, position.step))
         if rank == 0:
             every = [read(f"rank-{each}") for each in range(found.manifest.world)]
             epoch.totals.sums.copy_(sum(own["sums"] for own in every))

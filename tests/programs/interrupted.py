@@ -15,7 +15,7 @@ from mpiddp.training import run_directory, trainer
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.manifest import list_checkpoints
-from mpiddp.training.preparation import Task
+from mpiddp.training.preparation import Training
 from mpiddp.training.saving import Saver
 from mpiddp.training.shards import read_shards
 from mpiddp.training.trainer import digest_parameters
@@ -38,7 +38,7 @@ class CutSaver(Saver):
 
     def restore(self) -> Restored:
         restored = super().restore()
-        records.append(digest_parameters(self._task.engine.module))
+        records.append(digest_parameters(self._training.engine.module))
         return restored
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
@@ -51,8 +51,8 @@ class CutSaver(Saver):
 
     def _cut(self, position: Position) -> None:
         if position.step == self.cut:
-            records.append(digest_parameters(self._task.engine.module))
-            self._task.engine.update.close()
+            records.append(digest_parameters(self._training.engine.module))
+            self._training.engine.update.close()
             self.close()
             raise CutError
 
@@ -62,10 +62,10 @@ def open_run(configuration: Configuration) -> run_directory.RunDirectory:
     return opened[-1]
 
 
-def take_batch(task: Task, batch: Batch, *rest: Any) -> None:
+def take_batch(training: Training, batch: Batch, *rest: Any) -> None:
     for sample in batch[0]:
         records.append(hashlib.sha256(sample.numpy().tobytes()).digest())
-    original_take_batch(task, batch, *rest)
+    original_take_batch(training, batch, *rest)
 
 
 def run(
