@@ -21,6 +21,7 @@ COMMANDS = {
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
+    "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
 _MODELS = frozenset({"explain", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""

@@ -1,0 +1,1 @@
+"""``python -m benchmarks checkpoint``: what checkpoints cost a training."""

@@ -1,0 +1,140 @@
+"""One job that takes steps and makes checkpoints in turns, and what its ranks report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.common.statistics import Summary, quantile, summarize
+from benchmarks.common.trials import Rounds
+from benchmarks.launching import launchers, processes
+from benchmarks.launching.processes import Program
+from mpiddp.errors import MpiddpError
+
+WARM_UP = 1
+"""Rounds that do not count: the first save makes the copies' memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Rounds):
+    """What is measured."""
+
+    model: str
+    batch_size: int
+    """Samples per rank and step."""
+    save_every: int
+    """Steps."""
+    steps: int
+    """Of each round that are timed without a checkpoint."""
+    directory: Path | None
+    """On the disk to be measured; None for the directory for temporary files."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds, each of the slowest rank."""
+
+    step: float
+    """The median of the round's steps without a checkpoint."""
+    synchronous: float
+    """From the call to the disk; training stands still."""
+    stall: float
+    """Of a checkpoint beside training: until the call returns."""
+    beside: float
+    """Of the steps that were taken while it was written."""
+    beside_steps: int
+    raw: float
+    """Writing the checkpoint's bytes, one file per rank, and flushing them."""
+    digest: float
+    """Of the same bytes, in memory."""
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds that the steps beside the write took longer; noise may make it negative."""
+        return self.beside - self.beside_steps * self.step
+
+    @property
+    def asynchronous(self) -> float:
+        return self.stall + self.slowdown
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What it costs that a signal may come."""
+
+    look: float
+    """Seconds of a rank's look after a step."""
+    thread: float
+    """Processor seconds of its thread, in a second."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the job reported."""
+
+    ranks: int
+    device: str
+    state_bytes: int
+    """Of model and optimizer."""
+    copies_bytes: int
+    """Of the copies from which checkpoints are written, on all ranks."""
+    grown_bytes: int
+    """By which the ranks' memory grew with the first checkpoint beside training."""
+    file_bytes: int
+    """Of a checkpoint's files."""
+    agreement: Agreement
+    rounds: tuple[Round, ...]
+
+    def summarize(self, name: str) -> Summary:
+        """Of a field or property of the rounds."""
+        return summarize([getattr(each, name) for each in self.rounds])
+
+    def find_share(self, name: str, save_every: int) -> float:
+        """Such a cost by the time of the steps between two checkpoints; medians of rounds.
+
+        The cost's median, not each round's quotient: the noise of a step is not its checkpoint's.
+        """
+        return self.summarize(name).median / (save_every * self.summarize("step").median)
+
+    @property
+    def over_raw(self) -> float:
+        """A synchronous save by the raw write: the median of each round's quotient."""
+        return quantile([each.synchronous / each.raw for each in self.rounds], 0.5)
+
+    @property
+    def agreement_share(self) -> float:
+        """Of a step."""
+        return self.agreement.look / self.summarize("step").median + self.agreement.thread
+
+
+def read_measurement(text: str) -> Measurement:
+    found = json.loads(text)
+    rounds = tuple(Round(**each) for each in found.pop("rounds"))
+    return Measurement(**{**found, "agreement": Agreement(**found["agreement"])}, rounds=rounds)
+
+
+def describe_plan(plan: Plan, directory: Path) -> str:
+    """What ranks are told, as JSON."""
+    return json.dumps({**asdict(plan), "directory": str(directory)})
+
+
+def measure(plan: Plan, ranks: int, launcher: launchers.Mpirun) -> Measurement:
+    """Run the job. Raises RunError with its output if it fails."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", dir=plan.directory) as name:
+            folder = Path(name)
+            program = make_program(ranks, launcher, describe_plan(plan, folder))
+            processes.run(program, plan.deadline)
+            return read_measurement((folder / "report.json").read_text())
+    except OSError as error:
+        raise MpiddpError(f"--directory {plan.directory}: {error.strerror}") from None
+
+
+def make_program(ranks: int, launcher: launchers.Mpirun, *words: str) -> Program:
+    environment = launchers.clean_environment({**launcher.variables(ranks), **launcher.tuned})
+    command: Sequence[str] = (sys.executable, "-m", "benchmarks.checkpoint.worker", *words)
+    return Program((*launcher.command(ranks), *command), environment)
