@@ -41,7 +41,7 @@ def format_table(found: Measurement, plan: Plan) -> str:
         title,
         *format_rows(rows),
         f"a synchronous save takes {found.over_raw:.2f} × the raw write, round by round",
-        f"the share of a look is of a step; its thread takes {found.agreement.thread:.3%} of a core",
+        f"a look's share is of a step; its thread takes {found.agreement.thread:.3%} of a core",
         f"memory of all ranks: {describe_size(found.copies_bytes)} of copies, {grown} more in all",
     ]
     return "\n".join(lines)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,11 +24,14 @@ from mpiddp import environment
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.session import find_session
 from mpiddp.training.checkpoint import CheckpointDirectory, Found, Source, find_newest
+from mpiddp.training.ddp_buckets import read_bucket_order, restore_bucket_order
 from mpiddp.training.packing import is_structure, pack, unpack
 from mpiddp.training.preemption import Preemption, begin_preemption
 from mpiddp.training.random_state import read_generators, set_generators
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.shards import load_into, read_shards
+
+T = TypeVar("T")
 
 
 class Stateful(Protocol):
@@ -50,6 +53,10 @@ class Checkpointer:
                 train(step)
                 if step % 500 == 0:
                     checkpointer.save(step)
+
+    A resumed training is bitwise identical to an uninterrupted one, on the same number of ranks,
+    where the script itself is deterministic: with DDP, whose buckets are arranged as they were,
+    and with FSDP.
 
     A checkpoint is written by a thread, while training goes on, and is there whole or not at all.
     It holds the model, the optimizer, the random state of torch, NumPy and ``random`` on each rank,
@@ -144,15 +151,22 @@ class Checkpointer:
         self._is_open = True
         if survey.newest is None:
             return None
-        problem, state = None, None
+        found = survey.newest
+        order = self._read(found, lambda: unpack(read_shards(found.path, "buckets.")))
+        restore_bucket_order(self._model, order)
+        return self._read(found, lambda: self._load(found))
+
+    def _read(self, found: Found, read: Callable[[], T]) -> T:
+        """What ``read`` returns. Collective. Raises CheckpointError, on all ranks if on any."""
+        problem, values = None, list[T]()
         try:
-            state = self._load(survey.newest)
+            values.append(read())
         except Exception as error:  # Whatever torch raises for shapes, names and contents.
-            problem = f"the checkpoint {survey.newest.path} does not fit: {error}"
+            problem = f"the checkpoint {found.path} does not fit: {error}"
         problems = [each for each in self._ranks.gather(problem) if each]
         if problems:
             raise CheckpointError(problems[0])
-        return state
+        return values[0]
 
     def close(self) -> None:
         """Wait for the last checkpoint; there are no more."""
@@ -181,12 +195,14 @@ class Checkpointer:
     def _capture(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         rank = self._ranks.rank
         buffers = self._read_buffers()
+        order = read_bucket_order(self._model)
         parts = {
             "model": pack(get_model_state_dict(self._model)),
             "optimizer": pack(get_optimizer_state_dict(self._model, self._optimizer)),
         }
         if rank == 0:
             parts["values"] = pack(dict(values))
+            parts["buckets"] = pack(order)
         else:
             # One text for all; and ranks may have other running averages than rank 0.
             parts["model"] = {

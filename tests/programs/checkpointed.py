@@ -25,8 +25,7 @@ def make_model(kind: str) -> nn.Module:
         nn.Linear(12, 33), nn.BatchNorm1d(33), nn.Dropout(0.2), nn.ReLU(), nn.Linear(33, 7)
     )
     if kind == "ddp":
-        # So that its buckets are the same ones from the first step on.
-        return DistributedDataParallel(net, find_unused_parameters=True)
+        return DistributedDataParallel(net)
     if kind == "fsdp":
         fully_shard(net)
     return net
