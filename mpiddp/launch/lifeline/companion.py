@@ -223,8 +223,6 @@ class Companion:
         elif kind == "closing":
             self._state = CLOSING
             self._raise("closing", content)
-        elif kind == "main thread":
-            self._stacks.reader.thread = content
         elif kind == "ask":
             self._ask(self._rank, content)
         elif kind == "stall":

@@ -70,7 +70,6 @@ class Lifeline:
         self._replies: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="mpiddp-lifeline", daemon=True)
         self._thread.start()
-        self._send("main thread", self._stacks.thread)
         if output.log is not None:
             self._send("log", [str(output.log), output.console is not None])
 

@@ -1,17 +1,18 @@
 """Where a rank is: its Python stack, which it writes when its companion sends it a signal.
 
 faulthandler writes it from within the signal's handler, so it comes from inside C calls, too, and
-while somebody else holds the interpreter's lock.
+while another thread holds the interpreter's lock. The signal goes to the main thread, which writes
+its own stack only: to read those of running threads crashes the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import re
 import signal
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 SIGNAL = int(signal.SIGRTMAX) - 1
-"""What makes a rank write its stacks; real-time signals mean nothing to anybody else."""
+"""What makes a rank write its stack; real-time signals mean nothing to anybody else."""
 LOOK_SECONDS = 0.005
 """How often its companion looks whether it is done."""
 QUIET_SECONDS = 0.1
@@ -34,7 +35,6 @@ PACKAGE = Path(__file__).parents[2]
 STANDARD = Path(os.__file__).parent
 INSTALLED = ("site-packages", "dist-packages")
 
-_THREAD = re.compile(r"(?:Current t|T)hread (0x[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
@@ -79,30 +79,23 @@ def read_traceback(trace: TracebackType | None) -> list[Frame]:
     return found[::-1]
 
 
-def parse_dump(text: str, thread: int) -> list[Frame]:
-    """The stack of one thread in what faulthandler has written, the innermost frame first.
-
-    ``thread``: its identity (`threading.Thread.ident`).
-    """
-    found: list[Frame] = []
-    is_wanted = False
-    for line in text.splitlines():
-        if head := _THREAD.match(line):
-            is_wanted = int(head[1], 16) == thread
-        elif is_wanted and (frame := _FRAME.match(line)):
-            number = int(frame[2]) if frame[2].isdigit() else 0
-            found.append(make_frame(frame[1], number, frame[3]))
-    return found
+def parse_dump(text: str) -> list[Frame]:
+    """The stack that faulthandler has written, the innermost frame first."""
+    found = (_FRAME.match(line) for line in text.splitlines())
+    return [
+        make_frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3])
+        for frame in found
+        if frame
+    ]
 
 
 class StackWriter:
-    """The rank's part: it writes the stacks of all its threads into a file without a name."""
+    """The rank's part: its main thread writes its stack into a file without a name."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("mpiddp-stacks")
         """For its companion."""
-        self.thread = threading.main_thread().ident or 0
-        faulthandler.register(SIGNAL, self.descriptor, all_threads=True, chain=False)
+        faulthandler.register(SIGNAL, self.descriptor, all_threads=False, chain=False)
 
     def close(self) -> None:
         """Call it when the companion has gone: afterwards the signal would end this process."""
@@ -111,15 +104,13 @@ class StackWriter:
 
 
 class StackReader:
-    """The companion's part: asks for the stacks of its rank, and reads what comes."""
+    """The companion's part: asks for the stack of its rank, and reads what comes."""
 
     def __init__(self, process: int, descriptor: int) -> None:
         self._process = process
         self._descriptor = descriptor
         self._begin = 0.0
         self._size, self._since = 0, 0.0
-        self.thread = 0
-        """Whose stack is of interest."""
 
     def ask(self) -> None:
         """Send the signal, if the rank heeds it: it would end one that does not."""
@@ -130,10 +121,10 @@ class StackReader:
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             if self._heeds_signal():
-                os.kill(self._process, SIGNAL)
+                _signal_main_thread(self._process)
 
     def read(self) -> list[Frame] | None:
-        """The stack of the thread; None while it is being written; empty if it does not come."""
+        """The main thread's stack; None while it is being written; empty if it does not come."""
         now = time.monotonic()
         try:
             data = os.pread(self._descriptor, MOST_BYTES, 0)
@@ -141,7 +132,7 @@ class StackReader:
             return []
         if len(data) != self._size:
             self._size, self._since = len(data), now
-        frames = parse_dump(data.decode(errors="replace"), self.thread)
+        frames = parse_dump(data.decode(errors="replace"))
         is_whole = bool(frames) and data.endswith(b"\n") and frames[-1].function in _OUTERMOST
         is_quiet = bool(data) and now - self._since > QUIET_SECONDS
         return frames if is_whole or is_quiet or now - self._begin > LONGEST_SECONDS else None
@@ -160,3 +151,12 @@ class StackReader:
             return {}
         rows = (line.partition(":") for line in text.splitlines())
         return {name: value.strip() for name, _, value in rows}
+
+
+def _signal_main_thread(process: int) -> None:
+    send = getattr(ctypes.CDLL(None), "tgkill", None)
+    if send is not None:
+        send(process, process, SIGNAL)
+    else:
+        # Before glibc 2.30. The kernel prefers the main thread where that can take the signal.
+        os.kill(process, SIGNAL)
