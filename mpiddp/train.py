@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from mpiddp.errors import PreemptedError, StoppedError
+from mpiddp.launch.arguments import name_as_typed
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import find_rank, is_first
@@ -18,7 +19,7 @@ from mpiddp.training.run_directory import forget_outcome
 
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
-    with FailureHandler() as failure_handler:
+    with FailureHandler() as failure_handler, name_as_typed(sys.argv[1:]):
         signals = PreemptionSignals()
 
         def stop(error: StoppedError) -> None:

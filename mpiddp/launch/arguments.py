@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,6 +95,20 @@ class Parser(argparse.ArgumentParser):
         add("--label", action="store_true", help="put [rank@host] before each line on the console")
 
 
+@contextmanager
+def name_as_typed(words: Iterable[str]) -> Iterator[None]:
+    """Let a ConfigurationError name options as they stand in ``words``, and not as keys of TOML."""
+    try:
+        yield
+    except ConfigurationError as error:
+        message = str(error)
+        for option in {word.partition("=")[0] for word in words if word.startswith("--")}:
+            key = re.escape(option[2:].replace("-", "_"))
+            message = re.sub(rf"^{key}(?=: )|(?<![-\w]){key}(?= = )", option, message)
+        error.args = (message,)
+        raise
+
+
 def make_parser(program: str, description: str, usage: str | None = None) -> Parser:
     """A parser whose help keeps the lines of ``description``."""
     plain = argparse.RawDescriptionHelpFormatter
@@ -107,4 +122,5 @@ def read_options(values: argparse.Namespace) -> Options:
     def pick(kind: type[Any]) -> dict[str, Any]:
         return {each.name: given[each.name] for each in fields(kind) if each.name in given}
 
-    return Options(output=Output(**pick(Output)), **pick(Options))
+    with name_as_typed(f"--{name.replace('_', '-')}" for name in given):
+        return Options(output=Output(**pick(Output)), **pick(Options))

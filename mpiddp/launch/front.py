@@ -9,6 +9,7 @@ it where the ranks' own is in a container.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiddp import environment
-from mpiddp.errors import PREEMPTED, ConfigurationError
+from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, PeerLostError
 from mpiddp.launch import job_directory
-from mpiddp.launch.command_line import CommandLine
+from mpiddp.launch.command_line import COMMANDS, CommandLine
 from mpiddp.launch.front_options import FrontOptions, read_options
 from mpiddp.launch.launcher.allocation import Layout, ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm, write
@@ -28,6 +29,9 @@ from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
 from mpiddp.launch.rank_command import make_rank_command
 
+CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
+"""Codes after which the trainer's run can go on from its last checkpoint."""
+TRAINER = COMMANDS["train"]
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
@@ -37,9 +41,11 @@ SHOWN_BYTES = 1 << 16
 class Job:
     """All attempts of one job."""
 
-    def __init__(self, options: FrontOptions, program: Sequence[str]) -> None:
+    def __init__(self, line: CommandLine, options: FrontOptions) -> None:
+        """Raises ConfigurationError where there is nothing to run, or no way to start it."""
+        self.line = line
         self.options = options
-        self.program = program
+        self.program = make_rank_command(line, options)
         self.plan = self._make_plan(None)
         self.files: Files | None = None
         self._error_start = 0
@@ -81,14 +87,17 @@ class Job:
         finally:
             if directory is not None:
                 job_directory.remove(directory)
-        if end.code == PREEMPTED and options.requeue:
-            _requeue()
+        is_requeued = end.code == PREEMPTED and options.requeue and _requeue()
         self._report(end)
+        if end.code in CONTINUABLE and not is_requeued:
+            self._say_how_to_continue(found)
         return end.code
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
         if launch.signal is not None:
             return Exit(128 + launch.signal, "", launch.signal)
+        if launch.preemption is not None:
+            return Exit(PREEMPTED, "", launch.preemption)
         variables = {
             **self.plan.environment(),
             environment.TORCHELASTIC_RESTART_COUNT: str(count),
@@ -137,6 +146,15 @@ class Job:
             without = f", without {fold_hostnames(self._lost)}" if self._lost else ""
         say(f"attempt ended with {end}; restart {used} of {self.options.restarts}{without}")
         return True
+
+    def _say_how_to_continue(self, found: Exit) -> None:
+        """Name the trainer's run: a name that is a time or a job is another one the next time."""
+        path = (found.outcome or {}).get("path")
+        if not path or TRAINER not in (self.line.own_program, self.line.module):
+            return
+        is_named = any(word.partition("=")[0] == "--name" for word in self.line.rest)
+        name = "" if is_named else f" with --name {shlex.quote(Path(path).parent.name)}"
+        say(f"to continue this run, type the same command{name}")
 
     def _announce(self) -> None:
         """Say what is about to be started."""
@@ -217,18 +235,20 @@ def _name_logs(folder: str) -> Files:
     return Files(f"{path}.out", f"{path}.err")
 
 
-def _requeue() -> None:
-    """Have Slurm start this batch job again; the ranks have ended.
+def _requeue() -> bool:
+    """Have Slurm start this batch job again; the ranks have ended. Returns whether it will.
 
     A job that Slurm ends is left to it: it has been cancelled, or is requeued by Slurm itself.
     """
     job = environment.job_identity()
     if job is None or is_ended_by_slurm():
-        return
+        return False
     try:
         ask("scontrol", "requeue", job)
     except ConfigurationError as error:
         say(f"the job was not requeued: {error}")
+        return False
+    return True
 
 
 def say(text: str) -> None:
@@ -258,10 +278,9 @@ def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
         options = read_options(line)
-        program = make_rank_command(line, options)
-        job = Job(options, program)
+        job = Job(line, options)
         if options.dry_run:
-            _write(sys.stdout, f"{job.plan.describe(program)}\n")
+            _write(sys.stdout, f"{job.plan.describe(job.program)}\n")
             raise SystemExit(0)
         _check_output(line, job.plan.ranks)
         code = job.run()

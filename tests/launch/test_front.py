@@ -302,7 +302,7 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 --console 5,2-3 hello.py", "--console 5,2-3 names none of the job's ranks"),
         ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
         ("-n 2 --timeout 3 train", "--timeout belongs after train"),
-        ("-n 2 stacks", "stacks asks a job that runs"),
+        ("-n 2 stacks", "stacks starts no ranks"),
         ("hello.py -n 2", "-n stands after hello.py"),
         ("hello.py --launcher=srun", "--launcher=srun stands after hello.py"),
         ("--nodes 2 hello.py", "--nodes counts the nodes of a Slurm job"),
@@ -603,17 +603,39 @@ def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys
     assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
 
-def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)]
+)
+def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch, number, code):
     attempts = Attempts(monkeypatch, Exit(1), Exit(0))
     report = front.say
 
     def be_stopped(text: str) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         report(text)
 
     monkeypatch.setattr(front, "say", be_stopped)
-    assert attempts.start("-n", "2", "--restarts", "1") == 143
+    assert attempts.start("-n", "2", "--restarts", "1") == code
     assert len(attempts.commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome", "said"),
+    [
+        (["train"], {"code": 1}, "type the same command with --name 'a b'"),
+        (["-m", "mpiddp.train"], {"code": 130}, "type the same command with --name 'a b'"),
+        (["train", "--name=a b"], {"code": 75}, "type the same command\n"),
+        (["train"], {"code": 2}, None),
+        (["train"], {"code": 6, "path": None}, None),
+        (["hello.py"], {"code": 1}, None),
+    ],
+)
+def test_a_run_that_can_be_continued_is_named(folder, monkeypatch, capsys, words, outcome, said):
+    path = str(folder / "runs" / "a b" / "outcome.json")
+    Attempts(monkeypatch, Exit(1, outcome={"path": path, **outcome}))
+    call(["-n", "2", *words], monkeypatch)
+    text = capsys.readouterr().err
+    assert said in text if said else "to continue" not in text
 
 
 def test_restarts_are_counted(folder, monkeypatch):

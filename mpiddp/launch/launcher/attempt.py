@@ -23,7 +23,8 @@ PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 SYSTEM = ctypes.CDLL(None)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
+PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Files:
 class Launch:
     """What the front has started, and how signals reach it.
 
-    There is one in a process. From `listen` on, signals do not end this process; between two
-    attempts they are remembered in ``signal``.
+    There is one in a process. From `listen` on, signals do not end this process. Between two
+    attempts there is nothing to pass them on to: ``signal`` and ``preemption`` keep them.
     """
 
     def __init__(self, kind: Kind, *, starts_ranks: bool) -> None:
@@ -52,6 +53,8 @@ class Launch:
         self.starts_ranks = starts_ranks
         self.signal: int | None = None
         """The last one that asked this process to end."""
+        self.preemption: int | None = None
+        """The last one that preempted the job while no ranks ran: they cannot react to it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._told_ranks: set[int] = set()
         """Signals that ranks have got from here, past their launcher."""
@@ -88,9 +91,10 @@ class Launch:
                 raise ConfigurationError(
                     f"{command[0]} cannot be run: {problem.strerror}"
                 ) from None
-            if self.signal is not None:
-                # It came before there was anybody to hand it to.
-                self._hand_on(self.signal)
+            for number in (self.signal, self.preemption):
+                if number is not None:
+                    # It came before there was a process to pass it on to.
+                    self._pass_on(number)
             failure = ""
             if self._process.stderr is not None:
                 failure = _copy_messages(self._process.stderr)
@@ -102,9 +106,9 @@ class Launch:
     def _shares_terminal(self) -> bool:
         """Whether Ctrl-C reaches it without us.
 
-        Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It has a process group
-        of its own, which a terminal does not interrupt, and each rank gets the SIGINT itself; at
-        the second one mpirun does. Other launchers hand on what they get.
+        Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It gets another process
+        group, which a terminal does not interrupt, and each rank gets the SIGINT itself; at
+        the second one mpirun does. Other launchers pass on what they get.
         """
         return self.kind is SRUN or not self.starts_ranks
 
@@ -112,11 +116,13 @@ class Launch:
         if number in ENDING:
             self.signal = number
         if self._process is not None and self._process.returncode is None:
-            self._hand_on(number)
+            self._pass_on(number)
+        elif number in PREEMPTING:
+            self.preemption = number
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _hand_on(self, number: int) -> None:
+    def _pass_on(self, number: int) -> None:
         assert self._process is not None
         if number == signal.SIGINT and self._shares_terminal() and _is_in_foreground():
             return

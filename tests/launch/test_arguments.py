@@ -1,0 +1,46 @@
+"""Mistakes in options are worded as the options were typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.arguments import name_as_typed
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "worded"),
+    [
+        ("--batch-size 0", "batch_size: expected", "--batch-size: expected"),
+        ("--batch_size=0", "batch_size: expected", "--batch_size: expected"),
+        ("--epochs 1", "batch_size: expected", "batch_size: expected"),
+        ("--batch-size 0", "x.toml: batch_size: expected", "x.toml: batch_size: expected"),
+        ("--sync=a", "servers = 2, and sync = 'a': x", "servers = 2, and --sync = 'a': x"),
+        ("--size 1", "batch_size: expected, size: x", "batch_size: expected, size: x"),
+    ],
+)
+def test_an_option_is_named_as_it_was_typed(words, message, worded):
+    with pytest.raises(ConfigurationError) as caught, name_as_typed(words.split()):
+        raise ConfigurationError(message)
+    assert str(caught.value) == worded
+
+
+def test_the_trainer_names_options_and_keys(tmp_path):
+    (tmp_path / "x.toml").write_text("batch_size = 0\n")
+    for words, said in (
+        (["--batch-size", "0"], "mpiddp: --batch-size: expected 1 or more, found 0"),
+        (["--config", "x.toml"], "mpiddp: x.toml: batch_size: expected 1 or more, found 0"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "mpiddp.train", *words],
+            cwd=tmp_path,
+            env=launchers.clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (2, f"{said}\n")
