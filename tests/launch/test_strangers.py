@@ -1,5 +1,7 @@
 """A stranger at each listener: who connects without the job's token keeps nobody out.
 
+A thousand of them during start-up have no effect.
+
 Another user where the tests are root's, else another process of the same one.
 """
 
@@ -17,8 +19,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
+import launchers
 from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor import links
@@ -31,10 +35,12 @@ from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try
 HOST = "127.0.0.2"
 SOON = 2.0
 """Seconds for what takes milliseconds: the machine may be busy."""
+FLOODED_SECONDS = 15.0
+"""For a start-up that takes 3 s without a flood."""
 
 STRANGER = """
 import contextlib, os, resource, socket, sys, time
-what, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+what, places = sys.argv[1], [each.rpartition(":") for each in sys.argv[2:]]
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -42,20 +48,29 @@ if os.geteuid() == 0:
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 connections = []
+FLOODS = {
+    "idle": [b""],
+    "garbage flood": [bytes(range(255, 155, -1)), b"GET / HTTP/1.1\\r\\n\\r\\n"],
+    # Of ours, and torch's first message.
+    "halves": [b"0" * 16, b"\\0\\xce\\xf7"],
+    "dripping": [b"x"],
+}
+FLOODS["mixed"] = [data for each in FLOODS.values() for data in each]
 
 def say(data):
-    # After the change of user nothing more can be imported, as getaddrinfo would.
-    connection = socket.socket()
-    connection.settimeout(5)
-    connections.append(connection)
-    connection.connect((host, port))
-    with contextlib.suppress(OSError):
-        connection.sendall(data)
-
-if what == "idle":
-    for _ in range(1000):
+    for host, _, port in places:
+        # After the change of user nothing more can be imported, as getaddrinfo would.
+        connection = socket.socket()
+        connection.settimeout(5)
+        connections.append(connection)
+        connection.connect((host, int(port)))
         with contextlib.suppress(OSError):
-            say(b"")
+            connection.sendall(data)
+
+if what in FLOODS:
+    for number in range(1000):
+        with contextlib.suppress(OSError):
+            say(FLOODS[what][number % len(FLOODS[what])])
 elif what == "slow":
     for _ in range(8):
         say(b"x")
@@ -69,7 +84,7 @@ else:
         "endless": b"a" * 20_000_000,
     }[what])
 print("here", flush=True)
-while what == "slow":
+while what in ("slow", "mixed", "dripping"):
     time.sleep(0.05)
     for connection in connections:
         with contextlib.suppress(OSError):
@@ -82,9 +97,10 @@ WAYS = (
 
 
 @contextlib.contextmanager
-def stranger(what: str, port: int) -> Iterator[None]:
-    """Somebody who has connected to ``port`` in a way of his own, and stays."""
-    command = [sys.executable, "-I", "-S", "-c", STRANGER, what, HOST, str(port)]
+def stranger(what: str, *places: tuple[str, int]) -> Iterator[None]:
+    """Somebody who has connected to each place, in the way that ``what`` says, and stays."""
+    words = [f"{host}:{port}" for host, port in places]
+    command = [sys.executable, "-I", "-S", "-c", STRANGER, what, *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == b"here\n"
@@ -199,7 +215,7 @@ def list_cases():
 def test_a_stranger_keeps_nobody_out(listener, what):
     with listener() as listening:
         before = count_descriptors()
-        with stranger(what, listening.port):
+        with stranger(what, (HOST, listening.port)):
             # Far below the limit of 1,024 that most users have.
             assert count_descriptors() - before < 300
             began = time.monotonic()
@@ -258,6 +274,48 @@ def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
         ours.receive(SOON)
     for line in (ours, theirs):
         line.close()
+
+
+def list_places(job: launchers.Job) -> set[tuple[str, int]]:
+    """Where a job's ranks, and the processes beside them, listen for TCP connections."""
+    environments = {pid: launchers.environ_of(pid) for pid in job.processes()}
+    pids = [pid for pid, each in environments.items() if each.keys() & {*launchers.RANK_VARIABLES}]
+    rows = [row for pid in pids for row in psutil.Process(pid).net_connections("tcp4")]
+    return {tuple(row.laddr) for row in rows if row.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.by_default("openmpi")
+@pytest.mark.parametrize(
+    "what",
+    [
+        "mixed",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("none", "idle", "garbage flood", "halves", "dripping")
+        ),
+    ],
+)
+def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
+    ranks = 2
+    program = [launchers.PROGRAMS / "flooded.py", tmp_path]
+    with (
+        contextlib.ExitStack() as strangers,
+        launchers.start(either_launcher, ranks, program, timeout=90) as job,
+    ):
+        # First the address agreement, on whose socket the store serves then; it and the companion
+        # process of rank 0.
+        for phase, listeners in (("address", 1), ("lifeline", 2)):
+            job.until((tmp_path / f"{phase}.held.0").exists, f"rank 0 to hold in {phase}")
+            places = list_places(job)
+            assert len(places) == listeners
+            if what != "none":
+                strangers.enter_context(stranger(what, *places))
+            (tmp_path / f"{phase}.go").touch()
+        result = job.wait().expect(0)
+    seconds = [float((tmp_path / f"done.{each}").read_text()) for each in range(ranks)]
+    print(f"{what}: start-up took {max(seconds):.2f} s, the job {result.seconds:.2f} s")
+    assert "Traceback" not in result.stderr
+    assert max(seconds) < FLOODED_SECONDS
 
 
 class Member:

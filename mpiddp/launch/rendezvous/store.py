@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 SLACK_SECONDS = 5.0
 """How much longer torch waits than the phase may take: the phase's own deadline comes first, and
 knows who is missing."""
+SPARE_FILES = 8192
+"""The store never closes a stranger's connection: this many must not take the process's files."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ def make_store(
     """
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+    if descriptor is not None:
+        _raise_file_limit(world.size + SPARE_FILES)
     store = TCPStore(
         meeting.address,
         meeting.port,
@@ -58,6 +63,15 @@ def make_store(
         master_listen_fd=descriptor,
     )
     return PrefixStore(f"mpiddp/{secret}", store)
+
+
+def _raise_file_limit(more: int) -> None:
+    """Let this process open ``more`` files than so far, or as many as it may allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    wanted = soft + more if hard == resource.RLIM_INFINITY else min(soft + more, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def make_group(

@@ -1,0 +1,70 @@
+"""A rank that stops twice during start-up, while it listens, until a file ``NAME.go`` is there.
+
+Arguments: the directory of such files. A rank that has stopped leaves a file ``NAME.held.RANK``,
+and at the end ``done.RANK``, with the seconds that start-up took without these stops.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+
+import mpiddp
+from mpiddp.launch.lifeline.lifeline import Lifeline
+from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.launch.rendezvous import address_agreement
+
+FILES = 1024
+"""What most users may open."""
+
+
+def main() -> None:
+    folder, held = Path(sys.argv[1]), 0.0
+
+    def hold(name: str, rank: int) -> None:
+        nonlocal held
+        began = time.monotonic()
+        (folder / f"{name}.held.{rank}").touch()
+        while not (folder / f"{name}.go").exists():
+            time.sleep(0.02)
+        held += time.monotonic() - began
+
+    try_offers: Callable[..., Any] = address_agreement.try_offers
+    join = Lifeline.join
+
+    def try_offers_later(*offers: Any, **options: Any) -> Any:
+        hold("address", 0)
+        return try_offers(*offers, **options)
+
+    def join_later(lifeline: Lifeline, membership: Membership) -> None:
+        hold("lifeline", membership.rank)
+        join(lifeline, membership)
+
+    address_agreement.try_offers = try_offers_later
+    Lifeline.join = join_later  # type: ignore[method-assign]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+    began = time.monotonic()
+    with mpiddp.init(timeout=100) as session:
+        seconds = time.monotonic() - began - held
+        rank, size = session.world.rank, session.world.size
+        ones = torch.ones(1)
+        distributed.all_reduce(ones)
+        assert ones.item() == size
+        # A group of its own: another question to torch's store.
+        again = distributed.new_group(list(range(size)))
+        distributed.all_reduce(ones, group=again)
+        assert ones.item() == size * size
+        assert mpiddp.all_reduce(torch.ones(3)).sum().item() == 3 * size
+    (folder / f"done.{rank}").write_text(str(seconds))
+
+
+if __name__ == "__main__":
+    main()
