@@ -15,14 +15,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-import psutil
 import pytest
 
 import launchers
+import namespaces
 from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor import links
@@ -37,6 +38,8 @@ SOON = 2.0
 """Seconds for what takes milliseconds: the machine may be busy."""
 FLOODED_SECONDS = 15.0
 """For a start-up that takes 3 s without a flood."""
+LISTENING = "0A"
+"""A state in /proc/net/tcp."""
 
 STRANGER = """
 import contextlib, os, resource, socket, sys, time
@@ -97,10 +100,13 @@ WAYS = (
 
 
 @contextlib.contextmanager
-def stranger(what: str, *places: tuple[str, int]) -> Iterator[None]:
-    """Somebody who has connected to each place, in the way that ``what`` says, and stays."""
+def stranger(what: str, *places: tuple[str, int], place: Sequence[str] = ()) -> Iterator[None]:
+    """Somebody who has connected to each of ``places``, in the way that ``what`` says, and stays.
+
+    ``place``: a command that starts it.
+    """
     words = [f"{host}:{port}" for host, port in places]
-    command = [sys.executable, "-I", "-S", "-c", STRANGER, what, *words]
+    command = [*place, sys.executable, "-I", "-S", "-c", STRANGER, what, *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == b"here\n"
@@ -278,10 +284,45 @@ def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
 
 def list_places(job: launchers.Job) -> set[tuple[str, int]]:
     """Where a job's ranks, and the processes beside them, listen for TCP connections."""
-    environments = {pid: launchers.environ_of(pid) for pid in job.processes()}
-    pids = [pid for pid, each in environments.items() if each.keys() & {*launchers.RANK_VARIABLES}]
-    rows = [row for pid in pids for row in psutil.Process(pid).net_connections("tcp4")]
-    return {tuple(row.laddr) for row in rows if row.status == psutil.CONN_LISTEN}
+    places = set()
+    for pid in job.processes():
+        if not launchers.environ_of(pid).keys() & {*launchers.RANK_VARIABLES}:
+            continue
+        descriptors = Path(f"/proc/{pid}/fd").iterdir()
+        own = {os.readlink(each) for each in descriptors}
+        # Of the process's own network namespace; its first line is a heading.
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == LISTENING and f"socket:[{inode}]" in own:
+                host, port = local.split(":")
+                places.add((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
+    return places
+
+
+def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequence[str]) -> None:
+    """Connect to all that ``job`` listens on in two phases of its start-up, until its end.
+
+    ``place``: a command that the stranger is an argument of.
+    """
+    not_ours: set[tuple[str, int]] = set()
+    with contextlib.ExitStack() as strangers:
+        # MPI's own; the address agreement, on whose socket the store serves later; the store, and
+        # the companion process of rank 0.
+        for phase, listeners in (("mpi", 0), ("address", 1), ("lifeline", 2)):
+            job.until((folder / f"{phase}.held.0").exists, f"rank 0 to hold in {phase}")
+            places = list_places(job) - not_ours
+            if phase == "mpi":
+                not_ours = places
+            else:
+                assert len(places) == listeners
+                if what != "none":
+                    strangers.enter_context(stranger(what, *places, place=place))
+            (folder / f"{phase}.go").touch()
+        result = job.wait().expect(0)
+    seconds = [float((folder / f"done.{each}").read_text()) for each in range(ranks)]
+    print(f"{what}: start-up took {max(seconds):.2f} s, the job {result.seconds:.2f} s")
+    assert "Traceback" not in result.stderr
+    assert max(seconds) < FLOODED_SECONDS
 
 
 @pytest.mark.by_default("openmpi")
@@ -296,26 +337,22 @@ def list_places(job: launchers.Job) -> set[tuple[str, int]]:
     ],
 )
 def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
-    ranks = 2
     program = [launchers.PROGRAMS / "flooded.py", tmp_path]
-    with (
-        contextlib.ExitStack() as strangers,
-        launchers.start(either_launcher, ranks, program, timeout=90) as job,
-    ):
-        # First the address agreement, on whose socket the store serves then; it and the companion
-        # process of rank 0.
-        for phase, listeners in (("address", 1), ("lifeline", 2)):
-            job.until((tmp_path / f"{phase}.held.0").exists, f"rank 0 to hold in {phase}")
-            places = list_places(job)
-            assert len(places) == listeners
-            if what != "none":
-                strangers.enter_context(stranger(what, *places))
-            (tmp_path / f"{phase}.go").touch()
-        result = job.wait().expect(0)
-    seconds = [float((tmp_path / f"done.{each}").read_text()) for each in range(ranks)]
-    print(f"{what}: start-up took {max(seconds):.2f} s, the job {result.seconds:.2f} s")
-    assert "Traceback" not in result.stderr
-    assert max(seconds) < FLOODED_SECONDS
+    with launchers.start(either_launcher, 2, program, timeout=90) as job:
+        flood(job, 2, tmp_path, what, ())
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize("what", ["none", "mixed", "idle"])
+def test_a_flood_from_another_host_has_no_effect(what, tmp_path):
+    with namespaces.make_cluster() as cluster:
+        for number, node in enumerate(cluster.nodes, 1):
+            cluster.join(node, "eth0", f"10.77.0.{number}")
+        *own, other = cluster.nodes
+        program = [str(launchers.PROGRAMS / "flooded.py"), str(tmp_path)]
+        with namespaces.start(own, *program) as job:
+            flood(job, len(own), tmp_path, what, other.enter())
 
 
 class Member:

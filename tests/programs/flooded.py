@@ -1,7 +1,9 @@
-"""A rank that stops twice during start-up, while it listens, until a file ``NAME.go`` is there.
+"""A rank that stops during start-up until a file ``NAME.go`` is there.
 
-Arguments: the directory of such files. A rank that has stopped leaves a file ``NAME.held.RANK``,
-and at the end ``done.RANK``, with the seconds that start-up took without these stops.
+It does so when MPI is up, while the address agreement listens, and while the store and the
+companion process listen. Argument: the directory of such files. A rank that has stopped leaves
+``NAME.held.RANK``, and at the end ``done.RANK``, with the seconds that start-up took without these
+stops.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as distributed
 
 import mpiddp
+from mpiddp.launch import startup
 from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.rendezvous import address_agreement
@@ -37,7 +40,11 @@ def main() -> None:
         held += time.monotonic() - began
 
     try_offers: Callable[..., Any] = address_agreement.try_offers
-    join = Lifeline.join
+    begin, join = startup.Starter.begin_lifeline, Lifeline.join
+
+    def begin_later(starter: startup.Starter) -> None:
+        hold("mpi", starter.control.world.rank)
+        begin(starter)
 
     def try_offers_later(*offers: Any, **options: Any) -> Any:
         hold("address", 0)
@@ -47,6 +54,7 @@ def main() -> None:
         hold("lifeline", membership.rank)
         join(lifeline, membership)
 
+    startup.Starter.begin_lifeline = begin_later  # type: ignore[method-assign]
     address_agreement.try_offers = try_offers_later
     Lifeline.join = join_later  # type: ignore[method-assign]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

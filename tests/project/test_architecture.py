@@ -154,6 +154,28 @@ VIOLATIONS = {
         "def f():\n    import mpi4py.MPI\n",
         "imports mpi4py",
     ),
+    "torch.load": (
+        "mpiddp/training/data.py",
+        "import torch\ntorch.load(path, weights_only=False)\n",
+        "torch.load without weights_only=True",
+    ),
+    "torch.load, plain": ("benchmarks/run.py", "import torch as t\nt.load(path)\n", "torch.load"),
+    "pickle": ("mpiddp/sync/x.py", "from pickle import loads as l\nl(data)\n", "unpickles: pickle"),
+    "unpickler": (
+        "mpiddp/sync/x.py",
+        "import pickle\nclass U(pickle.Unpickler): ...\n",
+        "unpickles",
+    ),
+    "objects": (
+        "mpiddp/sync/x.py",
+        "import torch.distributed as dist\ndist.broadcast_object_list(box)\n",
+        "unpickles: torch.distributed.broadcast_object_list",
+    ),
+    "arrays": (
+        "mpiddp/training/data.py",
+        "import numpy as np\nnp.load(path, allow_pickle=True)\n",
+        "numpy.load with pickles",
+    ),
     "long": ("mpiddp/train.py", "def f():\n" + "    pass\n" * 60, "f has 61 lines"),
 }
 

@@ -39,6 +39,14 @@ SCRIPTS = "benchmarks.baselines."
 """Whole programs that stand for anybody's, and end as anybody's do."""
 MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.launch.front", SCRIPTS)
 """The front is no rank."""
+MAY_UNPICKLE = (
+    "mpiddp.launch.mpi.mpi",
+    "mpiddp.launch.lifeline.flight_recorder",
+    "mpiddp.training.shards",
+    "mpiddp.training.ranks",
+)
+"""What came over MPI; what this process has pickled; and what an unpickler has checked."""
+UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 LONGEST_FUNCTION = 60
 
 
@@ -292,6 +300,29 @@ def check_mpi(modules: dict[str, Module]) -> Iterator[Violation]:
                 yield Violation(module.name, item.line, "imports mpi4py")
 
 
+def check_unpickling(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Calls that run code which they find in a file, or in what comes from a socket."""
+    for module in modules.values():
+        names = _names(module.tree)
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute | ast.Name):
+                found = _dotted(node, names)
+                root, _, what = found.partition(".")
+                unpickles = root in UNPICKLERS and what in ("load", "loads", "Unpickler", "open")
+                # torch.distributed's object collectives unpickle what Gloo receives.
+                objects = found.endswith(("_object", "_object_list")) and "dist" in found
+                if (unpickles or objects) and module.name not in MAY_UNPICKLE:
+                    yield Violation(module.name, node.lineno, f"unpickles: {found}")
+            if not isinstance(node, ast.Call):
+                continue
+            options = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            called = _dotted(node.func, names)
+            if called == "torch.load" and options.get("weights_only") != "True":
+                yield Violation(module.name, node.lineno, "torch.load without weights_only=True")
+            if called == "numpy.load" and options.get("allow_pickle", "False") != "False":
+                yield Violation(module.name, node.lineno, "numpy.load with pickles")
+
+
 def check_functions(modules: dict[str, Module]) -> Iterator[Violation]:
     """Functions that are too long to be taken in at a glance."""
     for module in modules.values():
@@ -309,6 +340,7 @@ CHECKS = (
     check_exits,
     check_environment,
     check_mpi,
+    check_unpickling,
     check_functions,
 )
 

@@ -125,23 +125,40 @@ def make_cluster() -> Iterator[Cluster]:
         yield Cluster(nodes, switch)
 
 
+def _make_command(
+    nodes: Sequence[Node], arguments: Sequence[str], wraps: Mapping[int, Sequence[str]]
+) -> list[str]:
+    program = [sys.executable, *arguments]
+    commands = [node.enter(*wraps.get(rank, ()), *program) for rank, node in enumerate(nodes)]
+    command = commands[0]
+    for other in commands[1:]:
+        command += [":", "-n", "1", *other]
+    return command
+
+
+@contextlib.contextmanager
+def start(
+    nodes: Sequence[Node],
+    *arguments: str,
+    wraps: Mapping[int, Sequence[str]] | None = None,
+    **env: str,
+) -> Iterator[launchers.Job]:
+    """Start ``python ARGUMENTS…`` as one job with a rank on each of ``nodes``.
+
+    ``wraps`` holds, by rank, a command that the program is an argument of.
+    """
+    first, *rest = _make_command(nodes, arguments, wraps or {})
+    mpich, env = launchers.table()["mpich"], {**ENVIRONMENT, **env}
+    with launchers.start(mpich, 1, rest, timeout=DEADLINE, env=env, python=first) as job:
+        yield job
+
+
 def run(
     nodes: Sequence[Node],
     *arguments: str,
     wraps: Mapping[int, Sequence[str]] | None = None,
     **env: str,
 ) -> launchers.Result:
-    """Run ``python ARGUMENTS…`` as one job with a rank on each of ``nodes``.
-
-    ``wraps`` holds, by rank, a command that the program is an argument of.
-    """
-    program = [sys.executable, *arguments]
-    commands = [
-        node.enter(*(wraps or {}).get(rank, ()), *program) for rank, node in enumerate(nodes)
-    ]
-    command = commands[0]
-    for other in commands[1:]:
-        command += [":", "-n", "1", *other]
-    mpich = launchers.table()["mpich"]
-    first, *rest = command
-    return launchers.run(mpich, 1, rest, timeout=DEADLINE, env={**ENVIRONMENT, **env}, python=first)
+    """Run a job to its end; see `start`."""
+    with start(nodes, *arguments, wraps=wraps, **env) as job:
+        return job.wait()
