@@ -20,6 +20,7 @@ from mpiddp.training.options.launch import LaunchOptions
 from mpiddp.training.options.model import AUTO, ModelOptions
 from mpiddp.training.options.optimisation import LEARNING_RATES, OptimisationOptions
 from mpiddp.training.options.output import OutputOptions
+from mpiddp.training.options.parallelism import ParallelismOptions
 from mpiddp.training.options.synchronisation import SynchronisationOptions
 from mpiddp.training.registry import DATASETS
 
@@ -27,6 +28,7 @@ GROUPS: Mapping[str, type[Any]] = {
     "data": DataOptions,
     "model": ModelOptions,
     "optimisation": OptimisationOptions,
+    "parallelism": ParallelismOptions,
     "output": OutputOptions,
     "checkpoints": CheckpointOptions,
     "synchronisation": SynchronisationOptions,
@@ -40,6 +42,7 @@ class Configuration(
     DataOptions,
     ModelOptions,
     OptimisationOptions,
+    ParallelismOptions,
     OutputOptions,
     CheckpointOptions,
     SynchronisationOptions,

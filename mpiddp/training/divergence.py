@@ -60,7 +60,7 @@ class MarkedModel(nn.Module):
     def begin_step(self) -> None:
         self.flag.grad = None
 
-    def is_refused(self) -> bool:
+    def is_refused(self, *, is_bad: bool) -> bool:
         """Whether any rank's loss was not finite, after a backward pass; the same on all ranks."""
         gradient = self.flag.grad
         return gradient is not None and gradient.item() != 0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from mpiddp.training.config import Configuration
-from mpiddp.training.divergence import MarkedModel
-
-WARM_UP = 0.05
-"""Share of all steps in which the learning rate rises to its peak."""
+from mpiddp.training.moving_average import MovingAverage
+from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.training.sharded_tensors import collect
 
 
 class Update(Protocol):
@@ -56,6 +55,32 @@ class GuardedUpdate(Update, Protocol):
         """
 
 
+class Refusal(Protocol):
+    """How ranks agree that a step is left out."""
+
+    def begin_step(self) -> None:
+        """Before a forward pass."""
+
+    def is_refused(self, *, is_bad: bool) -> bool:
+        """After a backward pass: whether any rank's loss was not finite; the same on all ranks.
+
+        ``is_bad``: this rank's was not. Collective.
+        """
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is done with gradients before the optimizer's step, and with the weights after it."""
+
+    refusal: Refusal | None = None
+    """Says which steps are left out; None where this rank alone decides."""
+    scaler: torch.amp.GradScaler | None = None
+    """What the loss was multiplied with; it leaves out steps whose gradients are not finite."""
+    clip_norm: float | None = None
+    """Longest gradient, in the 2-norm over all parameters."""
+    average: MovingAverage | None = None
+
+
 class LocalUpdate:
     """Every rank makes the same step, with the average of all gradients."""
 
@@ -63,32 +88,47 @@ class LocalUpdate:
         self,
         optimizer: torch.optim.Optimizer,
         rate: Callable[[int], float],
-        marked: MarkedModel | None = None,
+        treatment: Treatment | None = None,
     ) -> None:
-        """
-        Args:
-            rate: the learning rate of a step, counted from 0.
-            marked: says which steps are left out; None for none of them.
-        """
-        self._optimizer = optimizer
+        """``rate``: the learning rate of a step, counted from 0."""
+        self.optimizer = optimizer
         self._rate = rate
-        self._marked = marked
+        self._treatment = treatment or Treatment()
         self._step = 0
 
+    @property
+    def average(self) -> MovingAverage | None:
+        """The moving average of the weights, if there is one."""
+        return self._treatment.average
+
     def begin_step(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._marked is not None:
-            self._marked.begin_step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._treatment.refusal is not None:
+            self._treatment.refusal.begin_step()
 
     def finish_step(self, *, is_bad: bool = False) -> bool:
-        if self._marked is not None and self._marked.is_refused():
-            self._step += 1
-            return False
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(self._step)
-        self._optimizer.step()
+        step, refusal = self._step, self._treatment.refusal
         self._step += 1
+        if is_bad if refusal is None else refusal.is_refused(is_bad=is_bad):
+            return False
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        self._apply_gradients()
+        if self.average is not None:
+            self.average.update(step)
         return True
+
+    def _apply_gradients(self) -> None:
+        scaler, clip_norm = self._treatment.scaler, self._treatment.clip_norm
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        if clip_norm is not None:
+            clip_gradients(self.optimizer, clip_norm)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
 
     def finish_epoch(self) -> None:
         """All have as many steps."""
@@ -100,35 +140,46 @@ class LocalUpdate:
         """Nothing to end."""
 
     def read_state(self) -> tuple[str, Any]:
-        return "optimizer", self._optimizer.state_dict()
+        state = self.optimizer.state_dict()
+        if self.average is not None:
+            state["average"] = self.average.weights
+        if self._treatment.scaler is not None:
+            state["scaler"] = self._treatment.scaler.state_dict()
+        return "optimizer", state
 
     def load_state(self, read: Callable[[str], Any], step: int) -> None:
-        self._optimizer.load_state_dict(read("optimizer"))
+        state = read("optimizer")
+        average, scaler = state.pop("average", None), state.pop("scaler", None)
+        self.optimizer.load_state_dict(state)
+        if self.average is not None:
+            self.average.begin(average)
+        if self._treatment.scaler is not None and scaler is not None:
+            self._treatment.scaler.load_state_dict(scaler)
         self._step = step
 
 
+def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:
+    """Scale all gradients alike where their 2-norm is above ``longest``. Collective with FSDP."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    nn.utils.clip_grads_with_norm_(parameters, longest, collect(norm, norm.device))
+
+
 def make_optimizer(
-    configuration: Configuration, parameters: list[torch.Tensor]
+    options: OptimisationOptions, parameters: list[torch.Tensor]
 ) -> torch.optim.Optimizer:
-    """The one that the configuration names, for these parameters.
+    """The one that the options name, for these parameters.
 
     The fused form reads and writes each number once. With momentum and decay on a CPU it took a
     quarter of the plain form's time, which is longer than a large model's backward pass.
     """
-    rate, decay = configuration.learning_rate, configuration.weight_decay
+    rate, decay = options.learning_rate, options.weight_decay
     assert rate is not None
-    momentum = configuration.momentum
-    if configuration.optimizer == "adamw":
+    momentum = options.momentum
+    if options.optimizer == "adamw":
         betas = (momentum, 0.999)
         return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=True)
     return torch.optim.SGD(
         parameters, rate, momentum, weight_decay=decay, nesterov=momentum > 0, fused=True
     )
-
-
-def learning_rate_factor(step: int, total_steps: int) -> float:
-    """The share of the peak at a step, counted from 0: a linear rise, then half a cosine."""
-    rise = max(1, round(WARM_UP * total_steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / (total_steps - rise)))

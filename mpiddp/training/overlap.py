@@ -18,7 +18,7 @@ from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.parallel import Replica
-from mpiddp.training.rehearsal import rehearse, time_once
+from mpiddp.training.rehearsal import Forward, compute_plainly, rehearse, time_once
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
@@ -50,7 +50,10 @@ def describe(pace: Pace) -> str:
 
 
 def settle(
-    configuration: Configuration, replica: Replica, batch: Batch
+    configuration: Configuration,
+    replica: Replica,
+    batch: Batch,
+    forward: Forward = compute_plainly,
 ) -> tuple[Configuration, Pace | None]:
     """Choose by measurement whether gradients travel during the backward pass, if that is open.
 
@@ -67,12 +70,12 @@ def settle(
             "--overlap on: expected an MPI library with MPI_THREAD_MULTIPLE, found less; "
             "use --overlap auto"
         )
-    with rehearse(replica.model, replica.model.module, batch) as take_pass:
+    with rehearse(replica.model, replica.model.module, batch, forward) as take_pass:
         warm_up(take_pass)
         if hook is None:
             return configuration, None
         if configuration.overlap == "auto" and hook.can_overlap:
-            pace = measure(hook, take_pass, batch[0].device)
+            pace = measure(hook, take_pass, batch.inputs.device)
             hook.overlap = pace.pays
     return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 

@@ -26,17 +26,20 @@ from mpiddp.training.batches import (
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, load
 from mpiddp.training.divergence import LossGuard
+from mpiddp.training.learning_rate import LearningRate, make_learning_rate
+from mpiddp.training.moving_average import MovingAverage
 from mpiddp.training.optimizer_step import (
     GuardedUpdate,
     LocalUpdate,
-    learning_rate_factor,
+    Refusal,
+    Treatment,
     make_optimizer,
 )
 from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
 from mpiddp.training.precision import Precision
 from mpiddp.training.random_state import seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
-from mpiddp.training.step import Engine
+from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 EVALUATION_BATCH = 256
@@ -60,8 +63,7 @@ class Training:
     batches: TrainingBatches | SharedBatches
     """Of a rank that computes; a dedicated server leaves them to the others."""
     evaluation: DataLoader[Batch]
-    rate: Callable[[int], float]
-    """The learning rate of a step, counted from 0."""
+    rate: LearningRate
     slowdown: Slowdown | None
 
     @property
@@ -111,7 +113,7 @@ def prepare(
     drops = configuration.last_batch == "drop"
     cut = Cut(configuration.batch_size, place, len(workers), drops)
     static = make_training_batches(data.train, configuration.seed, cut, skips=skips)
-    rate = _make_rate(configuration, configuration.epochs * len(static))
+    rate = make_learning_rate(configuration, len(static), configuration.batch_size * len(workers))
     batch = _take_first(data, configuration.batch_size, session.device)
     seed_generators(configuration.seed)
     module = models.build(configuration.model, data.shape, data.classes).to(session.device)
@@ -138,16 +140,6 @@ def prepare(
     )
 
 
-def _make_rate(configuration: Configuration, total_steps: int) -> Callable[[int], float]:
-    peak = configuration.learning_rate
-    assert peak is not None
-
-    def rate(step: int) -> float:
-        return peak * learning_rate_factor(min(step, total_steps - 1), total_steps)
-
-    return rate
-
-
 def _take_first(data: DataSet, batch_size: int, device: torch.device) -> Batch:
     features = torch.from_numpy(data.train.features[:batch_size])
     labels = torch.from_numpy(data.train.labels[:batch_size])
@@ -165,9 +157,18 @@ def _make_slowdown(
         return None
     straggler = parse_straggler(configuration.straggler)
     check_straggler(straggler, workers)
-    with rehearse(module, module, batch) as take_pass:
-        seconds = time_pass(take_pass, batch[0].device)
-    return Slowdown(straggler, place, workers, configuration.seed, seconds, batch[0].device)
+    part = split_batch(batch, configuration.accumulation_steps)[0]
+    with rehearse(module, module, part, _make_forward(configuration, batch)) as take_pass:
+        seconds = time_pass(take_pass, batch.inputs.device) * configuration.accumulation_steps
+    return Slowdown(straggler, place, workers, configuration.seed, seconds, batch.inputs.device)
+
+
+def _make_forward(configuration: Configuration, batch: Batch) -> Forward:
+    def compute_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        smoothing = configuration.label_smoothing
+        return nn.functional.cross_entropy(outputs, labels, label_smoothing=smoothing)
+
+    return Forward(compute_loss, Precision(configuration.precision, batch.inputs.device))
 
 
 def _start_engine(
@@ -175,22 +176,38 @@ def _start_engine(
     session: Session,
     roles: Roles | None,
     module: nn.Module,
-    rate: Callable[[int], float],
+    rate: LearningRate,
     batch: Batch,
     fail: Callable[[BaseException], object],
 ) -> tuple[Configuration, Engine, overlap.Pace | None]:
-    precision = Precision("fp32", session.device)
+    forward, passes = _make_forward(configuration, batch), configuration.accumulation_steps
+    skips = configuration.on_nan == "skip"
     if roles is not None:
         module.to(session.device)
         serving = serve(configuration, session, roles, module, rate, fail)
-        guard = LossGuard(module, skips=configuration.on_nan == "skip", marked=None)
-        return configuration, Engine(module, module, serving, guard, precision), None
+        guard = LossGuard(module, skips=skips, marked=None)
+        return configuration, Engine(module, module, serving, guard, forward, passes), None
     replica = replicate(module, session.device, configuration)
-    configuration, pace = overlap.settle(configuration, replica, batch)
+    part = split_batch(batch, passes)[0]
+    configuration, pace = overlap.settle(configuration, replica, part, forward)
+    update = _make_update(configuration, module, rate, replica.marked, forward.precision)
+    guard = LossGuard(module, skips=skips, marked=replica.marked)
+    hold = replica.model.no_sync
+    return configuration, Engine(replica.model, module, update, guard, forward, passes, hold), pace
+
+
+def _make_update(
+    configuration: Configuration,
+    module: nn.Module,
+    rate: LearningRate,
+    refusal: Refusal | None,
+    precision: Precision,
+) -> LocalUpdate:
     optimizer = make_optimizer(configuration, list(module.parameters()))
-    update = LocalUpdate(optimizer, rate, replica.marked)
-    guard = LossGuard(module, skips=replica.marked is not None, marked=replica.marked)
-    return configuration, Engine(replica.model, module, update, guard, precision), pace
+    decay = configuration.ema
+    average = None if decay is None else MovingAverage(module, decay)
+    treatment = Treatment(refusal, precision.scaler, configuration.clip_norm, average)
+    return LocalUpdate(optimizer, rate, treatment)
 
 
 def _share_batches(

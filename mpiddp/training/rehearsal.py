@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -16,19 +17,30 @@ WARM_UP, PASSES = 3, 20
 """Passes before those that are timed, and these."""
 
 
+Forward: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
+"""From a model and a batch to its outputs and its loss."""
+
+
+def compute_plainly(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs, and the mean cross entropy."""
+    outputs = model(batch.inputs)
+    return outputs, nn.functional.cross_entropy(outputs, batch.targets)
+
+
 @contextlib.contextmanager
-def rehearse(model: nn.Module, module: nn.Module, batch: Batch) -> Iterator[Callable[[], None]]:
+def rehearse(
+    model: nn.Module, module: nn.Module, batch: Batch, forward: Forward = compute_plainly
+) -> Iterator[Callable[[], None]]:
     """Yields a function that takes a pass over ``batch``; restores all state at the end.
 
     Gradients are None at the end; buffers and random generators are restored.
     ``model`` is what takes a batch: DDP's wrapper of ``module``, or itself. The batch lies on the
     module's device.
     """
-    features, labels = batch.inputs, batch.targets
-    device = features.device
+    device = batch.inputs.device
 
     def take_pass() -> None:
-        torch.autograd.backward(nn.functional.cross_entropy(model(features), labels))
+        torch.autograd.backward(forward(model, batch)[1])
         model.zero_grad(set_to_none=True)
 
     buffers = [buffer.clone() for buffer in module.buffers()]

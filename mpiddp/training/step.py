@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -12,8 +13,26 @@ from torch import nn
 from mpiddp.training.batches import Batch
 from mpiddp.training.divergence import LossGuard
 from mpiddp.training.metrics import Totals
-from mpiddp.training.optimizer_step import GuardedUpdate
+from mpiddp.training.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.precision import Precision
+
+Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a model's outputs and labels to the mean loss of a batch."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward pass, and its loss."""
+
+    loss: Loss
+    """Of training."""
+    precision: Precision
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """A model's outputs and its mean loss, for a batch on its device."""
+        with self.precision.autocast():
+            outputs = model(batch.inputs)
+            return outputs, self.loss(outputs, batch.targets)
 
 
 @dataclass(frozen=True)
@@ -25,11 +44,16 @@ class Engine:
     module: nn.Module
     update: GuardedUpdate
     guard: LossGuard
-    precision: Precision
+    forward: Forward
     passes: int = 1
     """Forward and backward passes that a step's batch is cut into."""
     hold: Callable[[], AbstractContextManager[object]] = nullcontext
     """Around all passes of a step but the last: ranks exchange gradients in the last one only."""
+
+    def at_average(self) -> AbstractContextManager[object]:
+        """Within it the module goes by the moving average of its weights, if there is one."""
+        average = self.update.average if isinstance(self.update, LocalUpdate) else None
+        return nullcontext() if average is None else average.applied()
 
     def take_step(
         self, batch: Batch, device: torch.device, totals: Totals, describe: Callable[[], str]
@@ -48,16 +72,14 @@ class Engine:
         parts = split_batch(batch, self.passes)
         for number, part in enumerate(parts, start=1):
             with self.hold() if number < len(parts) else nullcontext():
-                features, labels = part.inputs.to(device), part.targets.to(device)
-                with self.precision.autocast():
-                    outputs = self.model(features)
-                    loss = nn.functional.cross_entropy(outputs, labels)
+                inputs, targets = part.inputs.to(device), part.targets.to(device)
+                outputs, loss = self.forward(self.model, Batch(inputs, targets))
                 if self.guard.examine(loss, describe):
                     bad = loss
                 weighted = loss if part.weight == 1 else loss * part.weight
-                torch.autograd.backward(self.precision.scale(weighted))
+                torch.autograd.backward(self.forward.precision.scale(weighted))
             if part.weight > 0:
-                totals.add(loss.detach(), outputs, labels)
+                totals.add(loss.detach(), outputs, targets)
         if not self.update.finish_step(is_bad=bad is not None):
             self.guard.restore()
         if bad is not None and before is not None:

@@ -24,6 +24,7 @@ from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import evaluation, metrics, overlap, run_directory
 from mpiddp.training.batches import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.config import Configuration
+from mpiddp.training.learning_rate import describe_scaling
 from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.options.synchronisation import FRAMEWORK
 from mpiddp.training.parallel import find_bound, share_buffers
@@ -183,7 +184,8 @@ def _export(training: Training) -> None:
         return
     problem = None
     try:
-        export_weights(training.engine.module, path, training.session.world.rank)
+        with training.engine.at_average():
+            export_weights(training.engine.module, path, training.session.world.rank)
     except OSError as error:
         problem = error.strerror
     if problem := training.session.broadcast(problem):
@@ -203,6 +205,9 @@ def _describe_start(training: Training) -> list[str]:
         training.configuration.batch_size,
         len(training.workers),
     )
+    if training.configuration.base_batch is not None:
+        batch = training.configuration.batch_size * len(training.workers)
+        lines.append(describe_scaling(training.configuration, batch))
     if training.configuration.straggler is not None:
         lines.append(describe_straggler(parse_straggler(training.configuration.straggler)))
     if training.roles is not None:
@@ -341,7 +346,9 @@ def _tell_unreadable(training: Training, step: int) -> None:
 
 def _add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
     begin = time.perf_counter()
-    average = evaluate(training.engine.module, training.evaluation, training.session.device)
+    engine = training.engine
+    with engine.at_average(), engine.forward.precision.autocast():
+        average = evaluate(engine.module, training.evaluation, training.session.device)
     _refuse_divergence("test", average, row.epoch)
     return replace(
         row,

@@ -1,12 +1,13 @@
 """All that a run's future depends on, as tensors for a checkpoint, and back.
 
 ``model.``            parameters, and rank 0's buffers
-``optimizer.``        where every rank has the same; else ``server-<n>.``, each server's own
+``optimizer.``        with the weights' moving average and the loss scale; where every rank has the
+                      same, else ``server-<n>.``, each server's own
 ``progress.``         how far the run is
 ``rank-<r>.``         what differs between ranks: random generators, buffers, sums of the epoch
 
-There is no loss scaler: training is in the parameters' own precision. The learning rate is a
-function of the step, and the order of samples one of seed, epoch and position.
+The learning rate is a function of the step, and the order of samples one of seed, epoch and
+position.
 """
 
 from __future__ import annotations

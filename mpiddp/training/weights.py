@@ -19,6 +19,9 @@ from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import CHECKPOINTS
 from mpiddp.training.shards import read_shards
 
+AVERAGE = "optimizer.average."
+"""The moving average in a checkpoint: the weights to predict with, where there is one."""
+
 
 def export_weights(model: nn.Module, path: Path, rank: int) -> None:
     """Write the whole model's ``state_dict``, on the CPU, on rank 0; collective.
@@ -86,4 +89,5 @@ def _read_directory(path: Path) -> Mapping[str, torch.Tensor]:
     if survey.newest is None:
         raise ConfigurationError(f"weights: there is no checkpoint in {path}")
     found = read_shards(survey.newest.path, "model.")
+    found |= read_shards(survey.newest.path, AVERAGE)
     return {name: each for name, each in found.items() if not is_structure(name)}

@@ -19,7 +19,8 @@ from mpiddp.training.batches import Cut, Samples, UnreadableSampleError, make_tr
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import Split, load
 from mpiddp.training.divergence import LossGuard, MarkedModel
-from mpiddp.training.optimizer_step import learning_rate_factor, make_optimizer
+from mpiddp.training.learning_rate import make_learning_rate
+from mpiddp.training.optimizer_step import make_optimizer
 from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]
@@ -58,7 +59,8 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
         for rank in range(RANKS)
     ]
     features, labels = torch.from_numpy(data.train.features), torch.from_numpy(data.train.labels)
-    step, total = 0, EPOCHS * len(shares[0])
+    rate = make_learning_rate(TOY, len(shares[0]), RANKS * TOY.batch_size)
+    step = 0
     for epoch in range(1, EPOCHS + 1):
         for share in shares:
             share.start(epoch)
@@ -70,7 +72,7 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
             for batch in batches:
                 loss = nn.functional.cross_entropy(model(features[batch]), labels[batch])
                 (loss / RANKS).backward()
-            optimizer.param_groups[0]["lr"] = TOY.learning_rate * learning_rate_factor(step, total)
+            optimizer.param_groups[0]["lr"] = rate(step)
             step += 1
             if kind == "unreadable" or not any(set(batch) & set(BAD) for batch in batches):
                 optimizer.step()

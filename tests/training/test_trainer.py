@@ -27,7 +27,6 @@ from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from mpiddp.training.metrics import Row
-from mpiddp.training.optimizer_step import learning_rate_factor
 from mpiddp.training.registry import DATASETS, MODELS
 from mpiddp.training.trainer import (
     digest_parameters,
@@ -194,15 +193,6 @@ def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Sessi
         assert average.samples == len(labels)
         assert average.accuracy == accuracy
         assert math.isclose(average.loss, loss, rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("total", [1, 2, 3, 10, 675])
-def test_the_learning_rate_rises_once_and_then_falls(total: int) -> None:
-    factors = [learning_rate_factor(step, total) for step in range(total)]
-    peak = factors.index(1.0)
-    assert factors[: peak + 1] == sorted(factors[: peak + 1])
-    assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert all(0 < factor <= 1 for factor in factors)
 
 
 def test_the_digest_sees_every_parameter_and_its_place() -> None:

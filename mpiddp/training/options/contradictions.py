@@ -21,6 +21,8 @@ class Rule:
     """Whether this value of ``other`` goes together with them."""
     advice: str
     """What to give instead."""
+    values: tuple[Any, ...] = ()
+    """Values of the options that are meant; without any, all but the default."""
 
 
 RULES = (
@@ -44,6 +46,25 @@ RULES = (
         lambda sync: sync == PARAMETER_SERVER,
         "give --sync parameter-server",
     ),
+    Rule(
+        ("clip_norm", "ema"),
+        "sync",
+        lambda sync: sync != PARAMETER_SERVER,
+        "a server has no rank's whole gradient, and no rank has every update: give another --sync",
+    ),
+    Rule(
+        ("precision",),
+        "sync",
+        lambda sync: sync != PARAMETER_SERVER,
+        "servers know of no loss scale: give --precision bf16",
+        values=("fp16",),
+    ),
+    Rule(
+        ("step_epochs", "step_factor"),
+        "schedule",
+        lambda schedule: schedule == "step",
+        "give --schedule step",
+    ),
 )
 
 
@@ -54,11 +75,16 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
             continue
         other = _describe(rule.other, values[rule.other])
         for name in rule.options:
-            if values[name] != defaults[name]:
+            found = values[name]
+            if found in rule.values or (not rule.values and found != defaults[name]):
                 raise ConfigurationError(
-                    f"{_describe(name, values[name])} cannot be combined with {other}: "
-                    f"{rule.advice}"
+                    f"{_describe(name, found)} cannot be combined with {other}: {rule.advice}"
                 )
+    batch, passes = values["batch_size"], values["accumulation_steps"]
+    if batch % passes:
+        raise ConfigurationError(
+            f"accumulation_steps: expected a divisor of batch_size = {batch}, found {passes}"
+        )
 
 
 def _describe(name: str, value: object) -> str:

@@ -1,0 +1,84 @@
+"""The learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.training.options.optimisation import OptimisationOptions
+
+WARM_UP = 0.05
+"""Share of all steps in which the learning rate rises to its peak, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """A linear rise to the peak, then what ``schedule`` says."""
+
+    peak: float
+    steps: int
+    """Of the whole run."""
+    rise: int
+    """Steps until the peak; 1 is none."""
+    schedule: str
+    """``cosine`` (half of one, down to 0), ``constant`` or ``step``."""
+    period: float = math.inf
+    """Steps between two changes, with ``step``."""
+    factor: float = 1.0
+    """Multiplies the rate at each of them."""
+
+    def __call__(self, step: int) -> float:
+        """The rate of a step, counted from 0; the last step's after the end."""
+        step = min(step, self.steps - 1)
+        if step < self.rise:
+            return self.peak * ((step + 1) / self.rise)
+        return self.peak * self._find_share(step)
+
+    def _find_share(self, step: int) -> float:
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - self.rise) / (self.steps - self.rise)))
+        if self.schedule == "step":
+            return self.factor ** math.floor(step / self.period)
+        return 1.0
+
+
+def make_learning_rate(
+    options: OptimisationOptions, steps_per_epoch: int, batch: int
+) -> LearningRate:
+    """The one that the resolved options name.
+
+    Args:
+        steps_per_epoch: of each worker.
+        batch: samples per step of all workers.
+    """
+    assert options.learning_rate is not None
+    steps = options.epochs * steps_per_epoch
+    epochs = options.warmup_epochs
+    rise = WARM_UP * steps if epochs is None else epochs * steps_per_epoch
+    return LearningRate(
+        options.learning_rate * find_scale(options, batch),
+        steps,
+        max(1, round(rise)),
+        options.schedule,
+        options.step_epochs * steps_per_epoch,
+        options.step_factor,
+    )
+
+
+def find_scale(options: OptimisationOptions, batch: int) -> float:
+    """What a global batch of so many samples multiplies the learning rate by.
+
+    Linear scaling: P. Goyal et al., Accurate, Large Minibatch SGD, arXiv:1706.02677, 2017.
+    """
+    return 1.0 if options.base_batch is None else batch / options.base_batch
+
+
+def describe_scaling(options: OptimisationOptions, batch: int) -> str:
+    """The console's line."""
+    assert options.learning_rate is not None and options.base_batch is not None
+    peak = options.learning_rate * find_scale(options, batch)
+    return (
+        f"Learning rate: {options.learning_rate:g} x {count_noun(batch, 'sample')} per step / base "
+        f"batch {options.base_batch} = {peak:g} at its peak"
+    )

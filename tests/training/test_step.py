@@ -1,0 +1,165 @@
+"""One step: passes over parts of a batch, clipping, number formats, the average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.batches import Batch
+from mpiddp.training.divergence import LossGuard
+from mpiddp.training.metrics import Totals
+from mpiddp.training.moving_average import MovingAverage
+from mpiddp.training.optimizer_step import LocalUpdate, Treatment
+from mpiddp.training.precision import Precision
+from mpiddp.training.step import Engine, Forward, split_batch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
+
+
+def draw(samples: int, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(samples, 6, generator=generator)
+    return Batch(features, torch.randint(0, 3, (samples,), generator=generator))
+
+
+def make_engine(module: nn.Module, treatment: Treatment | None = None, **options: Any) -> Engine:
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    update = LocalUpdate(optimizer, lambda step: 0.1, treatment)
+    guard = LossGuard(module, skips=False, marked=None)
+    forward = Forward(nn.CrossEntropyLoss(), Precision(options.pop("precision", "fp32"), CPU))
+    return Engine(module, module, update, guard, forward, **options)
+
+
+def train(module: nn.Module, batches: list[Batch], **options: Any) -> torch.Tensor:
+    """The sums of losses, right classes and samples."""
+    engine, totals = make_engine(module, **options), Totals(CPU)
+    for batch in batches:
+        engine.take_step(batch, CPU, totals, lambda: "")
+    return totals.sums
+
+
+def find_difference(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_the_parts_of_a_batch_are_all_of_it_and_as_many_as_asked_for(samples, passes):
+    batch = draw(samples)
+    parts = split_batch(batch._replace(weight=0.5), passes)
+    assert len(parts) == passes
+    counted = [part for part in parts if part.weight > 0]
+    assert torch.equal(torch.cat([part.inputs for part in counted]), batch.inputs)
+    assert torch.equal(torch.cat([part.targets for part in counted]), batch.targets)
+    assert sum(part.weight for part in parts) == pytest.approx(0.5)
+    for part in parts:
+        assert len(part.inputs) == len(part.targets) > 0
+        assert part.weight in (0, pytest.approx(0.5 * len(part.targets) / samples))
+
+
+def test_accumulation_equals_one_pass_up_to_rounding():
+    # The last batch is no multiple of the passes, and the one before has fewer samples than them.
+    batches = [draw(16, 1), draw(16, 2), draw(3, 3), draw(7, 4)]
+    whole, parts = make_model(), make_model()
+    sums = [train(whole, batches), train(parts, batches, passes=4)]
+    assert 0 < find_difference(whole, parts) < 1e-6
+    assert sums[1] == pytest.approx(sums[0])
+    assert sums[1][2] == 42
+
+
+def test_ranks_exchange_gradients_in_the_last_pass_alone():
+    calls = []
+
+    class Hold:
+        def __enter__(self) -> None:
+            calls.append("held")
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("over")
+
+    module = make_model()
+    module.register_forward_pre_hook(lambda *_: calls.append("pass"))
+    train(module, [draw(8)], passes=3, hold=Hold)
+    assert calls == ["held", "pass", "over"] * 2 + ["pass"]
+
+
+@pytest.mark.parametrize("longest", [0.01, 1e6])
+def test_a_long_gradient_is_cut_to_the_length_that_is_allowed(longest):
+    module, plain = make_model(), make_model()
+    train(module, [draw(16)], treatment=Treatment(clip_norm=longest))
+    train(plain, [draw(16)])
+    norm = nn.utils.get_total_norm([each.grad for each in module.parameters()])
+    usual = nn.utils.get_total_norm([each.grad for each in plain.parameters()])
+    assert norm == pytest.approx(min(longest, float(usual)), rel=1e-3)
+
+
+def test_bf16_narrows_the_forward_pass_and_nothing_else():
+    module, plain, types = make_model(), make_model(), []
+    module[0].register_forward_hook(lambda _, __, outputs: types.append(outputs.dtype))
+    train(module, [draw(16)], precision="bf16")
+    train(plain, [draw(16)])
+    assert types == [torch.bfloat16]
+    assert {each.dtype for each in module.parameters()} == {torch.float32}
+    assert 0 < find_difference(module, plain) < 1e-2
+
+
+def test_fp16_needs_a_gpu():
+    with pytest.raises(ConfigurationError, match="fp16 needs GPUs, found CPUs: use --precision bf"):
+        Precision("fp16", CPU)
+
+
+def test_a_loss_scale_leaves_the_step_as_it_is_and_drops_gradients_that_overflow():
+    # The scaler is the same on a CPU; on a GPU it belongs to --precision fp16.
+    module, plain = make_model(), make_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    engine = make_engine(module, Treatment(scaler=scaler, clip_norm=0.5))
+    engine.forward.precision.scaler = scaler
+    engine.take_step(draw(16), CPU, Totals(CPU), lambda: "")
+    train(plain, [draw(16)], treatment=Treatment(clip_norm=0.5))
+    assert find_difference(module, plain) < 1e-7
+    module[2].weight.data.mul_(1e4)
+    before = [each.detach().clone() for each in module.parameters()]
+    scaler.update(1e38)
+    engine.take_step(draw(16), CPU, Totals(CPU), lambda: "")
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    name, state = engine.update.read_state()
+    assert name == "optimizer"
+    assert state["scaler"]["scale"] < 1e38
+
+
+def test_the_average_follows_the_weights_and_is_applied_for_a_while():
+    module = make_model()
+    average = MovingAverage(module, 0.5)
+    expected = [each.detach().clone() for each in module.parameters()]
+    engine = make_engine(module, Treatment(average=average))
+    for step in range(9):
+        engine.take_step(draw(16, step), CPU, Totals(CPU), lambda: "")
+        decay = [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5][step]
+        for kept, weights in zip(expected, module.parameters(), strict=True):
+            kept.mul_(decay).add_(weights.detach(), alpha=1 - decay)
+    assert average.weights.keys() == dict(module.named_parameters()).keys()
+    trained = [each.detach().clone() for each in module.parameters()]
+    with engine.at_average():
+        for kept, weights in zip(expected, module.parameters(), strict=True):
+            torch.testing.assert_close(weights.detach(), kept)
+    assert all(torch.equal(a, b) for a, b in zip(trained, module.parameters(), strict=True))
