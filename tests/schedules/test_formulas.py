@@ -275,9 +275,20 @@ def test_the_halves_of_a_price_add_up(name):
 # ---- many ranks ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_1024_ranks_are_simulated(name):
-    nodes = (8,) * 128 if name == "two-level" else (1,) * 1024
+# Those with the most transfers: seconds each at 1,024 ranks.
+HEAVY = {"ring", "direct", "one-shot"}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(name, ranks, marks=[pytest.mark.long] * (name in HEAVY and ranks == 1024))
+        for name in registry.names()
+        for ranks in ([256, 1024] if name in HEAVY else [1024])
+    ],
+)
+def test_many_ranks_are_simulated(name, ranks):
+    nodes = (8,) * (ranks // 8) if name == "two-level" else (1,) * ranks
     choice = registry.parse(name)
     price = choice.prices([2**22], ODD, nodes)[0]
     assert price.source == "simulated" and len(price.simulation.steps) == price.form.steps
