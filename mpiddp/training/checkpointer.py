@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp import environment
 from mpiddp.errors import CheckpointError, ConfigurationError
+from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.training.checkpoint import CheckpointDirectory, Found, Source, find_newest
 from mpiddp.training.ddp_buckets import read_bucket_order, restore_bucket_order
@@ -251,10 +252,17 @@ def _check_group() -> None:
     if dist.is_initialized():
         return
     session = find_session()
-    given = os.environ.get(environment.WORLD_SIZE, "")
-    size = session.world.size if session is not None else int(given) if given.isdecimal() else 1
+    if session is not None:
+        size, started_by = session.world.size, "mpiddp"
+    else:
+        launcher = find_launcher()
+        given = os.environ.get(environment.WORLD_SIZE, "")
+        size, started_by = int(given) if given.isdecimal() else 1, environment.WORLD_SIZE
+        if launcher is not None and (launcher.size or 1) > size:
+            size, started_by = launcher.size or 1, launcher.name
     if size > 1:
         raise ConfigurationError(
-            f"Checkpointer: expected a process group of the {size} ranks, found none: "
-            "call torch.distributed.init_process_group() or mpiddp.init() first"
+            f"Checkpointer: expected a process group of the {size} ranks (by {started_by}), found "
+            "none: call torch.distributed.init_process_group() or mpiddp.init() first, or start "
+            "the script with python -m mpiddp"
         )

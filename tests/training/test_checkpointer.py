@@ -58,17 +58,28 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "started_by"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "Open MPI's mpirun"),
+        ({"MPI_LOCALNRANKS": "2", "PMI_SIZE": "2", "PMI_RANK": "0"}, "MPICH's mpiexec"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "srun"),
+    ],
+)
 def test_ranks_without_a_process_group_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, str], started_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for name, value in sizes.items():
+        monkeypatch.setenv(name, "1" if value == "2" else "0")
     mpiddp.Checkpointer(tmp_path / "alone", model, optimizer).close()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(mpiddp.ConfigurationError, match="the 2 ranks, found none") as caught:
+    for name, value in sizes.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(mpiddp.ConfigurationError, match=r"the 2 ranks .*, found none") as caught:
         mpiddp.Checkpointer(tmp_path / "checkpoints", model, optimizer)
-    assert "\n" not in str(caught.value)
+    assert started_by in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "checkpoints").exists()
 
 

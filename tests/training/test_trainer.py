@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -249,9 +250,20 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
 
 @pytest.mark.by_default("mpich")
 def test_a_job_of_a_launcher_trains(either_launcher: launchers.Launcher, tmp_path: Path) -> None:
-    result = launch(either_launcher, 2, tmp_path, *TOY, "--name", "toy")
+    options = (*TOY, "--name", "toy", "--export", "w.pt", "--log-dir", "logs")
+    before = os.umask(0o007)
+    try:
+        result = launch(either_launcher, 2, tmp_path, *options)
+    finally:
+        os.umask(before)
     assert result.returncode == 0, result
     assert len(read_rows(tmp_path / "runs" / "toy")) == 2
+    # Files are made under the user's umask.
+    found = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    names = {path.name for path in found}
+    assert {"w.pt", "metrics.jsonl", "manifest.json", "outcome.json"} <= names
+    assert any((tmp_path / "logs").iterdir())
+    assert not [path for path, mode in found.items() if mode != (0o770 if path.is_dir() else 0o660)]
 
 
 @pytest.mark.mpi
