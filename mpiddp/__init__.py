@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from mpiddp.launch.world import World
     from mpiddp.sync.ddp_hook import synchronize
     from mpiddp.training.checkpointer import Checkpointer
+    from mpiddp.training.data import DataSet
+    from mpiddp.training.task import Task
 
 __version__ = "0.1.0"
 
@@ -46,11 +48,13 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "ConfigurationError",
+    "DataSet",
     "LaunchError",
     "MpiddpError",
     "PeerLostError",
     "ScheduleError",
     "Session",
+    "Task",
     "UnreachableError",
     "World",
     "all_gather",
@@ -71,11 +75,13 @@ _HOMES = {
     "CheckpointError": "mpiddp.errors",
     "Checkpointer": "mpiddp.training.checkpointer",
     "ConfigurationError": "mpiddp.errors",
+    "DataSet": "mpiddp.training.data",
     "LaunchError": "mpiddp.errors",
     "MpiddpError": "mpiddp.errors",
     "PeerLostError": "mpiddp.errors",
     "ScheduleError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
+    "Task": "mpiddp.training.task",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.world",
     "synchronize": "mpiddp.sync.ddp_hook",

@@ -17,12 +17,11 @@ from mpiddp.training.options.checkpoints import CheckpointOptions
 from mpiddp.training.options.contradictions import refuse_contradictions
 from mpiddp.training.options.data import DataOptions
 from mpiddp.training.options.launch import LaunchOptions
-from mpiddp.training.options.model import AUTO, ModelOptions
+from mpiddp.training.options.model import AUTO, ModelOptions, choose_model
 from mpiddp.training.options.optimisation import LEARNING_RATES, OptimisationOptions
 from mpiddp.training.options.output import OutputOptions
 from mpiddp.training.options.parallelism import ParallelismOptions
 from mpiddp.training.options.synchronisation import SynchronisationOptions
-from mpiddp.training.registry import DATASETS
 
 GROUPS: Mapping[str, type[Any]] = {
     "data": DataOptions,
@@ -62,10 +61,13 @@ class Configuration(
     def resolve(self) -> Configuration:
         """Return a copy in which only the name, and ``overlap``, are left to be chosen.
 
+        With ``task``, that decides on an open model.
+
         Raises ConfigurationError for options that do not go together.
         """
         refuse_contradictions(vars(self), _DEFAULTS)
-        model = DATASETS[self.data].model if self.model == AUTO else self.model
+        is_open = self.model == AUTO and self.task is None
+        model = choose_model(self.data) if is_open else self.model
         rate = self.learning_rate
         return replace(
             self,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpiddp.training.config import Configuration
-from mpiddp.training.registry import DATASETS, resolve
+from mpiddp.training.factories import call_factory, find_factory
+from mpiddp.training.registry import DATASETS
 
 DIGITS = 10
 IMAGE = (1, 8, 8)
@@ -54,8 +56,15 @@ class DataSet:
 
 
 def load(configuration: Configuration) -> DataSet:
-    data: DataSet = resolve(DATASETS[configuration.data].loader)(configuration)
-    return data
+    """Load the data set that the configuration names, or that its factory returns.
+
+    Raises ConfigurationError.
+    """
+    name = configuration.data
+    if name in DATASETS:
+        factory = partial(find_factory("data", DATASETS[name].loader), configuration)
+        return call_factory("data", factory, DataSet)
+    return call_factory("data", find_factory("data", name), DataSet, seed=configuration.seed)
 
 
 def load_digits(_: Configuration) -> DataSet:

@@ -4,84 +4,86 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
-from torch import nn
 
 from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.launch.session import Session
-from mpiddp.training import metrics, models
+from mpiddp.training import metrics
 from mpiddp.training.batches import make_evaluation_batches
 from mpiddp.training.config import Configuration
-from mpiddp.training.data import load
 from mpiddp.training.preparation import EVALUATION_BATCH
+from mpiddp.training.task import Task, build_model, load_data
 from mpiddp.training.weights import load_weights
 
 PREDICTIONS = "predictions.csv"
-COLUMNS = ("sample", "class", "predicted", "loss")
 
-
-@dataclass(frozen=True)
-class Predictions:
-    """Of one rank, which has every ``ranks``-th sample from its own number on."""
-
-    labels: list[int]
-    classes: list[int]
-    losses: list[float]
+Row: TypeAlias = tuple[int, int, float] | tuple[float]
+"""Of a sample: its class, the predicted one, and the loss; or the loss alone, of a task without
+classes."""
 
 
 def predict_all(
-    configuration: Configuration, session: Session
-) -> tuple[metrics.Average, list[Predictions]]:
+    configuration: Configuration, task: Task, session: Session
+) -> tuple[metrics.Average, list[list[Row]]]:
     """Predict the test samples with the weights of ``configuration``; collective.
 
     Ranks do not wait for each other before all have finished. Returns the averages over all
-    samples, and each rank's predictions.
+    samples, and the rows of each rank, which has every ``ranks``-th sample from its own number on.
 
     Raises ConfigurationError, CheckpointError.
     """
     assert configuration.weights is not None
-    data = load(configuration)
+    data = load_data(task, configuration.seed)
     session.agree(data.digest(), f"data set {configuration.data}")
     torch.manual_seed(configuration.seed)
-    module = models.build(configuration.model, data.shape, data.classes).to(session.device)
+    module = build_model(task, data).to(session.device)
     load_weights(module, configuration.weights)
-    world = session.world
-    found, totals = Predictions([], [], []), metrics.Totals(session.device)
+    world, device = session.world, session.device
+    rows, totals = list[Row](), metrics.Totals(device, task.metrics)
     module.eval()
     with torch.no_grad():
-        for features, labels, _ in make_evaluation_batches(
+        for inputs, labels, _ in make_evaluation_batches(
             data.test, EVALUATION_BATCH, world.rank, world.size
         ):
-            targets = labels.to(session.device)
-            outputs = module(features.to(session.device))
-            losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+            targets = labels.to(device)
+            outputs = module(inputs.to(device))
+            samples = zip(outputs.split(1), targets.split(1), strict=True)
+            losses = torch.stack([task.loss(*sample) for sample in samples])
             totals.add(losses.mean(), outputs, targets)
-            found.labels.extend(labels.tolist())
-            found.classes.extend(outputs.argmax(dim=1).tolist())
-            found.losses.extend(losses.tolist())
-    return totals.reduce(), session.gather(found)
+            rows += _make_rows(outputs, targets, losses)
+    return totals.reduce(), session.gather(rows)
 
 
-def write_predictions(path: Path, parts: list[Predictions]) -> None:
+def _make_rows(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> Iterator[Row]:
+    if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point():
+        classes = outputs.argmax(dim=1)
+        yield from zip(targets.tolist(), classes.tolist(), losses.tolist(), strict=True)
+    else:
+        yield from zip(losses.tolist(), strict=True)
+
+
+def write_predictions(path: Path, parts: list[list[Row]]) -> None:
     """Write a row for each sample, in the order of the data set. Raises OSError."""
     rows = sorted(
         (rank + len(parts) * place, *row)
         for rank, part in enumerate(parts)
-        for place, row in enumerate(zip(part.labels, part.classes, part.losses, strict=True))
+        for place, row in enumerate(part)
     )
+    has_classes = any(len(row) > 2 for row in rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(["sample", *(["class", "predicted"] if has_classes else []), "loss"])
     writer.writerows(rows)
     write_whole(path, text.getvalue())
 
 
 def describe(average: metrics.Average, path: Path) -> str:
     """The console's line."""
-    return (
-        f"Evaluation done: test accuracy {average.accuracy:.2%}, loss {average.loss:.6f} over "
-        f"{average.samples} samples (predictions in {path})"
-    )
+    found = metrics.describe_test(average.loss, average.metrics)
+    if average.metrics:
+        found += f", loss {average.loss:.6f}"
+    return f"Evaluation done: {found} over {average.samples} samples (predictions in {path})"

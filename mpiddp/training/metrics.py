@@ -6,9 +6,10 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,10 @@ import torch.distributed as dist
 from mpiddp.launch.job_directory import check_attempt
 from mpiddp.launch.launcher.hostnames import count_noun
 
+Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a model's outputs and the targets to the sum over the samples, a scalar."""
+SHARES = frozenset({"accuracy"})
+"""Metrics of 0 to 1 that are shown in percent."""
 SHOWN = 6
 """Values of a distribution that fit into a line."""
 
@@ -23,9 +28,9 @@ SHOWN = 6
 @dataclass(frozen=True)
 class Average:
     loss: float
-    """Mean cross entropy per sample, in nats."""
-    accuracy: float
-    """Share of samples whose class was right, 0 to 1."""
+    """Mean per sample."""
+    metrics: dict[str, float]
+    """Mean per sample, by name."""
     samples: int
     left_out: int = 0
     """Batches that count for nothing, since their loss was not finite."""
@@ -34,24 +39,26 @@ class Average:
 class Totals:
     """Running sums of one rank, kept on its device so that no step waits for them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+    def __init__(self, device: torch.device, metrics: Mapping[str, Metric]) -> None:
+        """``metrics``: by name, from outputs and targets of a batch to the sum over its samples."""
+        self._sums = torch.zeros(3 + len(metrics), dtype=torch.float64, device=device)
+        self._metrics = metrics
 
     @torch.no_grad()
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count a batch: its mean loss, scores (samples, classes), and labels (samples,)."""
-        correct = (outputs.argmax(dim=1) == labels).sum()
-        self._sums[0] += loss.double() * len(labels)
-        self._sums[1] += correct
-        self._sums[2] += len(labels)
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Count a batch: its mean loss, and outputs and targets of shapes (samples, …)."""
+        self._sums[0] += loss.double() * len(targets)
+        self._sums[1] += len(targets)
+        for place, metric in enumerate(self._metrics.values(), start=3):
+            self._sums[place] += metric(outputs, targets)
 
     def leave_out(self) -> None:
         """Count a batch whose loss is not finite."""
-        self._sums[3] += 1
+        self._sums[2] += 1
 
     @property
     def sums(self) -> torch.Tensor:
-        """This rank's, of losses, right classes, samples and batches left out; they may be set."""
+        """This rank's, of losses, samples, batches left out, and metrics; they may be set."""
         return self._sums
 
     def reduce(self) -> Average:
@@ -60,10 +67,10 @@ class Totals:
         They are NaN where nothing was counted.
         """
         dist.all_reduce(self._sums)
-        loss, correct, samples, left_out = self._sums.tolist()
-        if samples == 0:
-            return Average(math.nan, math.nan, 0, round(left_out))
-        return Average(loss / samples, correct / samples, round(samples), round(left_out))
+        loss, samples, left_out, *sums = self._sums.tolist()
+        means = [each / samples if samples else math.nan for each in (loss, *sums)]
+        named = dict(zip(self._metrics, means[1:], strict=True))
+        return Average(means[0], named, round(samples), round(left_out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +85,12 @@ class Row:
     """Steps taken so far: batches of each worker, on average where servers share them out."""
     loss: float
     """Mean training loss over the samples of all ranks, as they were trained on."""
-    accuracy: float
-    """The same for the share of right classes, 0 to 1."""
+    metrics: dict[str, float]
+    """The same for each metric of the task; in the file, a key for each."""
     test_loss: float | None = None
     """Mean loss over the test samples; None in an epoch without evaluation."""
-    test_accuracy: float | None = None
-    """Share of the test samples whose class was right; None without evaluation."""
+    test_metrics: dict[str, float] | None = None
+    """Metrics over the test samples; None without evaluation. In the file ``test_<name>``."""
     learning_rate: float
     """That of the epoch's last step."""
     samples_per_second: float
@@ -101,6 +108,19 @@ class Row:
     their worker was given them, over all parameter servers; None without servers."""
     parameters: str | None = None
     """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
+
+    def to_json(self) -> str:
+        """One line. Metrics follow the loss of their kind."""
+        values: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if name == "metrics":
+                values.update(value)
+            elif name == "test_metrics":
+                found = value or dict.fromkeys(self.metrics)
+                values.update({f"test_{metric}": each for metric, each in found.items()})
+            else:
+                values[name] = value
+        return json.dumps(values, allow_nan=False)
 
 
 class MetricsFile:
@@ -125,7 +145,7 @@ class MetricsFile:
         Returns what kept the disk from taking it, empty if nothing did.
         """
         check_attempt()
-        self._rows.append(json.dumps(asdict(row), allow_nan=False) + "\n")
+        self._rows.append(row.to_json() + "\n")
         try:
             _append_whole(self._path, "".join(self._rows).encode())
         except OSError as error:
@@ -176,10 +196,30 @@ def describe_start(
 
 
 def describe_epoch(row: Row) -> str:
-    line = f"Epoch {row.epoch} - Avg Loss: {row.loss:.6f}, Accuracy: {row.accuracy:.2%}"
-    if row.test_accuracy is not None:
-        line += f", Test Accuracy: {row.test_accuracy:.2%}"
-    return line
+    parts = [f"Epoch {row.epoch} - Avg Loss: {row.loss:.6f}", *_name_metrics(row.metrics)]
+    if row.test_metrics is not None:
+        parts += [f"Test {each}" for each in _name_metrics(row.test_metrics)]
+        if not row.test_metrics:
+            parts.append(f"Test Loss: {row.test_loss:.6f}")
+    return ", ".join(parts)
+
+
+def _name_metrics(metrics: Mapping[str, float]) -> list[str]:
+    return [
+        f"{name.replace('_', ' ').title()}: {_format(name, value)}"
+        for name, value in metrics.items()
+    ]
+
+
+def _format(name: str, value: float) -> str:
+    return f"{value:.2%}" if name in SHARES else f"{value:.6g}"
+
+
+def describe_test(loss: float | None, metrics: Mapping[str, float]) -> str:
+    """What is said last of the test samples: the task's first metric, or else the loss."""
+    for name, value in metrics.items():
+        return f"test {name.replace('_', ' ')} {_format(name, value)}"
+    return f"test loss {loss:.6f}"
 
 
 def describe_staleness(counts: Mapping[int, int]) -> str:
@@ -194,8 +234,10 @@ def describe_staleness(counts: Mapping[int, int]) -> str:
     )
 
 
-def describe_end(accuracy: float, epochs: int, seconds: float, directory: Path) -> str:
+def describe_end(row: Row, seconds: float, directory: Path) -> str:
+    """The last line; ``row``: of the last epoch."""
+    found = describe_test(row.test_loss, row.test_metrics or {})
     return (
-        f"Training done: test accuracy {accuracy:.2%} after {count_noun(epochs, 'epoch')} in "
+        f"Training done: {found} after {count_noun(row.epoch, 'epoch')} in "
         f"{seconds:.1f} s (run directory {directory})"
     )

@@ -13,7 +13,8 @@ import math
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.registry import MODELS, resolve
+from mpiddp.training.factories import call_factory, find_factory
+from mpiddp.training.registry import MODELS
 from mpiddp.training.vision import import_torchvision
 
 HIDDEN = 50
@@ -23,12 +24,13 @@ SMALL = 64
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a new model, on the CPU.
+    """Return a new model, on the CPU, by its name or as ``package.module:factory``.
 
-    Raises ConfigurationError where the model cannot take samples of that shape.
+    Raises ConfigurationError where the model cannot take samples of that shape, and for a factory
+    that is not found or returns something else.
     """
-    model: nn.Module = resolve(MODELS[name])(shape, classes)
-    return model
+    factory = find_factory("model", MODELS.get(name, name))
+    return call_factory("model", factory, nn.Module, shape=shape, classes=classes)
 
 
 def build_convnet(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-import torch
-
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.training.preemption import Peers, Preemption
@@ -19,15 +17,13 @@ from mpiddp.training.training_state import EpochTotals, Position
 class Pauses:
     """What happens between two steps."""
 
+    training: Training
     saver: Saver
     preemption: Preemption | None
-    can_pause: bool
-    """Within an epoch."""
-    device: torch.device
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
         """Not after an epoch's last step. Raises PreemptedError."""
-        if self.can_pause and self.preemption is not None and self.preemption.is_due():
+        if self.training.can_pause and self.preemption is not None and self.preemption.is_due():
             self._leave(self.preemption.reason, position, epoch)
         self.saver.after_step(position, epoch)
 
@@ -35,7 +31,7 @@ class Pauses:
         """Raises PreemptedError."""
         self.saver.after_epoch(position, is_last=is_last)
         if not is_last and self.preemption is not None and self.preemption.is_due():
-            self._leave(self.preemption.reason, position, EpochTotals.make(self.device))
+            self._leave(self.preemption.reason, position, EpochTotals.make(self.training))
 
     def _leave(self, reason: str, position: Position, epoch: EpochTotals) -> NoReturn:
         self.saver.save(position, epoch)
@@ -50,9 +46,8 @@ class Pauses:
 
 def make_pauses(training: Training, saver: Saver, signals: PreemptionSignals | None) -> Pauses:
     """``signals`` that preempt the job; None where they have their usual effect. Collective."""
-    device = training.session.device
     if signals is None:
-        return Pauses(saver, None, training.can_pause, device)
+        return Pauses(training, saver, None)
     world = training.session.world
     peers = Peers(world.rank, world.size, training.session.store, training.session.timeout)
-    return Pauses(saver, Preemption(signals, peers), training.can_pause, device)
+    return Pauses(training, saver, Preemption(signals, peers))

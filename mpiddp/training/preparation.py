@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles, Serving
-from mpiddp.training import models, overlap
+from mpiddp.training import overlap
 from mpiddp.training.batches import (
     Batch,
     Cut,
@@ -24,7 +24,7 @@ from mpiddp.training.batches import (
     make_training_batches,
 )
 from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet, load
+from mpiddp.training.data import DataSet
 from mpiddp.training.divergence import LossGuard
 from mpiddp.training.learning_rate import LearningRate, make_learning_rate
 from mpiddp.training.moving_average import MovingAverage
@@ -41,6 +41,7 @@ from mpiddp.training.random_state import seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.task import Task, build_model, check_task, choose_loss, load_data
 
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""
@@ -51,6 +52,7 @@ class Training:
     """One rank's part of a run, from its first step to its last."""
 
     configuration: Configuration
+    task: Task
     session: Session
     failure_handler: FailureHandler
     engine: Engine
@@ -83,6 +85,17 @@ class Training:
         return epoch * len(self.batches) - left
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What an engine is made of."""
+
+    module: nn.Module
+    forward: Forward
+    batch: Batch
+    """The first of the data, on the module's device."""
+    rate: LearningRate
+
+
 def agree(configuration: Configuration, session: Session) -> None:
     """Check that all ranks have the same configuration; field by field only if they differ.
 
@@ -94,9 +107,9 @@ def agree(configuration: Configuration, session: Session) -> None:
 
 
 def prepare(
-    configuration: Configuration, session: Session, failure_handler: FailureHandler
+    configuration: Configuration, task: Task, session: Session, failure_handler: FailureHandler
 ) -> Training:
-    """Load the data, build the model, and join the ranks; collective.
+    """Load the task's data, build its model, and join the ranks; collective.
 
     The training's configuration has what was left to be chosen by measurement.
 
@@ -105,7 +118,7 @@ def prepare(
     world = session.world
     roles = find_roles(configuration, world.size)
     workers = roles.workers if roles is not None else tuple(range(world.size))
-    data = load(configuration)
+    data = load_data(task, configuration.seed)
     session.agree(data.digest(), f"data set {configuration.data}")
     check_share(len(data.train), len(workers), configuration.batch_size)
     place = workers.index(world.rank) if world.rank in workers else 0
@@ -116,15 +129,20 @@ def prepare(
     rate = make_learning_rate(configuration, len(static), configuration.batch_size * len(workers))
     batch = _take_first(data, configuration.batch_size, session.device)
     seed_generators(configuration.seed)
-    module = models.build(configuration.model, data.shape, data.classes).to(session.device)
-    slowdown = _make_slowdown(configuration, module, batch, place, workers)
+    module = build_model(task, data).to(session.device)
+    check_task(task, module, batch)
+    loss = choose_loss(task, configuration.label_smoothing)
+    forward = Forward(loss, Precision(configuration.precision, session.device))
+    start = _Start(module, forward, batch, rate)
+    slowdown = _make_slowdown(configuration, start, place, workers)
     configuration, engine, pace = _start_engine(
-        configuration, session, roles, module, rate, batch, failure_handler.fail
+        configuration, session, roles, start, failure_handler.fail
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
     return Training(
         configuration=configuration,
+        task=task,
         session=session,
         failure_handler=failure_handler,
         engine=engine,
@@ -148,8 +166,7 @@ def _take_first(data: DataSet, batch_size: int, device: torch.device) -> Batch:
 
 def _make_slowdown(
     configuration: Configuration,
-    module: nn.Module,
-    batch: Batch,
+    start: _Start,
     place: int,
     workers: tuple[int, ...],
 ) -> Slowdown | None:
@@ -157,30 +174,22 @@ def _make_slowdown(
         return None
     straggler = parse_straggler(configuration.straggler)
     check_straggler(straggler, workers)
-    part = split_batch(batch, configuration.accumulation_steps)[0]
-    with rehearse(module, module, part, _make_forward(configuration, batch)) as take_pass:
-        seconds = time_pass(take_pass, batch.inputs.device) * configuration.accumulation_steps
-    return Slowdown(straggler, place, workers, configuration.seed, seconds, batch.inputs.device)
-
-
-def _make_forward(configuration: Configuration, batch: Batch) -> Forward:
-    def compute_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        smoothing = configuration.label_smoothing
-        return nn.functional.cross_entropy(outputs, labels, label_smoothing=smoothing)
-
-    return Forward(compute_loss, Precision(configuration.precision, batch.inputs.device))
+    module, device = start.module, start.batch.inputs.device
+    part = split_batch(start.batch, configuration.accumulation_steps)[0]
+    with rehearse(module, module, part, start.forward) as take_pass:
+        seconds = time_pass(take_pass, device) * configuration.accumulation_steps
+    return Slowdown(straggler, place, workers, configuration.seed, seconds, device)
 
 
 def _start_engine(
     configuration: Configuration,
     session: Session,
     roles: Roles | None,
-    module: nn.Module,
-    rate: LearningRate,
-    batch: Batch,
+    start: _Start,
     fail: Callable[[BaseException], object],
 ) -> tuple[Configuration, Engine, overlap.Pace | None]:
-    forward, passes = _make_forward(configuration, batch), configuration.accumulation_steps
+    module, forward, rate = start.module, start.forward, start.rate
+    passes = configuration.accumulation_steps
     skips = configuration.on_nan == "skip"
     if roles is not None:
         module.to(session.device)
@@ -188,7 +197,7 @@ def _start_engine(
         guard = LossGuard(module, skips=skips, marked=None)
         return configuration, Engine(module, module, serving, guard, forward, passes), None
     replica = replicate(module, session.device, configuration)
-    part = split_batch(batch, passes)[0]
+    part = split_batch(start.batch, passes)[0]
     configuration, pace = overlap.settle(configuration, replica, part, forward)
     update = _make_update(configuration, module, rate, replica.marked, forward.precision)
     guard = LossGuard(module, skips=skips, marked=replica.marked)

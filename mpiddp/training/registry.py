@@ -7,10 +7,7 @@ the trainer and the tests by one line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,3 @@ MODELS: dict[str, str] = {
     "resnet18": "mpiddp.training.models:build_resnet18",
 }
 """Name to reference of a function ``(shape, classes) -> torch.nn.Module``."""
-
-
-def resolve(reference: str) -> Callable[..., Any]:
-    """Return the function that ``package.module:function`` refers to."""
-    module, _, function = reference.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found

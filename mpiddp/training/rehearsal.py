@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mpiddp.training.batches import Batch
+from mpiddp.training.task import cross_entropy
 
 WARM_UP, PASSES = 3, 20
 """Passes before those that are timed, and these."""
@@ -24,7 +25,7 @@ Forward: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tens
 def compute_plainly(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs, and the mean cross entropy."""
     outputs = model(batch.inputs)
-    return outputs, nn.functional.cross_entropy(outputs, batch.targets)
+    return outputs, cross_entropy(outputs, batch.targets)
 
 
 @contextlib.contextmanager

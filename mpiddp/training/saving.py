@@ -141,7 +141,7 @@ class Saver:
         """The state to begin with; the training has it. Collective. Raises CheckpointError."""
         found = self._plan.survey.newest
         if found is None:
-            restored = Restored(Position(), EpochTotals.make(self._training.session.device))
+            restored = Restored(Position(), EpochTotals.make(self._training))
         else:
             restored = self._load(found)
             attempt = self._training.failure_handler.attempt
@@ -206,7 +206,7 @@ class Saver:
         if interval.seconds is not None and not is_last:
             is_due = self._training.session.broadcast(self._is_time())
         if is_due:
-            self._write(position, EpochTotals.make(self._training.session.device))
+            self._write(position, EpochTotals.make(self._training))
 
     def _is_epoch_due(self, interval: Interval, done: int) -> bool:
         if interval.epochs is not None:
@@ -225,7 +225,8 @@ class Saver:
         return seconds is not None and time.monotonic() - self._last_time >= seconds
 
     def _write(self, position: Position, epoch: EpochTotals) -> None:
-        accuracy = position.row.test_accuracy if position.row is not None else None
+        measured = position.row.test_metrics if position.row is not None else None
+        accuracy = (measured or {}).get("accuracy")
         self._last_time = time.monotonic()
         tensors = capture(self._training, position, epoch)
         self._finish_write()

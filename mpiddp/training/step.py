@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -15,9 +14,7 @@ from mpiddp.training.divergence import LossGuard
 from mpiddp.training.metrics import Totals
 from mpiddp.training.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.precision import Precision
-
-Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From a model's outputs and labels to the mean loss of a batch."""
+from mpiddp.training.task import Loss
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Forward:
     """A forward pass, and its loss."""
 
     loss: Loss
-    """Of training."""
+    """Of training: with smoothed labels, if any."""
     precision: Precision
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,7 @@ from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.straggler import describe_straggler, parse_straggler
+from mpiddp.training.task import Task, find_task
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import export_weights
 
@@ -52,6 +53,7 @@ def train(
     session: Session,
     failure_handler: FailureHandler,
     signals: PreemptionSignals | None = None,
+    task: Task | None = None,
 ) -> metrics.Row:
     """Train as the configuration says, and return the last row of the metrics; collective.
 
@@ -60,7 +62,7 @@ def train(
     may differ; a loss that is not finite is refused.)
 
     The configuration is a resolved one, and the failure handler is told the run directory and each
-    step.
+    step. ``task``: what is trained; None for what the configuration names.
 
     Raises:
         ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not
@@ -71,9 +73,10 @@ def train(
     begin = time.perf_counter()
     if session.device.type == "cpu":
         keep_freed_memory()
+    task, configuration = find_task(configuration, task)
     agree(configuration, session)
     plan = look_for_checkpoint(configuration, session)
-    training = prepare(plan.configuration, session, failure_handler)
+    training = prepare(plan.configuration, task, session, failure_handler)
     configuration = training.configuration
     run = _open_run(configuration, session, failure_handler)
     path = failure_handler.run_directory
@@ -98,11 +101,10 @@ def train(
         _finish(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
     _export(training)
-    assert row.test_accuracy is not None
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
         _say(session, metrics.describe_staleness(row.staleness))
-    _say(session, metrics.describe_end(row.test_accuracy, configuration.epochs, seconds, path))
+    _say(session, metrics.describe_end(row, seconds, path))
     _finish(run, failure_handler, SUCCESS, "done")
     return row
 
@@ -114,8 +116,9 @@ def evaluate_only(
 
     Raises ConfigurationError, CheckpointError.
     """
+    task, configuration = find_task(configuration, None)
     agree(configuration, session)
-    average, parts = evaluation.predict_all(configuration, session)
+    average, parts = evaluation.predict_all(configuration, task, session)
     run = _open_run(configuration, session, failure_handler)
     if run is not None:
         path = run.path / evaluation.PREDICTIONS
@@ -125,18 +128,20 @@ def evaluate_only(
     return average
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> metrics.Average:
-    """Return loss and accuracy over the batches of all ranks; collective.
+def evaluate(
+    task: Task, model: nn.Module, batches: Iterable[Batch], device: torch.device
+) -> metrics.Average:
+    """Return loss and metrics over the batches of all ranks; collective.
 
     The model is one rank's own, not wrapped: ranks may have different numbers of batches.
     """
-    totals = metrics.Totals(device)
+    totals = metrics.Totals(device, task.metrics)
     model.eval()
     with torch.no_grad():
         for features, labels, _ in batches:
             targets = labels.to(device)
             outputs = model(features.to(device))
-            totals.add(nn.functional.cross_entropy(outputs, targets), outputs, targets)
+            totals.add(task.loss(outputs, targets), outputs, targets)
     return totals.reduce()
 
 
@@ -252,7 +257,7 @@ def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.
             _warn(training.session, problem)
         _say(training.session, metrics.describe_epoch(row))
         position = Position(row.epoch + 1, 0, row.step, row)
-        epoch = EpochTotals.make(training.session.device)
+        epoch = EpochTotals.make(training)
         pauses.after_epoch(position, is_last=is_last)
     assert position.row is not None
     return position.row
@@ -290,7 +295,7 @@ def _train_epoch(
         epoch=position.epoch,
         step=position.step if training.can_pause else last,
         loss=average.loss,
-        accuracy=average.accuracy,
+        metrics=average.metrics,
         learning_rate=training.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
@@ -348,12 +353,14 @@ def _add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
     begin = time.perf_counter()
     engine = training.engine
     with engine.at_average(), engine.forward.precision.autocast():
-        average = evaluate(engine.module, training.evaluation, training.session.device)
+        average = evaluate(
+            training.task, engine.module, training.evaluation, training.session.device
+        )
     _refuse_divergence("test", average, row.epoch)
     return replace(
         row,
         test_loss=average.loss,
-        test_accuracy=average.accuracy,
+        test_metrics=average.metrics,
         evaluate_seconds=time.perf_counter() - begin,
     )
 

@@ -53,8 +53,9 @@ class EpochTotals:
     load_seconds: float = 0.0
 
     @classmethod
-    def make(cls, device: torch.device) -> EpochTotals:
-        return cls(Totals(device))
+    def make(cls, training: Training) -> EpochTotals:
+        """Zeros, on the training's device."""
+        return cls(Totals(training.session.device, training.task.metrics))
 
 
 def name_values(configuration: Any) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _restore(training: Training, found: Found) -> Restored:
     training.engine.update.load_state(
         read, training.find_rate_step(position.epoch, position.samples)
     )
-    epoch = EpochTotals.make(device)
+    epoch = EpochTotals.make(training)
     if is_same_world:
         own = read(f"rank-{rank}")
         _copy_buffers(module, own["buffers"])

@@ -38,7 +38,7 @@ def broken(kind: str, numbers: Sequence[int]) -> Iterator[None]:
         return read(self, positions)
 
     with (
-        mock.patch("mpiddp.training.preparation.load", spoil),
+        mock.patch("mpiddp.training.task.load", spoil),
         mock.patch.object(Samples, "read", refuse),
     ):
         yield

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import mpiddp
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import GROUPS, Configuration, parse, read_toml, to_toml
+from mpiddp.training.options.checks import REFERENCE
 from mpiddp.training.options.optimisation import LEARNING_RATES
 from mpiddp.training.registry import DATASETS, MODELS
 
@@ -30,6 +31,7 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "name": ("first", '"first"', "first"),
     "runs_dir": ("out/runs", '"out/runs"', Path("out/runs")),
     "data": ("toy", '"toy"', "toy"),
+    "task": ("mine:make", '"mine:make"', "mine:make"),
     "samples": ("77", "77", 77),
     "model": ("mlp", '"mlp"', "mlp"),
     "epochs": ("3", "3", 3),
@@ -253,6 +255,9 @@ def test_a_saved_configuration_can_be_run_again(
             ["--export", "b", "--evaluate-only", "--weights", "a"],
             ["export = 'b'", "evaluate_only = true"],
         ),
+        (["--model", "mine:"], ["model", "'mine:'", REFERENCE]),
+        (["--task", "mine"], ["task", "'mine'", REFERENCE]),
+        (["--data", "mine:make"], ["model = 'auto'", "data = 'mine:make'", "--model"]),
         (["--help", "modle"], ["--help", "'modle'", "did you mean model?", *GROUPS]),
         (["--wire-dtype", "float16"], ["wire_dtype", "'float16'", "--sync auto"]),
         (["--overlap", "off"], ["overlap", "'off'", "--sync auto"]),
@@ -348,8 +353,8 @@ def test_help_names_every_option_with_its_choices(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     for field in [*FIELDS, "config"]:
         assert flag(field) in shown
-    assert "{" + ",".join(DATASETS) + "}" in shown
-    assert "{auto," + ",".join(MODELS) + "}" in shown
+    assert "{" + ",".join([*DATASETS, REFERENCE]) + "}" in shown
+    assert "{auto," + ",".join([*MODELS, REFERENCE]) + "}" in shown
 
 
 def test_help_shows_one_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import resource
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ ROW = Row(
     epoch=1,
     step=45,
     loss=0.2345674,
-    accuracy=0.92344,
+    metrics={"accuracy": 0.92344},
     learning_rate=0.05,
     samples_per_second=1000.0,
     seconds=1.5,
@@ -39,8 +39,22 @@ def test_rows_are_appended_one_per_line(tmp_path: Path) -> None:
     MetricsFile(path).append(ROW)
     MetricsFile(path).append(ROW)
     lines = path.read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [asdict(ROW)] * 2
-    assert list(json.loads(lines[0])) == [field.name for field in fields(Row)]
+    assert lines[0] == lines[1]
+    values, expected = json.loads(lines[0]), asdict(ROW)
+    assert (values.pop("accuracy"), values.pop("test_accuracy")) == (0.92344, None)
+    assert list(values) == [name for name in expected if name not in ("metrics", "test_metrics")]
+    assert values == {name: expected[name] for name in values}
+
+
+def test_the_metrics_of_a_task_are_in_the_row_and_in_the_line() -> None:
+    row = replace(ROW, metrics={"gap": 2.5}, test_loss=0.5, test_metrics={"gap": 3.0})
+    values = json.loads(row.to_json())
+    assert (values["gap"], values["test_gap"], values["test_loss"]) == (2.5, 3.0, 0.5)
+    assert "accuracy" not in values
+    assert describe_epoch(row) == "Epoch 1 - Avg Loss: 0.234567, Gap: 2.5, Test Gap: 3"
+    without = replace(row, metrics={}, test_metrics={})
+    assert describe_epoch(without) == "Epoch 1 - Avg Loss: 0.234567, Test Loss: 0.500000"
+    assert describe_end(without, 1, Path("runs/first")).startswith("Training done: test loss 0.5")
 
 
 def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
@@ -82,7 +96,8 @@ def test_the_line_of_staleness() -> None:
 
 
 def test_the_last_line() -> None:
-    line = describe_end(0.98611, 12, 4.24, Path("runs/first"))
+    row = replace(ROW, epoch=12, test_loss=0.1, test_metrics={"accuracy": 0.98611})
+    line = describe_end(row, 4.24, Path("runs/first"))
     assert line == (
         "Training done: test accuracy 98.61% after 12 epochs in 4.2 s (run directory runs/first)"
     )

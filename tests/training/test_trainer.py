@@ -29,6 +29,7 @@ from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from mpiddp.training.metrics import Row
 from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.task import Task
 from mpiddp.training.trainer import (
     digest_parameters,
     evaluate,
@@ -78,7 +79,7 @@ def test_the_default_model_learns_each_data_set(
     data: str, optimizer: str, session: Session, tmp_path: Path
 ) -> None:
     configuration = Configuration(runs_dir=tmp_path, data=data, epochs=3, optimizer=optimizer)
-    assert run(configuration.resolve(), session).test_accuracy > 0.9
+    assert run(configuration.resolve(), session).test_metrics["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_the_default_model_learns_each_data_set(
 )
 def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Path) -> None:
     configuration = Configuration(runs_dir=tmp_path, model=model, epochs=4)
-    assert run(configuration.resolve(), session).test_accuracy > 0.9
+    assert run(configuration.resolve(), session).test_metrics["accuracy"] > 0.9
 
 
 def test_a_row_is_written_for_each_epoch(
@@ -105,7 +106,7 @@ def test_a_row_is_written_for_each_epoch(
     assert [row["parameters"] for row in rows] == [None] * 4 + [result.parameters]
     assert all(row["attempt"] == 1 for row in rows)
     assert all(0 <= row["load_seconds"] <= row["seconds"] for row in rows)
-    assert rows[-1]["test_accuracy"] == result.test_accuracy
+    assert rows[-1]["test_accuracy"] == result.test_metrics["accuracy"]
     assert result.step == 50
     lines = capsys.readouterr().out.splitlines()
     shown = [line for line in lines if line.startswith("Epoch")]
@@ -113,7 +114,9 @@ def test_a_row_is_written_for_each_epoch(
         f"Epoch 1 - Avg Loss: {rows[0]['loss']:.6f}, Accuracy: {rows[0]['accuracy']:.2%}"
     )
     assert shown[1].endswith(f", Test Accuracy: {rows[1]['test_accuracy']:.2%}")
-    assert lines[-1].startswith(f"Training done: test accuracy {result.test_accuracy:.2%} after 5 ")
+    assert lines[-1].startswith(
+        f"Training done: test accuracy {result.test_metrics['accuracy']:.2%} after 5 "
+    )
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -190,9 +193,9 @@ def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Sessi
         batches = [
             Batch(*each) for each in zip(features.split(size), labels.split(size), strict=True)
         ]
-        average = evaluate(model, batches, torch.device("cpu"))
+        average = evaluate(Task(), model, batches, torch.device("cpu"))
         assert average.samples == len(labels)
-        assert average.accuracy == accuracy
+        assert average.metrics == {"accuracy": accuracy}
         assert math.isclose(average.loss, loss, rel_tol=1e-6)
 
 

@@ -86,9 +86,9 @@ def test_a_file_that_is_no_state_dict_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--evaluate-only"], "evaluate_only: say of which weights"),
-        (["--weights", "a.pt"], "weights: 'a.pt' is for .* give --evaluate-only"),
-        (["--evaluate-only", "--weights", "a", "--export", "b"], "export: 'b' is for weights that"),
+        (["--evaluate-only"], "evaluate_only = true .* no weights: say of which weights"),
+        (["--weights", "a.pt"], "weights = 'a.pt' .* evaluate_only = false: give --evaluate-only"),
+        (["--evaluate-only", "--weights", "a", "--export", "b"], "export = 'b' .* evaluate_only = true"),
     ],
 )
 def test_options_without_effect_are_refused(words: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 import tyro
 
 from mpiddp.errors import ConfigurationError
+
+REFERENCE = "package.module:factory"
+"""How ``--help`` shows the name of a user's function."""
+_REFERENCE = re.compile(r"[\w.]+:[\w.<>]+")
 
 
 def one_of(names: Sequence[str]) -> Any:
@@ -29,6 +34,12 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         found = f"{quote(value)}{did_you_mean(value, choices)}"
         raise ConfigurationError(f"{name}: expected one of {', '.join(choices)}, found {found}")
+
+
+def check_reference(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigurationError unless ``value`` is one of ``choices``, or a reference."""
+    if _REFERENCE.fullmatch(value) is None:
+        check_choice(name, value, [*choices, REFERENCE])
 
 
 def check_text(options: object, *names: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.training.options.checks import check, check_choice, one_of
+from mpiddp.training.options.checks import REFERENCE, check, check_reference, one_of
 from mpiddp.training.registry import DATASETS
 
 
@@ -13,7 +13,7 @@ from mpiddp.training.registry import DATASETS
 class DataOptions:
     """What is trained on."""
 
-    data: Annotated[str, one_of(list(DATASETS))] = "digits"
+    data: Annotated[str, one_of([*DATASETS, REFERENCE])] = "digits"
     """Data set."""
 
     batch_size: int = 16
@@ -30,6 +30,6 @@ class DataOptions:
     """Where a sample cannot be read: end the run, or leave out the sample."""
 
     def __post_init__(self) -> None:
-        check_choice("data", self.data, list(DATASETS))
+        check_reference("data", self.data, list(DATASETS))
         check("batch_size", self.batch_size >= 1, "1 or more", self.batch_size)
         check("samples", self.samples >= 2, "2 or more", self.samples)

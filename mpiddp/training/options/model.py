@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from mpiddp.training.options.checks import check_choice, one_of
-from mpiddp.training.registry import MODELS
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.options.checks import REFERENCE, check_reference, one_of
+from mpiddp.training.registry import DATASETS, MODELS
 
 AUTO = "auto"
 
@@ -15,8 +16,22 @@ AUTO = "auto"
 class ModelOptions:
     """What is trained."""
 
-    model: Annotated[str, one_of([AUTO, *MODELS])] = AUTO
+    model: Annotated[str, one_of([AUTO, *MODELS, REFERENCE])] = AUTO
     """Model; auto takes the one that fits the data."""
 
+    task: Annotated[str | None, one_of([REFERENCE])] = None
+    """Function without parameters that returns an mpiddp.Task: model, data, loss and metrics."""
+
     def __post_init__(self) -> None:
-        check_choice("model", self.model, [AUTO, *MODELS])
+        check_reference("model", self.model, [AUTO, *MODELS])
+        if self.task is not None:
+            check_reference("task", self.task, [])
+
+
+def choose_model(data: str) -> str:
+    """The model that fits a data set. Raises ConfigurationError for data of the user's own."""
+    if data not in DATASETS:
+        raise ConfigurationError(
+            f"model = {AUTO!r} cannot be combined with data = {data!r}: give --model"
+        )
+    return DATASETS[data].model

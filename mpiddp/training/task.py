@@ -1,0 +1,163 @@
+"""What is trained: a model, its data, the loss, and the metrics, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training import models
+from mpiddp.training.batches import Batch
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import DataSet, load
+from mpiddp.training.factories import Factory, call_factory, describe, failed, find_factory
+from mpiddp.training.metrics import Metric, Row
+from mpiddp.training.options.data import DataOptions
+from mpiddp.training.options.model import AUTO, choose_model
+
+Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a model's outputs and the targets to the mean over the batch, a scalar."""
+
+
+def cross_entropy(
+    outputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """The mean in nats: of scores (samples, classes, …) and labels (samples, …), int64."""
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+
+
+def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """For each sample the share of its labels that have the highest score; the sum of that."""
+    hits = outputs.argmax(dim=1) == targets
+    return hits.sum() * (len(targets) / targets.numel())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model, its data, the loss that training lowers, and metrics that it reports.
+
+        def build(shape, classes):
+            return torch.nn.Linear(shape[0], classes)
+
+        task = mpiddp.Task(model=build, loss=torch.nn.functional.cross_entropy)
+
+    `mpiddp.Trainer` takes it, and so does ``python -m mpiddp.train --task package.module:factory``,
+    where ``factory()`` returns one.
+    """
+
+    model: Factory | None = None
+    """Returns a new ``torch.nn.Module``, on the CPU, with the same weights for the same seed of
+    torch. If it has parameters ``shape`` and ``classes``, they are given: the shape of one sample,
+    and how many classes there are. None: the option ``model`` decides."""
+    data: Factory | None = None
+    """Returns the data, a ``DataSet``, the same on every rank. If it has a parameter ``seed``, that
+    is given. None: the option ``data`` decides."""
+    loss: Loss = cross_entropy
+    """Takes outputs and targets, (samples, …), and returns the mean over the batch, a scalar."""
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": count_correct})
+    """By name, what is reported beside the loss: each takes outputs and targets and returns the sum
+    over the samples, a scalar. Reported is the mean over all samples of an epoch."""
+
+
+def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, Configuration]:
+    """Return the task that is given, or else the one that the options name, and the options.
+
+    The task's model and data are not None, and the options have their names. Raises
+    ConfigurationError.
+    """
+    task = given or Task()
+    if configuration.task is not None and given is None:
+        task = call_factory("task", find_factory("task", configuration.task), Task)
+    names: dict[str, Any] = _name_own(configuration, task)
+    configuration = replace(configuration, **names)
+    if configuration.model == AUTO:
+        configuration = replace(configuration, model=choose_model(configuration.data))
+    return (
+        replace(
+            task,
+            model=task.model or partial(models.build, configuration.model),
+            data=task.data or partial(load, configuration),
+        ),
+        configuration,
+    )
+
+
+def _name_own(configuration: Configuration, task: Task) -> dict[str, str]:
+    """The options that a task decides. Raises ConfigurationError where they say something else."""
+    names = {}
+    for option, usual in (("model", AUTO), ("data", DataOptions.data)):
+        own, chosen = getattr(task, option), getattr(configuration, option)
+        if own is None:
+            continue
+        names[option] = describe(own)
+        if chosen not in (usual, names[option]):
+            raise ConfigurationError(
+                f"{option} = {chosen!r} cannot be combined with a task that has {option} of its "
+                f"own ({names[option]}): leave out one of them"
+            )
+    return names
+
+
+def choose_loss(task: Task, label_smoothing: float) -> Loss:
+    """The loss of training. Raises ConfigurationError where its labels cannot be smoothed."""
+    if label_smoothing == 0:
+        return task.loss
+    if task.loss is not cross_entropy:
+        raise ConfigurationError(
+            f"label_smoothing = {label_smoothing} cannot be combined with a task that has a loss "
+            "of its own: leave out one of them"
+        )
+    return partial(cross_entropy, label_smoothing=label_smoothing)
+
+
+def build_model(task: Task, data: DataSet) -> nn.Module:
+    """A new module, on the CPU. Raises ConfigurationError."""
+    assert task.model is not None
+    return call_factory("model", task.model, nn.Module, shape=data.shape, classes=data.classes)
+
+
+def load_data(task: Task, seed: int) -> DataSet:
+    """Raises ConfigurationError."""
+    assert task.data is not None
+    return call_factory("data", task.data, DataSet, seed=seed)
+
+
+def check_task(task: Task, module: nn.Module, batch: Batch) -> None:
+    """Check the names of a task's metrics, and try the task on one sample of ``batch``.
+
+    The batch lies on the module's device. Nothing is left of it. Raises ConfigurationError where
+    model, data, loss and metrics do not fit.
+    """
+    reserved = {each.name for each in fields(Row)} & set(task.metrics)
+    if reserved:
+        name = reserved.pop()
+        raise ConfigurationError(f"metrics: {name!r} is a name of mpiddp's own: choose another")
+    inputs, targets = batch.inputs[:1], batch.targets[:1]
+    is_training, device = module.training, inputs.device
+    module.eval()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        outputs = _try("model", f"a sample of shape {tuple(inputs.shape[1:])}", module, inputs)
+        shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(targets)}"
+        functions = {"loss": task.loss, **{f"metric {name}": f for name, f in task.metrics.items()}}
+        for what, function in functions.items():
+            found = _try(what, shapes, function, outputs, targets)
+            if not isinstance(found, torch.Tensor) or found.numel() != 1:
+                kind = _shape(found) if isinstance(found, torch.Tensor) else type(found).__name__
+                raise ConfigurationError(f"{what}: expected a tensor with one number, found {kind}")
+    module.train(is_training)
+
+
+def _try(what: str, found: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise failed(what, f"does not take {found}", error) from error
+
+
+def _shape(value: Any) -> object:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,198 @@
+"""Tasks, models and data that users bring."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.batches import Batch
+from mpiddp.training.config import Configuration
+from mpiddp.training.task import (
+    Task,
+    build_model,
+    check_task,
+    choose_loss,
+    count_correct,
+    find_task,
+    load_data,
+)
+
+MINE = """
+import numpy as np, torch
+import mpiddp
+from mpiddp.training.data import DataSet, split_by_hash
+
+class Net(torch.nn.Module):
+    def __init__(self, shape, width=4):
+        super().__init__()
+        self.layer = torch.nn.Linear(shape[0], 1)
+    def forward(self, inputs):
+        return self.layer(inputs).flatten()
+
+def load(seed):
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(200, 3)).astype(np.float32)
+    return split_by_hash(features, (features @ [1, 2, 3]).astype(np.float32), 0)
+
+def gap(outputs, targets):
+    return (outputs - targets).abs().sum()
+
+def make():
+    return mpiddp.Task(
+        model=Net, data=load, loss=torch.nn.functional.mse_loss, metrics={"gap": gap}
+    )
+
+def no_task(): return 3
+def broken(): raise ValueError("the file is\\nnot there")
+def picky(width): return None
+def big(shape, classes): return torch.nn.Linear(7, classes)
+constant = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module that the test may import."""
+    name = f"mine_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def configure(**options: str) -> Configuration:
+    return Configuration(**options).resolve()  # type: ignore[arg-type]
+
+
+def test_a_task_brings_model_data_loss_and_metrics(mine: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "mpiddp.train", "--task", f"{mine}:make", "--name", "own"]
+    options = ["--epochs", "6", "--learning-rate", "0.02"]
+    done = subprocess.run(
+        [*program, *options],
+        cwd=tmp_path,
+        env=launchers.clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "own"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["test_gap"] < 0.5 < rows[0]["gap"]
+    assert rows[-1]["loss"] < 0.1 * rows[0]["loss"]
+    assert "accuracy" not in rows[0]
+    assert f"Gap: {rows[-1]['gap']:.6g}, Test Gap: {rows[-1]['test_gap']:.6g}\n" in done.stdout
+    assert f"Training done: test gap {rows[-1]['test_gap']:.6g} after 6 epochs" in done.stdout
+    assert f'model = "{mine}:Net"\n' in (run / "config.toml").read_text()
+
+
+def test_model_and_data_are_given_what_they_ask_for_by_name(mine: str) -> None:
+    task, configuration = find_task(configure(data=f"{mine}:load", model=f"{mine}:Net"), None)
+    data = load_data(task, seed=5)
+    assert (len(data.train), data.shape) == (160, (3,))
+    assert build_model(task, data).layer.weight.shape == (1, 3)
+    assert (configuration.model, configuration.data) == (f"{mine}:Net", f"{mine}:load")
+
+
+def test_a_model_from_elsewhere_needs_no_parameters() -> None:
+    task, _ = find_task(configure(model="torchvision.models:squeezenet1_1"), None)
+    assert task.model is not None
+    assert "SqueezeNet" in type(task.model(shape=(3, 64, 64), classes=10)).__name__
+
+
+def refuse(options: dict[str, str]) -> str:
+    try:
+        task, _ = find_task(configure(**options), None)
+        build_model(task, load_data(task, seed=0))
+    except ConfigurationError as error:
+        return str(error)
+    raise AssertionError(f"{options} were accepted")
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"model": "absent_module:f"}, ["model", "absent_module cannot be imported", "No module"]),
+        ({"model": "MINE:Nett"}, ["model", "a function Nett in MINE", "none", "mean Net?"]),
+        ({"model": "MINE:constant"}, ["model", "a function constant", "found int"]),
+        ({"model": "MINE:gap"}, ["model", "MINE:gap", "shape and classes", "outputs"]),
+        ({"model": "MINE:no_task"}, ["model", "MINE:no_task to return a Module, found int"]),
+        ({"data": "MINE:no_task", "model": "mlp"}, ["data", "return a DataSet, found int"]),
+        (
+            {"task": "MINE:broken"},
+            ["task", "MINE:broken failed: ValueError: the file is not there", ".py:"],
+        ),
+        ({"task": "MINE:picky"}, ["task", "MINE:picky is given nothing", "width"]),
+        ({"task": "MINE:no_task"}, ["task", "MINE:no_task to return a Task, found int"]),
+        ({"task": "MINE:make", "data": "toy"}, ["data = 'toy'", "task", "MINE:load"]),
+        ({"task": "MINE:make", "model": "mlp"}, ["model = 'mlp'", "task", "MINE:Net"]),
+    ],
+    ids=str,
+)
+def test_a_factory_that_cannot_be_used_is_refused(
+    options: dict[str, str], fragments: list[str], mine: str
+) -> None:
+    given = {name: value.replace("MINE", mine) for name, value in options.items()}
+    message = refuse(given)
+    assert "\n" not in message
+    assert [each for each in fragments if each.replace("MINE", mine) not in message] == []
+
+
+def scalar(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.sum() - targets.sum()).square()
+
+
+@pytest.mark.parametrize(
+    ("task", "fragments"),
+    [
+        (Task(model=lambda: nn.Linear(7, 2)), ["model", "a sample of shape (3,)", "7x2"]),
+        (Task(model=lambda: nn.Linear(3, 1)), ["loss", "outputs of shape (1, 1)"]),
+        (Task(loss=lambda outputs, targets: outputs), ["loss", "one number", "(1, 2)"]),
+        (Task(loss=scalar, metrics={"a": lambda o, t: 3.0}), ["metric a", "one number", "float"]),
+        (Task(metrics={"seconds": scalar}), ["metrics", "'seconds'"]),
+    ],
+    ids=["model", "loss", "no number", "metric", "name"],
+)
+def test_what_does_not_fit_together_is_refused(task: Task, fragments: list[str]) -> None:
+    batch = Batch(torch.zeros(4, 3), torch.full((4,), 1))
+    module = task.model() if task.model is not None else nn.Linear(3, 2)
+    with pytest.raises(ConfigurationError) as caught:
+        check_task(task, module, batch)
+    assert [each for each in fragments if each not in str(caught.value)] == []
+
+
+def test_a_check_leaves_nothing_behind() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 2))
+    before = {name: each.clone() for name, each in module.state_dict().items()}
+    batch = Batch(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+    state = torch.get_rng_state()
+    check_task(Task(), module, batch)
+    assert module.training
+    assert all(torch.equal(before[name], each) for name, each in module.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_only_the_cross_entropy_can_be_smoothed() -> None:
+    scores, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    found = choose_loss(Task(), 0.3)(scores, labels)
+    logs = scores.log_softmax(dim=1)
+    expected = -(0.7 * logs[range(4), labels] + 0.3 * logs.mean(dim=1)).mean()
+    torch.testing.assert_close(found, expected)
+    assert choose_loss(Task(loss=scalar), 0) is scalar
+    with pytest.raises(ConfigurationError, match=r"label_smoothing = 0\.3 .* loss"):
+        choose_loss(Task(loss=scalar), 0.3)
+
+
+def test_correct_labels_are_counted_per_sample() -> None:
+    scores = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    assert count_correct(scores, torch.tensor([1, 1])).item() == 1
+    # Two samples of two labels each: all of the first are right, and one of the second.
+    tokens = scores.T.expand(2, 2, 2)
+    assert count_correct(tokens, torch.tensor([[1, 0], [0, 0]])).item() == 1.5
