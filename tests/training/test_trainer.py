@@ -324,7 +324,7 @@ BAD = {
     "data": (["--data", "digit"], "did you mean digits?"),
     "model for the data": (["--data", "toy", "--model", "convnet"], "convnet expects images"),
     "TOML key": (["--config", "bad.toml"], "did you mean epochs?"),
-    "batch": (["--batch-size", "720"], "batch_size: expected at most 719"),
+    "batch": (["--batch-size", "720"], "size: expected at most 719"),
     "ranks": (["--data", "toy", "--samples", "2"], "found 1 sample for 2 ranks"),
     "place": (["--runs-dir", "bad.toml"], "bad.toml"),
 }
