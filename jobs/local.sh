@@ -66,4 +66,4 @@ fi
 if [ "$(pwd -P)" != "$ROOT" ] && ! has_option --runs-dir "$@" && ! has_option --config "$@"; then
     set -- --runs-dir "$ROOT/runs" "$@"
 fi
-exec "$PYTHON" -m mpiddp -n "$ranks" --launcher mpirun train "$@" 2> >(drop_abort_noise >&2)
+exec "$PYTHON" -m mpiddp -n "$ranks" --launcher mpirun train "$@"

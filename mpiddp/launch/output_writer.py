@@ -34,8 +34,10 @@ PORTION = 4000
 reads in two parts it mixes with the lines of other ranks."""
 UNREAD_SECONDS, LONGEST_UNREAD_SECONDS = 0.0005, 0.02
 """How long to wait before looking again whether the launcher has read the last portion."""
+TERMINAL_PORTION = 1700
 TERMINAL_SECONDS = 0.01
-"""The same for a terminal, which does not tell."""
+"""The same for a terminal, which does not tell. Open MPI 4 reads one (standard output), and gets
+what Linux puts into one of its buffers of 1792 bytes (TTY_BUFFER_PAGE) in one piece."""
 
 ASK, ANSWER = b"?", b"!"
 """What a rank sends to have everything written that it has printed, and what it gets back."""
@@ -118,7 +120,8 @@ class Console:
     def write_lines(self, data: bytes) -> None:
         """Write whole lines, in portions that a launcher reads at once."""
         while data and not self.is_gone:
-            cut = data.rfind(b"\n", 0, PORTION) + 1 if len(data) > PORTION else len(data)
+            portion = TERMINAL_PORTION if self.is_terminal else PORTION
+            cut = data.rfind(b"\n", 0, portion) + 1 if len(data) > portion else len(data)
             cut = cut or (data.find(b"\n") + 1 or len(data))
             self._await_reader()
             self.write(data[:cut])

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch import output_writer
 from mpiddp.launch.output import Output, find_attempt, open_log
-from mpiddp.launch.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Lines
+from mpiddp.launch.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
 
 HOST = socket.gethostname()
 
@@ -188,6 +189,19 @@ def test_the_number_of_an_attempt(monkeypatch):
         assert find_attempt() == attempt
 
 
+def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypatch):
+    portions: list[bytes] = []
+    monkeypatch.setattr(output_writer, "write_all", lambda _, data: portions.append(data))
+    lines = [b"x" * length + b"\n" for length in (0, 900, 900, 1600, 5000, 10, 10)]
+    Console(1, is_terminal=True).write_lines(b"".join(lines))
+    # One buffer of Linux's terminals has 1,792 bytes.
+    assert [portion.count(b"\n") for portion in portions] == [2, 1, 1, 1, 2]
+    assert b"".join(portions) == b"".join(lines)
+    portions.clear()
+    Console(1).write_lines(b"".join(lines))
+    assert [portion.count(b"\n") for portion in portions] == [4, 1, 2]
+
+
 def test_a_terminal_stays_one_and_keeps_its_bar(tmp_path):
     own, its = pty.openpty()
     with subprocess.Popen(["stty", "cols", "123"], stdin=its, stdout=subprocess.DEVNULL) as setting:
@@ -223,7 +237,7 @@ import torch.distributed as dist
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 for number in range(200):
-    print(f"line {number} of rank {rank}", "x" * (number % 70))
+    print(f"line {number} of rank {rank}", "x" * (number * 7 % 300))
 ctypes.CDLL(None).puts(b"from C")
 dist.barrier()
 if rank == 1:
@@ -241,7 +255,7 @@ def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
         either_launcher, 3, [*options, "script.py"], timeout=90, cwd=tmp_path
     ).expect(1)
     lines = {
-        rank: [f"line {n} of rank {rank} {'x' * (n % 70)}" for n in range(200)] + ["from C"]
+        rank: [f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)] + ["from C"]
         for rank in range(3)
     }
     shown = [line for line in result.stdout.splitlines() if line.startswith("[")]

@@ -16,8 +16,9 @@ from typing import IO, Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.allocation import ask
-from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, SRUN, Kind
-from mpiddp.launch.launcher.job_end import FAILED, Exit, find_failure
+from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
+from mpiddp.launch.launcher.job_end import Exit, FailureReader
+from mpiddp.launch.launcher.messages import copy_messages
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
@@ -82,7 +83,7 @@ class Launch:
                     env=variables,
                     stdin=None if self._shares_terminal() else _open_input(stack),
                     stdout=output,
-                    stderr=subprocess.PIPE if is_srun else error,
+                    stderr=subprocess.PIPE if self._is_filtered() else error,
                     process_group=None if self._shares_terminal() else 0,
                     # It must not outlive this process, however that ends.
                     preexec_fn=_follow_parent,
@@ -95,13 +96,23 @@ class Launch:
                 if number is not None:
                     # It came before there was a process to pass it on to.
                     self._pass_on(number)
-            failure = ""
+            reader = FailureReader()
             if self._process.stderr is not None:
-                failure = _copy_messages(self._process.stderr)
+
+                def show(text: bytes) -> None:
+                    write(sys.stderr if error is None else error, text)
+                    reader.add(text)
+
+                with self._process.stderr as messages:
+                    copy_messages(messages, self._process, show)
             code = self._process.wait()
             # What comes from here on is for the next attempt.
             self._process = None
-        return Exit(code if code >= 0 else 128 - code, failure, self.signal)
+        return Exit(code if code >= 0 else 128 - code, reader.find(), self.signal)
+
+    def _is_filtered(self) -> bool:
+        """Whether the launcher is known, and its standard error goes through this process."""
+        return self.starts_ranks and self.kind is not OTHER
 
     def _shares_terminal(self) -> bool:
         """Whether Ctrl-C reaches it without us.
@@ -221,24 +232,10 @@ def write(stream: Any, text: bytes) -> None:
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
             stream.flush()
-            raw = getattr(stream.buffer, "raw", stream.buffer)
+            buffer = getattr(stream, "buffer", stream)
+            raw = getattr(buffer, "raw", buffer)
             while text:
                 text = text[raw.write(text) or len(text) :]
-
-
-def _copy_messages(stream: IO[bytes]) -> str:
-    """Pass srun's messages on as they come; returns what it said of the rank that failed."""
-    failed, rest = [], b""
-    while piece := os.read(stream.fileno(), 1 << 16):
-        write(sys.stderr, piece)
-        *lines, rest = (rest + piece).split(b"\n")
-        failed += [line for line in _read(lines) if FAILED.match(line)]
-        rest = rest[-4096:]
-    return find_failure([*failed, *_read([rest])])
-
-
-def _read(lines: Sequence[bytes]) -> list[str]:
-    return [line.decode(errors="replace") for line in lines]
 
 
 def _signal_step(srun: int, number: int) -> bool:

@@ -63,6 +63,28 @@ class JobEnd:
         return f"exit code {self.code}: {describe_code(self.code)}{why}"
 
 
+class FailureReader:
+    """Collects from srun's standard error what it says of failures."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        """Read what has come."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._lines += [text for text in map(_decode, lines) if FAILED.match(text)]
+        self._rest = rest[-4096:]
+
+    def find(self) -> str:
+        """What was said of the rank that failed (`find_failure`); empty for nothing."""
+        return find_failure([*self._lines, _decode(self._rest)])
+
+
+def _decode(line: bytes) -> str:
+    return line.decode(errors="replace")
+
+
 def find_failure(lines: Iterable[str]) -> str:
     """What srun said of the node or the rank that failed.
 

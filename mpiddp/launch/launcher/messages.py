@@ -1,0 +1,147 @@
+"""What launchers write to standard error, without what repeats a rank's own report.
+
+Open MPI and MPICH comment on each rank that called MPI_Abort or left with an exit code. That rank
+has said why, in one message, and twenty lines that follow would bury it. Everything else passes:
+errors of the launch, ranks that were killed, and what another rank says inside such a paragraph.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+from collections.abc import Callable
+from typing import IO
+
+PATIENCE_SECONDS = 1.0
+"""How long a line without an end is held back that may become a launcher's."""
+BLOCK = 1 << 16
+
+_RULE = re.compile(rb"(-{20}.*|.*-{40})", re.DOTALL)
+_FIRST_LINE = re.compile(
+    rb"MPI_ABORT was invoked on rank "
+    rb"|\S+ has exited due to process rank .* calling$"
+    rb"|\S+ detected that one or more processes exited with non-zero status,"
+    rb"|Primary job +terminated normally, but \d+ process(es)? returned$"
+)
+_OTHER_LINES = re.compile(
+    rb"$"
+    rb"|  Proc: |  Errorcode: |with errorcode "
+    rb"|NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes\.$"
+    rb"|You may or may not see output from other processes, depending on$"
+    rb"|exactly when Open MPI kills them\.$"
+    rb'|"abort"\. This may have caused other processes in the application to be$'
+    rb"|terminated by signals sent by .* \(as reported here\)\.$"
+    rb"|(thus causing )?the job to be terminated\. The first process to do so was:$"
+    rb"|thus causing the job to be terminated\."
+    rb"| {2,3}(Process name|Exit code): "
+    rb"|a non-zero exit code\. Per user-direction, the job has been aborted\.$"
+)
+_ABORT = re.compile(rb"Abort\(.*\) on node .*application called MPI_Abort\(")
+_COUNT = re.compile(rb".* has sent help message help-mpi-api\.txt / mpi-abort$")
+_COUNT_HINT = b"to see all help / error messages"
+_PASS, _RULED, _DROP, _COUNTED = range(4)
+"""What the next line may be: any; the first of a paragraph; one of a paragraph that is left out;
+the hint after a count of paragraphs."""
+
+
+class MessageFilter:
+    """Leaves out paragraphs about MPI_Abort and exit codes, line by line."""
+
+    def __init__(self) -> None:
+        self._state = _PASS
+        self._rule = b""
+        """The line above a paragraph, held back until the paragraph's first line is known."""
+        self._is_after_text = False
+        """Whether that rule stands behind the beginning of a rank's line."""
+        self._is_end_due = False
+        """Whether the end of such a rank's line is still to come."""
+        self._tail = b""
+        """A line without an end."""
+        self._is_begun = False
+        """Whether the beginning of that line was let through already."""
+
+    def add(self, data: bytes) -> bytes:
+        """Return what is to be shown by now."""
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        shown = b"".join(self._take(line) for line in lines)
+        if self._state == _PASS and self._tail and not self._may_be_a_launchers():
+            shown += self._release_tail()
+        return shown
+
+    def release(self) -> bytes:
+        """Return what is held back: at the end, or when a line does not end."""
+        rule = b""
+        if self._state == _RULED:
+            rule, self._state = self._rule + b"\n", _PASS
+        return rule + self._release_tail()
+
+    def _may_be_a_launchers(self) -> bool:
+        starts = (b"-", b"[", b"\0", b"A")
+        return self._tail.endswith(b"-") or (not self._is_begun and self._tail.startswith(starts))
+
+    def _release_tail(self) -> bytes:
+        # Open MPI ends its messages with a NUL byte.
+        tail, self._tail = self._tail.lstrip(b"\0"), b""
+        self._is_begun = self._is_begun or bool(tail)
+        return tail
+
+    def _take(self, line: bytes) -> bytes:
+        line = line.lstrip(b"\0")
+        is_begun, self._is_begun = self._is_begun, False
+        if self._state == _DROP:
+            if line.startswith(b"-" * 20):
+                self._state = _PASS
+                return b""
+            return b"" if _OTHER_LINES.match(line) else line + b"\n"
+        before = b""
+        if self._state == _RULED:
+            if _FIRST_LINE.match(line):
+                return self._begin_dropping()
+            before = self._rule + b"\n"
+        elif self._state == _COUNTED and _COUNT_HINT in line:
+            self._state = _PASS
+            return b""
+        self._state = _PASS
+        return before + self._pass(line, is_begun)
+
+    def _begin_dropping(self) -> bytes:
+        self._state = _DROP
+        of_rank = self._rule.partition(b"-" * 20)[0]
+        if not of_rank and not self._is_after_text:
+            return b""
+        self._is_end_due = True
+        return of_rank + b"\n"
+
+    def _pass(self, line: bytes, is_begun: bool) -> bytes:
+        if _RULE.fullmatch(line):
+            self._rule, self._state, self._is_after_text = line, _RULED, is_begun
+            return b""
+        if not line and self._is_end_due and not is_begun:
+            self._is_end_due = False
+            return b""
+        if not is_begun and _ABORT.match(line):
+            return b""
+        if not is_begun and _COUNT.match(line):
+            self._state = _COUNTED
+            return b""
+        return line + b"\n"
+
+
+def copy_messages(
+    stream: IO[bytes], process: subprocess.Popen[bytes], show: Callable[[bytes], object]
+) -> None:
+    """Show what a launcher writes, until it has ended or closed ``stream``."""
+    messages = MessageFilter()
+    while True:
+        if not select.select([stream], [], [], PATIENCE_SECONDS)[0]:
+            show(messages.release())
+            if process.poll() is not None:
+                return  # What it has started may keep the stream open.
+            continue
+        piece = os.read(stream.fileno(), BLOCK)
+        if not piece:
+            break
+        show(messages.add(piece))
+    show(messages.release())
