@@ -1,6 +1,6 @@
 """What can go wrong, and the exit code that each kind of failure ends the job with.
 
-    MpiddpError                 1   our code, or the user's, failed
+    MpiddpError                 1   an error in your code, or in mpiddp
     ├── ConfigurationError      2   bad arguments or configuration
     ├── LaunchError             3   the launch is wrong: wrong PMI, no MPI, GPUs shared
     │   └── AloneError          3   every rank would be rank 0 of 1
@@ -29,7 +29,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 MEANINGS = {
     SUCCESS: "done",
-    FAILURE: "our code, or the user's, failed",
+    FAILURE: "an error in your code, or in mpiddp",
     2: "bad arguments or configuration",
     3: "the launch is wrong: wrong PMI, no MPI, GPUs shared",
     4: "ranks could not reach each other in time",
@@ -151,7 +151,7 @@ class PreemptedError(MpiddpError):
 
 
 class StoppedError(MpiddpError):
-    """A signal asked this process to end; whoever sent it knows why."""
+    """A signal asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")

@@ -45,6 +45,8 @@ def find_directory(name: str | None) -> Path:
     running = {path.name: path for path in found if (path / ADDRESS_FILE).exists()}
     listed = f"running here: {', '.join(sorted(running)) or 'none'}"
     if name is not None:
+        if name not in running and Path(name).is_dir():
+            raise ConfigurationError(f"no job that runs writes its logs to {name!r}; {listed}")
         if name not in running:
             raise ConfigurationError(f"no job {name!r}, and no directory of its logs; {listed}")
         return running[name]

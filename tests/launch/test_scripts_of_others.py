@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import textwrap
@@ -298,6 +299,77 @@ def test_a_torchrun_script_with_workers(name, tmp_path):
 def test_a_torchrun_script_alone(way, tmp_path):
     _, found = train(ALONE, 1, [way], tmp_path)
     check(found, 1, [way])
+
+
+LIBRARIES = {
+    "accelerate": """
+    import torch
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samples = torch.utils.data.TensorDataset(torch.eye(4).repeat(8, 1), torch.ones(32, 1))
+    loader = torch.utils.data.DataLoader(samples, batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    count = 0
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+        count += len(inputs)
+    weights = accelerator.gather(accelerator.unwrap_model(model).weight)
+    rank, size = accelerator.process_index, accelerator.num_processes
+    print(f"rank {rank} of {size}: {count} samples, {weights.unique(dim=0).shape[0]} model")
+    accelerator.end_training()
+""",
+    "lightning": """
+    from mpiddp.training.vision import import_torchvision
+
+    import_torchvision()  # Lightning imports it, and fails beside a torch for CPUs.
+    import lightning, torch
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.count = torch.nn.Linear(4, 1), 0
+
+        def training_step(self, batch, _):
+            self.count += len(batch[0])
+            return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    torch.manual_seed(0)
+    samples = torch.utils.data.TensorDataset(torch.eye(4).repeat(8, 1), torch.ones(32, 1))
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False,
+    )
+    model = Model()
+    trainer.fit(model, torch.utils.data.DataLoader(samples, batch_size=4))
+    weights = trainer.strategy.all_gather(model.layer.weight.detach()).reshape(-1, 4)
+    rank, size = trainer.global_rank, trainer.world_size
+    print(f"rank {rank} of {size}: {model.count} samples, {weights.unique(dim=0).shape[0]} model")
+""",
+}
+
+
+# Not marked mpi: what is marked so may not be skipped, and tests/run.sh installs neither library.
+@pytest.mark.long
+@pytest.mark.parametrize("library", sorted(LIBRARIES))
+def test_a_script_of_another_library(library, tmp_path):
+    """Each rank trains on its half of the samples, and all end with one model."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install -c constraints.txt {library}")
+    (tmp_path / "script.py").write_text(textwrap.dedent(LIBRARIES[library]))
+    result = launchers.run(
+        launchers.table()["openmpi"], 2, [*PREFIX, "script.py"], timeout=180, cwd=tmp_path
+    ).expect(0)
+    for rank in range(2):
+        assert f"rank {rank} of 2: 16 samples, 1 model" in result.stdout
 
 
 @pytest.mark.mpi

@@ -511,6 +511,8 @@ def test_which_job(tmp_path, monkeypatch):
             find_directory(None)
         with pytest.raises(ConfigurationError, match=r"no job '19', .*; running here: 17, 18_2"):
             find_directory("19")
+        with pytest.raises(ConfigurationError, match="no job that runs writes its logs to"):
+            find_directory(str(tmp_path))
         with pytest.raises(UnreachableError, match="does not answer"):
             gather(running[0][1])
     finally:
