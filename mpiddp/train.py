@@ -56,6 +56,7 @@ def main() -> None:
                     train(configuration, session, failure_handler, signals)
             except PreemptedError:
                 is_preempted = True
+                signals.ignore()
         # All ranks have closed the session.
         if is_preempted:
             failure_handler.leave(PreemptedError.exit_code)

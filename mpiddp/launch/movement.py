@@ -1,7 +1,8 @@
 """Whether the main thread of this process moves.
 
 It does not while it is inside one call that waits, such as a collective, however that waits; nor
-while it runs no Python at all, inside any other C call.
+while it runs no Python at all, inside any other C call. Where a program tells which step it makes,
+it does not move while that is the same step.
 """
 
 from __future__ import annotations
@@ -31,9 +32,17 @@ WAITING = (
 class Movement:
     """Calls ``note`` from a thread of its own whenever the main thread has moved."""
 
-    def __init__(self, note: Callable[[], object], seconds: float) -> None:
-        """``seconds``: after which the job has stalled."""
+    def __init__(
+        self,
+        note: Callable[[], object],
+        seconds: float,
+        find_step: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """``seconds``: after which the job has stalled. ``find_step``: the step that is being made,
+        None between steps."""
         self._note = note
+        self._find_step = find_step
+        self._step: int | None = None
         self._period = min(seconds / LOOKS, LONGEST_PERIOD)
         self._main = threading.main_thread().ident or 0
         self._has_run = True
@@ -49,6 +58,9 @@ class Movement:
 
     def has_moved(self) -> bool:
         """Whether the main thread has moved since the last call."""
+        before, self._step = self._step, self._find_step()
+        if self._step is not None:
+            return self._step != before
         has_run, self._has_run = self._has_run, False
         if has_run:
             # The interpreter makes this call from the main thread as soon as that runs Python.

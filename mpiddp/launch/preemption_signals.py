@@ -77,6 +77,15 @@ class PreemptionSignals:
                 signal.signal(number, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
+    def ignore(self) -> None:
+        """The process leaves because of them: from now on they have no effect, to its very end.
+
+        Python gives handlers back before it ends, and TERM would then end it. Call it from the
+        main thread.
+        """
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_IGN)
+
     def take(self, number: int) -> bool:
         """Note a signal that another handler was given; False if it has its usual effect."""
         if number not in self._numbers or not self.is_heeded:

@@ -514,7 +514,8 @@ class Starter:
         lifeline, seconds = self.resources.lifeline, self.options.stall_timeout
         if lifeline is not None and seconds > 0:
             lifeline.note_move()
-            movement = Movement(lifeline.note_move, seconds)
+            handler = self.resources.failure_handler
+            movement = Movement(lifeline.note_move, seconds, lambda: handler.step_under_way)
             self.resources.on_close.insert(0, movement.close)
             if self.control.world.rank == 0:
                 lifeline.watch_stall(seconds)

@@ -51,6 +51,8 @@ class Preemption:
         self._passed = 0
         """Places."""
         self._is_called = False
+        self._has_stopped = False
+        """Whether this rank has stopped because of a signal."""
         self._stop: float | None = None
         """The place in which all stop, counted from 1."""
         self._decided = threading.Event()
@@ -77,7 +79,8 @@ class Preemption:
         if self._thread is None:
             found = self._signals.received
             self.reason = f"{found.name} reached it" if found is not None else ""
-            return found is not None
+            self._has_stopped = found is not None
+            return self._has_stopped
         # In this order, and the thread reads them in the opposite one: either it sees that this
         # place is reached, or this thread sees that it is called.
         if not self._is_called:
@@ -88,11 +91,16 @@ class Preemption:
                 "step they are"
             )
         assert self._stop is not None
-        return self._passed >= self._stop
+        self._has_stopped = self._passed >= self._stop
+        return self._has_stopped
 
     def close(self) -> None:
-        """This rank passes no more places. Others that are called do not wait for it."""
-        self._signals.is_heeded = False
+        """This rank passes no more places. Others that are called do not wait for it.
+
+        Where it stops because of a signal, those that come later have no effect: TERM must not end
+        it while its checkpoint is being written.
+        """
+        self._signals.is_heeded = self._has_stopped
         thread, self._thread = self._thread, None
         if thread is None:
             return

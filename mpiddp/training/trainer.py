@@ -275,7 +275,9 @@ def _train_epoch(
         now = time.perf_counter()
         epoch.load_seconds += now - loaded
         if batch is not None:
+            training.failure_handler.step_under_way = position.step + 1
             _take_batch(training, batch, Place(position.step + 1, number - 1), epoch.totals)
+            training.failure_handler.step_under_way = None
         position = replace(
             position, samples=position.samples + taken, step=position.step + 1, row=None
         )

@@ -235,12 +235,40 @@ def test_a_rank_that_holds_the_lock_is_ended_all_the_same(victim, crew):
     assert f"rank {victim} of 2 on node0 was lost" in job.errors()
 
 
-def test_a_rank_that_stands_still_is_not_lost(crew):
-    job = crew([0, 1], seconds=0.5)
-    job[1].tell("stop")
-    time.sleep(1.5)
+@pytest.mark.parametrize("stopped", [[1], pytest.param([0, 1], marks=LONG)])
+def test_a_rank_that_is_stopped_for_a_moment_is_not_lost(stopped, crew):
+    job = crew([0, 1, 1], seconds=30 if len(stopped) == 1 else 2.5)
+    for _ in range(2):
+        for rank in stopped:
+            job[rank].process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        for rank in stopped:
+            job[rank].process.send_signal(signal.SIGCONT)
+        time.sleep(1)
     assert job.find_companions() == job.companions
-    job[1].process.send_signal(signal.SIGCONT)
+    for rank in job.ranks:
+        assert rank.ask("close") == ["closed"]
+    assert job.errors() == ""
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
+def test_a_rank_that_stays_stopped_is_lost(victim, crew):
+    job = crew([0, 0, 1], seconds=1.0)
+    job[victim].tell("note_step", 5)
+    job[victim].tell("stop")
+    job.expect_end(6, *{0, 1, 2} - {victim}, seconds=1.0 + SOON)
+    job.expect_end(-signal.SIGKILL, victim)
+    how = "was lost at step 5: it has been stopped (SIGSTOP) for 1 s\n"
+    assert job.errors() == f"mpiddp: rank {victim} of 3 on node{victim // 2} {how}"
+
+
+def test_a_job_whose_ranks_are_all_stopped_is_suspended(crew):
+    job = crew([0, 0, 1], seconds=0.5)
+    for rank in job.ranks:
+        rank.process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    for rank in job.ranks:
+        rank.process.send_signal(signal.SIGCONT)
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]
     assert job.errors() == ""

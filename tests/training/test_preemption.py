@@ -101,6 +101,37 @@ def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch
     rank.close()
 
 
+@pytest.mark.parametrize("is_called", [True, False])
+def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
+    signals = SimpleNamespace(received=signal.SIGUSR1 if is_called else None, is_heeded=False)
+    rank = Preemption(signals, Peers())
+    assert rank.is_due() is is_called
+    assert signals.is_heeded
+    # Its checkpoint is written now, and TERM must not end it.
+    rank.close()
+    assert signals.is_heeded is is_called
+
+
+def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
+    text = (
+        "import os, signal, sys\n"
+        "from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals\n"
+        "signals = PreemptionSignals()\n"
+        "signals.listen(parse_signals('USR2,TERM'))\n"
+        "if sys.argv[1] == 'ignored':\n"
+        "    signals.ignore()\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, process=os.getpid()):\n"
+        "        kill(process, 15)\n"
+        # The interpreter clears modules after it has given its handlers back.
+        "sys.late = Late()\n"
+        "sys.exit(75)\n"
+    )
+    for word, code in (("ignored", 75), ("not ignored", -signal.SIGTERM)):
+        done = subprocess.run([sys.executable, "-c", text, word], timeout=60)
+        assert done.returncode == code
+
+
 def test_one_rank_stops_in_its_next_place() -> None:
     signals = SimpleNamespace(received=None, is_heeded=False)
     rank = Preemption(signals, Peers())

@@ -139,6 +139,9 @@ class FailureHandler:
         self._claim: Claim | None = None
         self._is_leaving = False
         """Whether all ranks leave, because one was lost."""
+        self.step_under_way: int | None = None
+        """The step that is being made, from 1; None between steps. While it is the same one, this
+        rank makes no progress, whatever its main thread does."""
 
     @property
     def step(self) -> int | None:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish, withdraw
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
+from mpiddp.launch.lifeline.stop_watch import StopWatch
 from mpiddp.launch.lifeline.tree import Handlers, Tree
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
@@ -74,6 +76,7 @@ class Companion:
             "position": lambda reply: reply(self._describe_position()),
             "stacks": lambda reply: self._stacks.ask(reply),
             "idle": lambda reply: reply(self._find_idle_seconds()),
+            "stopped": lambda reply: reply(self._stop.is_stopped),
         }
         """What this companion answers to requests, by their names."""
         self._rank = rank
@@ -91,6 +94,7 @@ class Companion:
             ),
         )
         self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
+        self._stop = StopWatch(self._loop, stacks.find_state, self._tell_stop)
         self._stall_seconds = 0.0
         """After which a job has stalled; 0 for never. For rank 0's companion."""
         self._stands_still = False
@@ -144,7 +148,7 @@ class Companion:
             if self._decider is not None and not self._is_over:
                 planned = min(planned, self._decider.find_time())
             # While this process was stopped, perhaps with all others, nobody was silent.
-            self._loop.wait(planned, self._tree.add_pause)
+            self._loop.wait(planned, self._add_pause)
             now = time.monotonic()
             if self._is_superseded and not self._is_over:
                 self._spread("leave", PeerLostError.exit_code)
@@ -155,6 +159,10 @@ class Companion:
                 if decision is not None:
                     self._carry_out(decision)
         self._withdraw()
+
+    def _add_pause(self, seconds: float) -> None:
+        self._tree.add_pause(seconds)
+        self._stop.add_pause(seconds)
 
     def _is_finished(self) -> bool:
         if self._end == float("inf") and self._is_gone and not self._is_needed():
@@ -201,13 +209,17 @@ class Companion:
             self._loop.selector.unregister(self.process.launcher)
         self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
 
-    def _tell_loss(self, how: str, ending: str, blames_host: bool) -> None:
+    def _tell_loss(self, how: str, ending: str, blames_host: bool, kind: str = "lost") -> None:
         own = self._membership
         # The end of a rank that is alone concerns nobody.
         if own is not None and own.size > 1 and not self._is_over:
             position = self._describe_position()
             loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
-            self._raise("lost", asdict(loss))
+            self._raise(kind, asdict(loss))
+
+    def _tell_stop(self, seconds: float) -> None:
+        how = f"it has been stopped (SIGSTOP) for {seconds:g} s"
+        self._tell_loss(how, FAILED, blames_host=True, kind="stopped")
 
     def _take_from_rank(self, kind: str, content: Any) -> None:
         if kind == "listen":
@@ -283,6 +295,7 @@ class Companion:
         except OSError as error:
             self._rank.send("problem", str(error))
             return
+        self._stop.begin(membership.seconds)
         if membership.local_rank == 0 and environment.ATTEMPT_TOKEN in os.environ:
             watch = threading.Thread(target=self._watch_attempt, args=(membership,), daemon=True)
             watch.start()
@@ -392,6 +405,9 @@ class Companion:
         elif kind == "announce":
             if self._decider.announce(Failure(**content)):
                 self._spread("failing", content)
+        elif kind == "stopped":
+            decide = partial(self._decide_stop, Loss(**content))
+            self._ask(Callback(decide), "stopped")
         elif kind == "closing":
             self._decider.close(*content)
         elif kind == "answer":
@@ -451,6 +467,14 @@ class Companion:
         else:
             client.send("answers", [[], []])
 
+    def _decide_stop(
+        self, loss: Loss, hostnames: Sequence[str], answers: Mapping[int, Any]
+    ) -> None:
+        """A rank that is stopped is lost to the others, unless the whole job was suspended."""
+        is_alone = len(answers) < len(hostnames) or not all(answers.values())
+        if answers.get(loss.rank) and is_alone and self._decider is not None:
+            self._decider.lose(loss, time.monotonic())
+
     # A job that stands still
 
     def _look_for_stall(self, _: float) -> None:
@@ -460,20 +484,26 @@ class Companion:
     def _decide_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         # A rank that does not answer may be moving.
         idle = min(answers.values()) if len(answers) == len(hostnames) else 0.0
-        was_still, self._stands_still = self._stands_still, idle >= self._stall_seconds
-        if was_still and self._stands_still:
+        # Asked twice, since all may have been stopped together, and have been continued just now.
+        between = min(self._stall_seconds / 2, STALL_CHECK_SECONDS)
+        was_still, self._stands_still = (
+            self._stands_still,
+            idle >= self._stall_seconds - between,
+        )
+        if was_still and idle >= self._stall_seconds:
             self._ask(Callback(self._end_stall), "stacks")
             return
-        # Sooner nobody can have been still for long enough. Asked twice, since all may have been
-        # stopped together, and have been continued just now.
+        # Sooner no job can have been still for long enough.
         pause = self._stall_seconds - idle
-        if self._stands_still:
-            pause = min(self._stall_seconds / 2, STALL_CHECK_SECONDS)
+        if not self._stands_still:
+            pause -= between
+        elif not was_still:
+            pause = between
         self._loop.call_at(time.monotonic() + pause, self._look_for_stall)
 
     def _end_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         if not self._is_over:
-            reason = f"no rank's main thread has moved for {self._stall_seconds:g} s"
+            reason = f"no rank has made progress for {self._stall_seconds:g} s"
             self._report(reason, describe(read_answers(hostnames, answers)))
             self._spread("leave", PeerLostError.exit_code)
 

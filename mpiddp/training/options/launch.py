@@ -26,7 +26,8 @@ class LaunchOptions:
     """Seconds after which a node that nothing is heard of is lost."""
 
     stall_timeout: float = 600.0
-    """End the run when no rank's main thread has moved for so many seconds; 0 for never."""
+    """End the run when no rank has made progress for so many seconds, such as by ending a step; 0
+    for never."""
 
     bind: Literal["auto", "none", "cores", "numa"] = "auto"
     """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; auto: to
