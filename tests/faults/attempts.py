@@ -90,8 +90,10 @@ def make_attempt(
         try:
             finding = family.attempt(choice, laboratory, Path(folder))
             problem = find_excess(finding, fault)
-        except Exception:
-            problem = traceback.format_exc()[-PROBLEM_CHARACTERS:]
+        except Exception as error:
+            name, text = type(error).__name__, str(error)[-PROBLEM_CHARACTERS:]
+            problem = f"{name}: {str(error).partition(chr(10))[0]}\n"
+            problem += f"{''.join(traceback.format_tb(error.__traceback__))}{text}"
     return Record(
         fault=fault.name,
         number=number,

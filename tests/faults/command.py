@@ -79,7 +79,7 @@ def run(campaign: Campaign, options: argparse.Namespace, file: ResultFile) -> No
             file.append(record)
             bar.update()
             if not record.passed:
-                reason = record.problem.strip().splitlines()[-1]
+                reason = record.problem.partition("\n")[0]
                 bar.write(f"{record.fault}:{record.number} has not passed: {reason}", sys.stderr)
 
         attempts.run_all(missing, options.jobs, make, keep)

@@ -24,6 +24,7 @@ from mpiddp.training.manifest import list_checkpoints
 from mpiddp.training.shards import read_shards
 
 SABOTEUR = Path(__file__).with_name("saboteur.py")
+PATHS = os.pathsep.join(map(str, (launchers.ROOT, launchers.PROGRAMS)))
 NAME = "run"
 INTERVAL = 20
 """Steps between two checkpoints."""
@@ -48,16 +49,19 @@ LOST = re.compile(r"mpiddp: .*(was lost|left early|: failed|has stalled|no rank)
 class End:
     """How a training has ended."""
 
-    rows: list[dict[str, Any]]
-    """Of ``metrics.jsonl``, without the times."""
+    rows: dict[int, dict[str, Any]]
+    """Of ``metrics.jsonl``, by epoch, without the times."""
     tensors: dict[str, str]
     """Digests of the last checkpoint's tensors, random states among them, by name."""
 
 
 def read_end(run: Path) -> End:
     """Of a finished run in this directory."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rows = [{name: json.loads(line).get(name) for name in COMPARED} for line in lines]
+    rows: dict[int, dict[str, Any]] = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = {name: json.loads(line).get(name) for name in COMPARED}
+        # An epoch that had to be trained again has a row of each attempt.
+        assert rows.setdefault(row["epoch"], row) == row, f"{row} differs from {rows}"
     tensors = read_shards(list_checkpoints(run / "checkpoints")[0], "")
     return End(
         rows,
@@ -71,8 +75,8 @@ def read_end(run: Path) -> End:
 
 
 def check_equal(found: End, expected: End) -> None:
-    """The same rows, and bitwise the same state. A resumed run has the rows of all attempts."""
-    assert found.rows == expected.rows, f"rows differ: {found.rows[-1]} {expected.rows[-1]}"
+    """The same rows, and bitwise the same state."""
+    assert found.rows == expected.rows, f"rows differ: {found.rows} {expected.rows}"
     differing = [
         name
         for name in expected.tensors.keys() | found.tensors.keys()
@@ -120,7 +124,7 @@ class Training:
             rest,
             timeout=SECONDS,
             cwd=self.folder,
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS},
             python=first,
         ) as job:
             yield job
@@ -137,6 +141,22 @@ class Training:
             found: dict[str, Any] = json.loads(path.read_text())
             return found
         return None
+
+    def await_fired(self, job: launchers.Job) -> dict[str, Any]:
+        """As ``read_fired``, once it has. JobError where the job ends before."""
+        end = time.monotonic() + SECONDS
+        while (found := self.read_fired()) is None:
+            # It may have ended the job.
+            if job.process.poll() is not None and self.read_fired() is None:
+                raise launchers.JobError(f"nothing happened to the job: {job.result()}")
+            if time.monotonic() > end:
+                raise launchers.JobError(f"nothing has happened to the job: {job.result()}")
+            time.sleep(0.005)
+        return found
+
+    def read_steps(self) -> int:
+        """All steps of a finished training."""
+        return int(self.read_outcome()["step"])
 
     def read_outcome(self) -> dict[str, Any]:
         """What ``outcome.json`` says; empty where there is none."""
@@ -217,9 +237,8 @@ class Laboratory:
         key = (ranks, *options)
         with self._end_lock:
             if key not in self._ends:
-                folder = self._folder / str(len(self._ends))
-                folder.mkdir()
-                training = Training(folder, ranks, tuple(options))
+                training_folder = Path(tempfile.mkdtemp(dir=self._folder))
+                training = Training(training_folder, ranks, tuple(options))
                 training.finish()
                 self._ends[key] = training
             return self._ends[key]

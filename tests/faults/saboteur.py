@@ -1,6 +1,7 @@
 """The trainer, with something that happens to it in a certain place.
 
-python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, and rules of `Rule`
+python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, rules of `Rule`, the seconds of
+a pause after each step, and what is the matter with the data (`broken_data.broken`)
 
 Places are events of Python and of torch, and no functions of the trainer's. A rule acts once, also
 over several starts: then ``fired.json`` is in the folder, with the time and the step.
@@ -8,7 +9,9 @@ over several starts: then ``fired.json`` is in the folder, with the time and the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +24,10 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -33,8 +39,9 @@ class Rule:
     rank: int
     """That sees the event, and acts."""
     event: str
-    """``step``: a step was made. ``evaluation``: a module is called without gradients. ``open``,
-    ``os.mkdir``, ``os.rename``: the audit event, of a path that ``path`` matches."""
+    """``step``: a step was made. ``batch``: a step begins, and ``count`` were made before.
+    ``evaluation``: a module is called without gradients. ``open`` for writing, ``os.mkdir``,
+    ``os.rename``: the audit event, of a path that ``path`` matches."""
     path: str = ""
     count: int = 1
     """At which of these events of a process, counted from 1."""
@@ -43,8 +50,8 @@ class Rule:
     targets: tuple[int, ...] = ()
     """Ranks that get the signal."""
     signal: int = 0
-    seconds: float = 0.0
-    """Between two signals, or before the only one."""
+    target: str = ""
+    """The file that fills a disk."""
 
 
 @dataclass
@@ -58,15 +65,20 @@ class Place:
     events: dict[Rule, int] = field(default_factory=dict)
     inputs: Any = None
     """Of the step that is being made."""
+    before: str = ""
+    """A digest of the parameters before it."""
 
 
 def send_signals(rule: Rule, place: Place) -> None:
     for target in rule.targets:
-        time.sleep(rule.seconds)
         path = place.folder / f"process-{target}"
         while not path.exists():
             time.sleep(0.01)
         os.kill(int(path.read_text()), rule.signal)
+
+
+def note_only(rule: Rule, place: Place) -> None:
+    """What happens comes from outside."""
 
 
 def raise_error(rule: Rule, place: Place) -> None:
@@ -88,14 +100,29 @@ def hold_lock(rule: Rule, place: Place) -> None:
         ctypes.PyDLL(None).sleep(1000)
 
 
+def spoil(rule: Rule, place: Place) -> None:
+    place.inputs.fill_(float("nan"))
+
+
+def fill_disk(rule: Rule, place: Place) -> None:
+    with open(rule.target, "ab", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
 def fail_for_quota(rule: Rule, place: Place) -> None:
-    raise OSError(122, "Disk quota exceeded")
+    raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
 
 ACTIONS = {
     function.__name__: function
     for function in (
-        send_signals, raise_error, read_address_zero, spin, hold_lock, fail_for_quota,
+        note_only, send_signals, raise_error, read_address_zero, spin, hold_lock, fill_disk,
+        fail_for_quota, spoil,
     )
 }  # fmt: skip
 
@@ -129,6 +156,9 @@ def watch_files(rules: list[Rule], place: Place) -> None:
 
 
 def watch_steps(rules: list[Rule], place: Place, pause: float) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        place.before = digest_parameters(optimizer, place)
+
     def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         place.steps += 1
         write_samples(optimizer, place)
@@ -137,34 +167,52 @@ def watch_steps(rules: list[Rule], place: Place, pause: float) -> None:
             if rule.event == "step":
                 note(rule, place)
 
+    register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
 
 
 def watch_calls(rules: list[Rule], place: Place) -> None:
     def before_call(module: torch.nn.Module, inputs: Any) -> None:
-        if torch.is_grad_enabled():
-            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-                place.inputs = inputs[0]
-            return
-        for rule in rules:
-            if rule.event == "evaluation":
-                note(rule, place)
+        if not torch.is_grad_enabled():
+            for rule in rules:
+                if rule.event == "evaluation":
+                    note(rule, place)
+        elif isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            place.inputs = inputs[0]
+            for rule in rules:
+                # Before the first step there are passes that leave no trace.
+                if rule.event == "batch" and rule.count == place.steps:
+                    place.events[rule] = rule.count - 1
+                    note(rule, place)
 
     register_module_forward_pre_hook(before_call)
 
 
-def write_samples(optimizer: torch.optim.Optimizer, place: Place) -> None:
-    """Add a line of JSON: digests of the parameters after the step, and of its samples."""
-    path = place.folder / "samples"
-    if not path.exists() or place.inputs is None:
-        return
+def digest_parameters(optimizer: torch.optim.Optimizer, place: Place) -> str:
+    """Empty where nobody wants to know."""
+    if not (place.folder / "samples").exists():
+        return ""
     digest = hashlib.sha256()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             digest.update(parameter.detach().numpy().tobytes())
-    samples = [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in place.inputs]
-    with (path / f"{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps([place.rank, place.steps, digest.hexdigest(), samples]) + "\n")
+    return digest.hexdigest()
+
+
+def write_samples(optimizer: torch.optim.Optimizer, place: Place) -> None:
+    """Add a line of JSON on the step that was made, if ``samples`` is in the folder."""
+    path = place.folder / "samples"
+    if path.exists():
+        samples = [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in place.inputs]
+        line = {
+            "rank": place.rank,
+            "step": place.steps,
+            "before": place.before,
+            "after": digest_parameters(optimizer, place),
+            "samples": samples,
+        }
+        with (path / f"{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
@@ -181,7 +229,13 @@ def main() -> None:
     sys.argv[1:] = sys.argv[2:]
     from mpiddp.train import main as train
 
-    train()
+    with contextlib.ExitStack() as stack:
+        if plan.get("data"):
+            import broken_data
+
+            kind, number = plan["data"]
+            stack.enter_context(broken_data.broken(kind, [int(number)]))
+        train()
 
 
 if __name__ == "__main__":

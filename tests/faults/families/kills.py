@@ -86,17 +86,13 @@ def break_off(
             time.sleep(choice["seconds"])
             since = kill(victim, signal.SIGKILL)
         else:
-            job.until(training.read_fired, "the kill")
-            fired = training.read_fired()
-            assert fired is not None
-            since = fired["time"]
+            since = training.await_fired(job)["time"]
         survivors = [process for rank, process in job.ranks().items() if rank != choice["victim"]]
         return watch_end(job, since, survivors), job.wait()
 
 
 def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
-    whole = laboratory.find_whole(choice["ranks"])
-    steps = read_steps(whole)
+    steps = laboratory.find_whole(choice["ranks"]).read_steps()
     with find_launcher(choice["launcher"], laboratory) as launcher:
         training = Training(folder, choice["ranks"], launcher=launcher)
         times, result = break_off(training, choice, steps)
@@ -108,11 +104,6 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     made = fired["step"] if fired is not None else 0
     lost = made - find_resumed(output) if fired is not None else 0
     return Finding("resumed, bitwise equal", times.detected, times.gone, lost)
-
-
-def read_steps(training: Training) -> int:
-    """All steps of a finished training."""
-    return int(training.read_outcome()["step"])
 
 
 KILL = Family(choose, attempt)
