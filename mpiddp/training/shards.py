@@ -13,7 +13,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from mpiddp.training.ranks import Ranks
 
 BLOCK_BYTES = 1 << 20
 """Smaller parts of a file are gathered before they are written."""
+FLUSHED_BYTES = 8 << 20
+"""So many are handed to the disk at once."""
 _METADATA = ".metadata"
 _ALLOWED = frozenset(
     {
@@ -62,6 +64,8 @@ class _Stream(io.RawIOBase):
         self._file = path.open("wb", buffering=0)
         self._digest = hashlib.new(ALGORITHM)
         self._size = 0
+        self._unflushed = 0
+        """Bytes since the last advice to the kernel."""
         self._small = bytearray()
         """What was written in small parts and is not in the file yet."""
 
@@ -95,8 +99,21 @@ class _Stream(io.RawIOBase):
             while done < len(view):
                 # A raw write may take only a part.
                 done += self._file.write(view[done:]) or 0
+            self._begin_flush(done)
         finally:
             digested.result()
+
+    def _begin_flush(self, written: int) -> None:
+        """Have the disk begin while more is written; ``close`` then waits for less."""
+        self._unflushed += written
+        if self._unflushed < FLUSHED_BYTES:
+            return
+        begin = self._file.tell() - self._unflushed
+        # Linux begins to write such pages. It is advice: whether it worked, fsync says.
+        with suppress(OSError):
+            advice = os.POSIX_FADV_DONTNEED
+            os.posix_fadvise(self._file.fileno(), begin, self._unflushed, advice)
+        self._unflushed = 0
 
     def fileno(self) -> int:
         return self._file.fileno()
