@@ -38,10 +38,10 @@ class Training:
     def __init__(self, plan: Plan, session: mpiddp.Session) -> None:
         """Collective."""
         workload = parse_workload(plan.model)
-        self._device = session.device
+        self.device = session.device
         features, labels = draw_batch(workload, plan.batch_size, plan.seed, session.world.rank)
-        self._features, self._labels = features.to(self._device), labels.to(self._device)
-        self.model = ddp_step.wrap(build(workload, plan.seed), self._device)
+        self._features, self._labels = features.to(self.device), labels.to(self.device)
+        self.model = ddp_step.wrap(build(workload, plan.seed), self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
 
     def take_step(self) -> None:
@@ -53,8 +53,8 @@ class Training:
     def time_step(self) -> float:
         begin = time.perf_counter()
         self.take_step()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return time.perf_counter() - begin
 
     def name_state(self) -> dict[str, torch.Tensor]:
@@ -107,14 +107,17 @@ class Bench:
         begin = time.perf_counter()
         self._begin_save()
         stall, seconds, steps = time.perf_counter() - begin, 0.0, 0
-        is_busy = torch.ones(1)
-        while is_busy:
+        while self._is_any_busy():
             seconds += self._training.time_step()
             steps += 1
-            is_busy.fill_(self._saves.is_busy)
-            distributed.all_reduce(is_busy, distributed.ReduceOp.MAX, self._ranks.group)
         self._saves.wait()
         return stall, seconds, steps
+
+    def _is_any_busy(self) -> bool:
+        """Over the default group: the thread that writes uses the other one meanwhile."""
+        flag = torch.tensor(float(self._saves.is_busy), device=self._training.device)
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        return bool(flag)
 
     def time_raw(self) -> tuple[float, float]:
         """Of this rank's part of the bytes: written to the disk, and digested."""

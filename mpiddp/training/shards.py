@@ -76,16 +76,18 @@ class _Stream(io.RawIOBase):
         return self._size
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._size += len(view)
-        if len(view) < BLOCK_BYTES:
+        # torch calls this forty times for each tensor, nearly always with some bytes.
+        view = memoryview(data)
+        size = view.nbytes
+        self._size += size
+        if size < BLOCK_BYTES:
             self._small += view
             if len(self._small) >= BLOCK_BYTES:
                 self._flush_small()
         else:
             self._flush_small()
-            self._put(view)
-        return len(view)
+            self._put(view.cast("B"))
+        return size
 
     def _flush_small(self) -> None:
         small, self._small = self._small, bytearray()

@@ -443,6 +443,7 @@ HELPS = {
     "allreduce": ["--transports", "double-tree"],
     "training-step": ["--straggler", "parameter-server"],
     "stragglers": ["--staleness"],
+    "checkpoint": ["--save-every"],
     "numerics": ["halving-", "--dtype", "--plot"],
     "prove": ["python -m benchmarks prove"],
     "explain": ["python -m benchmarks explain"],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from benchmarks.allreduce import command as allreduce
+from benchmarks.checkpoint import command as checkpoint
 from benchmarks.models import explain, numerics, prove, simulate
 from benchmarks.startup import command as startup
 from benchmarks.stragglers import command as stragglers
@@ -18,12 +19,13 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "allreduce": lambda words: allreduce.check(allreduce.parse(words)),
     "training-step": lambda words: training_step.check(training_step.parse(words)),
     "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
+    "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
     "explain": lambda words: explain.main(["ring", *words]),
     "simulate": simulate.main,
     "prove": prove.main,
     "numerics": numerics.main,
 }
-MEASURING = ("startup", "allreduce", "training-step", "stragglers")
+MEASURING = ("startup", "allreduce", "training-step", "stragglers", "checkpoint")
 BETWEEN_RANKS = ("allreduce", "training-step")
 RECORDED = (*MEASURING, "simulate", "prove", "numerics")
 PLOTTED = (*MEASURING, "simulate", "numerics")

@@ -23,7 +23,9 @@ import slurm
 from mpiddp.schedules import registry
 from mpiddp.training.registry import DATASETS, MODELS
 
-TESTED_ELSEWHERE = re.compile(r"python -m benchmarks (startup|allreduce|training-step|stragglers) ")
+TESTED_ELSEWHERE = re.compile(
+    r"python -m benchmarks (startup|allreduce|training-step|stragglers|checkpoint) "
+)
 """Commands that the benchmarks' own tests run by default, with more options."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
