@@ -1,0 +1,96 @@
+"""``benchmarks checkpoint``: what its job reports, and what is made of that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+import documents
+from benchmarks.checkpoint import command, report
+from benchmarks.checkpoint.measurement import Agreement, Measurement, Round, read_measurement
+from benchmarks.checkpoint.targets import judge
+from mpiddp.errors import ConfigurationError
+
+PLAN = command.parse([]).plan
+ROUNDS = (
+    Round(2.0, 3.0, 0.5, 4.5, 2, 2.0, 1.0),
+    Round(2.0, 2.0, 0.5, 6.5, 3, 2.0, 1.0),
+    Round(4.0, 4.0, 0.5, 3.0, 1, 2.0, 1.0),
+)
+FOUND = Measurement(
+    2, "cpu", 100 << 20, 200 << 20, 210 << 20, 101 << 20, Agreement(0.01, 0.02), ROUNDS
+)
+
+
+def test_costs_are_shares_of_the_steps_between_two_checkpoints():
+    assert [each.slowdown for each in ROUNDS] == [0.5, 0.5, -1.0]
+    assert [each.asynchronous for each in ROUNDS] == [1.0, 1.0, -0.5]
+    assert FOUND.find_share("synchronous", 50) == 3 / (50 * 2)
+    assert FOUND.find_share("asynchronous", 100) == 1 / (100 * 2)
+    assert FOUND.over_raw == 1.5
+    assert FOUND.agreement_share == 0.01 / 2 + 0.02
+
+
+def test_targets():
+    assert [each.met for each in judge(FOUND, PLAN)] == [True, True, False, False]
+    assert [each.met for each in judge(FOUND, replace(PLAN, save_every=40))][:2] == [False, False]
+    # What a small checkpoint takes says nothing of bytes.
+    small = judge(replace(FOUND, file_bytes=1 << 20), PLAN)
+    assert not any("raw" in each.text for each in small)
+
+
+def test_the_table_has_a_row_for_each_cost():
+    lines = report.format_table(FOUND, PLAN).splitlines()
+    (row,) = [line for line in lines if line.startswith("a synchronous save  ")]
+    assert row.split()[-6:] == ["3", "s", "2.5", "s–3.5", "s", "3.00%"]
+    (row,) = [line for line in lines if line.startswith("  slower steps beside the write")]
+    assert row.split()[-5:] == ["ms", "-250", "ms–500", "ms", "0.50%"]
+    assert "a synchronous save takes 1.50 × the raw write" in lines[-3]
+
+
+def test_a_report_is_read_as_it_was_written():
+    assert read_measurement(json.dumps(asdict(FOUND))) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "convent"], "no model is called 'convent'"),
+        (["--directory", "/none"], "--directory: /none is not a directory"),
+        (["--save-every", "0"], "--save-every: expected an integer >= 1, found '0'"),
+        (["--launcher", "srun"], "srun"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(words, message):
+    with pytest.raises(ConfigurationError) as caught:
+        command.check(command.parse(words))
+    assert message in str(caught.value)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys):
+    record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
+    words = [*documents.read_command("python -m benchmarks checkpoint"), "--targets"]
+    written = tmp_path / "disk"
+    written.mkdir()
+    command.main(
+        [*words, "--directory", str(written), "--json", str(record), "--plot", str(picture)]
+    )
+    printed = capsys.readouterr().out
+    assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed
+    assert "target: a checkpoint every 50 steps, synchronous: at most 3.5% of training" in printed
+    assert list(written.iterdir()) == []
+    found = json.loads(record.read_text())
+    (measured,) = found["measured"]
+    # Weights and two moments.
+    assert 11e6 < measured["state_bytes"] < 13e6
+    assert measured["state_bytes"] < measured["file_bytes"] < 1.1 * measured["state_bytes"]
+    (only,) = measured["rounds"]
+    assert 0 < only["stall"] < only["synchronous"]
+    assert only["beside"] >= 0 and only["beside_steps"] >= 0
+    assert only["raw"] > 0 and only["digest"] > 0 and only["step"] > 0
+    assert 0 < measured["agreement"]["look"] < 1e-3
+    assert "asynchronous save" in picture.read_text()
