@@ -69,12 +69,17 @@ class Training:
     slowdown: Slowdown | None
 
     @property
-    def can_pause(self) -> bool:
-        """Whether all ranks can stop between the same two steps of an epoch.
-
-        Workers whose gradients may be stale are in different steps.
-        """
+    def is_in_step(self) -> bool:
+        """Whether no worker begins a step before all have finished the one before."""
         return self.roles is None or find_bound(self.configuration) == 0
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether all ranks can stop after the same step of an epoch, though not at the same time.
+
+        Workers without a bound on staleness take different numbers of steps.
+        """
+        return self.roles is None or find_bound(self.configuration) is not None
 
     def find_rate_step(self, epoch: int, samples: int) -> int:
         """The step, counted from 0, whose learning rate the next one has.

@@ -146,7 +146,8 @@ class Saver:
             restored = self._load(found)
             attempt = self._training.failure_handler.attempt
             self._say(describe_resumption(found, restored, attempt, self._plan.changed))
-        if self._interval is not None and self._training.can_pause:
+        # Workers that may be apart would wait for each other only to agree.
+        if self._interval is not None and self._training.is_in_step:
             step = restored.position.step
             self._agreement = StepAgreement(self._training.session.device, step)
         return restored

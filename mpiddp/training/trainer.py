@@ -379,12 +379,15 @@ def _read_batches(training: Training, position: Position) -> Iterator[Batch | No
 def _show_progress(training: Training, position: Position) -> Iterator[Batch | None]:
     """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
 
-    A rank that computes nothing gets as many Nones, where the ranks can pause together.
+    A rank that computes nothing gets as many Nones, one after each of the workers' steps, where the
+    ranks can pause together.
     """
     rank = training.session.world.rank
     left = training.batches.count(position.samples)
     if rank not in training.workers:
-        return iter([None] * left if training.can_pause else [])
+        update = training.engine.update
+        assert isinstance(update, Serving)
+        return update.follow_steps(left) if training.can_pause else iter([])
     is_shown = rank == 0 and sys.stderr.isatty()
     return iter(
         tqdm(

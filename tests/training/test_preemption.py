@@ -231,6 +231,27 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(
     assert read_rows(tmp_path / "runs/cut") == read_rows(tmp_path / "runs/whole")
 
 
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("bound", [2, pytest.param(0, marks=pytest.mark.long)])
+def test_workers_and_a_dedicated_server_stop_within_an_epoch(
+    bound: int, pool: Pools, tmp_path: Path
+) -> None:
+    # Eight steps in each of two epochs.
+    words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated"]
+    words += ["--staleness", str(bound), "--save-every", "never", "--name", "run"]
+    steps = [(0, 1), (1, 9)]
+    called = pool("openmpi", 3).call(preempted.run, words, steps, cwd=tmp_path)
+    assert len({tuple(left) for left in called.values}) == 1
+    for left, (_, step) in zip(called.values[0], steps, strict=True):
+        # A worker that is not waited for may be ahead.
+        assert step < left <= step + 2 + bound + (bound > 0)
+    rows = read_rows(tmp_path / "runs/run")
+    assert [row["step"] for row in rows] == [8, 16]
+    # One gradient of each worker in each step, over all attempts.
+    assert sum(rows[-1]["staleness"].values()) == 2 * 16
+
+
 TRAINING = ("--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "60")
 
 

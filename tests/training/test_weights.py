@@ -88,7 +88,10 @@ def test_a_file_that_is_no_state_dict_is_refused(
     [
         (["--evaluate-only"], "evaluate_only = true .* no weights: say of which weights"),
         (["--weights", "a.pt"], "weights = 'a.pt' .* evaluate_only = false: give --evaluate-only"),
-        (["--evaluate-only", "--weights", "a", "--export", "b"], "export = 'b' .* evaluate_only = true"),
+        (
+            ["--evaluate-only", "--weights", "a", "--export", "b"],
+            "export = 'b' .* evaluate_only = true",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(words: list[str], message: str) -> None:

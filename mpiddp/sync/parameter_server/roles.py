@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import Wire
 from mpiddp.sync.parameter_server.server import Server, UpdateRule, Worker, check_threads
 
+FOLLOW_SECONDS = 0.002
+"""Between two looks at how far the workers are."""
 MANY = 8
 """Ranks that are counted in a message, not listed."""
 
@@ -84,6 +87,8 @@ class Serving:
         self._fail = fail
         self._rank = rank = session.world.rank
         self._epochs = 0
+        self._followed = 0
+        """Steps that a rank that only serves has seen, as its server's clock counts them."""
         self._wire = wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
@@ -141,6 +146,19 @@ class Serving:
         self._worker.pull_weights()
         return not is_bad
 
+    def follow_steps(self, count: int) -> Iterator[None]:
+        """On a rank that only serves: so many steps, each once all workers have pushed in it.
+
+        For workers with a bound, which take equally many steps.
+        """
+        assert self._server is not None
+        for _ in range(count):
+            self._followed += 1
+            # Where a worker is lost, the server's thread ends the process.
+            while self._server.clock.slowest < self._followed:
+                time.sleep(FOLLOW_SECONDS)
+            yield
+
     def finish_epoch(self) -> None:
         """This rank has no more steps; wait for the ranks that have. Collective.
 
@@ -186,6 +204,7 @@ class Serving:
         if server is not None:
             weights = self._model.parameters[self._shards[server.number]]
             server.load_state(weights, read(f"server-{server.number}"), step)
+            self._followed = server.clock.slowest
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""

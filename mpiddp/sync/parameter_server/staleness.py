@@ -28,6 +28,11 @@ class Clock:
         self.staleness: Counter[int] = Counter()
         """How many gradients were applied so many updates after their worker received weights."""
 
+    @property
+    def slowest(self) -> int:
+        """Gradients that each worker has pushed at least; may be read in any thread."""
+        return min(self._steps)
+
     def push(self, worker: int) -> None:
         """This worker's gradient has arrived, and it asks for weights."""
         assert worker not in self._waiting, f"worker {worker} pushes without weights"
@@ -69,7 +74,7 @@ class Clock:
 
     def release(self) -> list[int]:
         """The waiting workers that may continue, in order; they now receive weights."""
-        slowest = min(self._steps)
+        slowest = self.slowest
         bound = self.bound
         going = sorted(
             worker
