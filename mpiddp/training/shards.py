@@ -6,21 +6,25 @@ so that nothing has to be unpickled but the list of them; what that may hold is 
 
 from __future__ import annotations
 
+import bisect
 import errno
 import hashlib
 import io
+import math
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from mpiddp.training.manifest import ALGORITHM, DamageError, File
@@ -54,15 +58,36 @@ _ALLOWED = frozenset(
 )
 
 
+class _Memory:
+    """The memory of tensors that stay as they are until all is written and digested."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+        storages = {each.untyped_storage() for each in local if each.device.type == "cpu"}
+        self._spans = sorted((each.data_ptr(), each.nbytes()) for each in storages)
+
+    def holds(self, view: memoryview) -> bool:
+        """Whether a part of a file is some of this memory: torch writes copies of others."""
+        begin = np.frombuffer(view, np.uint8).ctypes.data
+        place = bisect.bisect(self._spans, (begin, math.inf)) - 1
+        if place < 0:
+            return False
+        start, size = self._spans[place]
+        return begin + len(view) <= start + size
+
+
 class _Stream(io.RawIOBase):
     """A file that is digested while it is written, and on the disk once it is closed."""
 
-    def __init__(self, path: Path, files: dict[str, File], digester: Executor) -> None:
+    def __init__(
+        self, path: Path, files: dict[str, File], digester: Executor, memory: _Memory
+    ) -> None:
         """``files`` gets the file's size and digest, by its name."""
         super().__init__()
-        self._path, self._files, self._digester = path, files, digester
+        self._path, self._files, self._digester, self._memory = path, files, digester, memory
         self._file = path.open("wb", buffering=0)
         self._digest = hashlib.new(ALGORITHM)
+        self._digested: list[Future[None]] = []
         self._size = 0
         self._unflushed = 0
         """Bytes since the last advice to the kernel."""
@@ -86,16 +111,19 @@ class _Stream(io.RawIOBase):
                 self._flush_small()
         else:
             self._flush_small()
-            self._put(view.cast("B"))
+            whole = view.cast("B")
+            self._put(whole, lasts=self._memory.holds(whole))
         return size
 
     def _flush_small(self) -> None:
         small, self._small = self._small, bytearray()
-        self._put(memoryview(small))
+        self._put(memoryview(small), lasts=True)
 
-    def _put(self, view: memoryview) -> None:
-        # Both let go of the interpreter's lock. The memory is the caller's: wait for both.
+    def _put(self, view: memoryview, *, lasts: bool) -> None:
+        # Both let go of the interpreter's lock. Memory that does not last is the caller's again
+        # afterwards: wait for both.
         digested = self._digester.submit(self._digest.update, view)
+        self._digested.append(digested)
         try:
             done = 0
             while done < len(view):
@@ -103,7 +131,8 @@ class _Stream(io.RawIOBase):
                 done += self._file.write(view[done:]) or 0
             self._begin_flush(done)
         finally:
-            digested.result()
+            if not lasts:
+                digested.result()
 
     def _begin_flush(self, written: int) -> None:
         """Have the disk begin while more is written; ``close`` then waits for less."""
@@ -125,6 +154,8 @@ class _Stream(io.RawIOBase):
             try:
                 self._flush_small()
                 os.fsync(self._file.fileno())
+                for digested in self._digested:
+                    digested.result()
                 self._files[self._path.name] = File(self._size, self._digest.hexdigest())
             finally:
                 self._file.close()
@@ -134,8 +165,8 @@ class _Stream(io.RawIOBase):
 class _Files(FileSystem):
     """torch's file system, whose new files are digested."""
 
-    def __init__(self, digester: Executor) -> None:
-        self._digester = digester
+    def __init__(self, digester: Executor, memory: _Memory) -> None:
+        self._digester, self._memory = digester, memory
         self.files: dict[str, File] = {}
         """What was written here, by name."""
 
@@ -145,7 +176,7 @@ class _Files(FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        with _Stream(Path(path), self.files, self._digester) as stream:
+        with _Stream(Path(path), self.files, self._digester, self._memory) as stream:
             yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
@@ -191,7 +222,7 @@ def write_shards(
         plans = writer.prepare_global_plan(plans)
     plan = planner.finish_plan(ranks.scatter(plans))
     with ThreadPoolExecutor(1, "mpiddp-digest") as digester, _without_checksums():
-        files = writer.fs = _Files(digester)
+        files = writer.fs = _Files(digester, _Memory(tensors.values()))
         results: Any = []
 
         def write() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
 import pickle
 import shutil
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.training import manifest as manifests
+from mpiddp.training import shards
 from mpiddp.training.checkpoint import (
     CheckpointDirectory,
     Source,
@@ -491,6 +494,28 @@ def test_each_file_is_on_the_disk_before_the_checkpoint_has_its_name(
         SHARD, ".metadata.tmp", ".metadata.tmp > .metadata", MANIFEST, partial,
         f"{partial} > step-1", "new",
     ]  # fmt: skip
+
+
+def test_only_memory_that_stays_is_digested_later(tmp_path: Path) -> None:
+    tensors = [torch.arange(100.0), torch.ones(64, 64), torch.zeros(0)]
+    memory = shards._Memory(tensors)
+
+    def holds(tensor: torch.Tensor, more: int = 0) -> bool:
+        size = tensor.nbytes + more
+        return memory.holds(memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())))
+
+    for tensor in tensors[:2]:
+        assert holds(tensor) and holds(tensor[3:])
+        assert not holds(tensor, more=1)
+        assert not holds(tensor.clone())
+    # torch writes a copy of the part of a larger tensor, and frees it.
+    large = torch.randn(1 << 20)
+    path = tmp_path / "step-1"
+    (files,) = shards.write_shards(path, {"half": large[: 1 << 19], "all": large}, Ranks())
+    for name, file in files.items():
+        content = (path / name).read_bytes()
+        assert (file.size, file.digest) == (len(content), hashlib.sha256(content).hexdigest())
+    assert torch.equal(read_shards(path, "")["half"], large[: 1 << 19])
 
 
 # Parts
