@@ -8,6 +8,7 @@ collective calls and gives its result back.
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -72,6 +73,15 @@ class ScheduleHook:
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
         """For each bucket's storage, a buffer of the narrower type."""
+        self.sent_bytes = 0
+        """By this rank, as the schedules say; the reader may set it back."""
+        self.blocked_seconds = 0.0
+        """In calls that the backward pass waited for; the reader may set it back."""
+        self.first_start: float | None = None
+        """When the first call began that runs beside the backward pass, by time.perf_counter; the
+        reader may set it back."""
+        self._sizes: dict[tuple[int, torch.dtype], int] = {}
+        """Bytes that this rank sends for a bucket of so many elements."""
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
         return select(self._request, size, self._communicator.layout, on_gpu=on_gpu)
@@ -87,14 +97,30 @@ class ScheduleHook:
     def _average(
         self, tensor: torch.Tensor, request: Request
     ) -> torch.futures.Future[torch.Tensor]:
+        self.sent_bytes += self._count_bytes(tensor)
+        begin = time.perf_counter()
         if self.overlap:
+            self.first_start = self.first_start or begin
             return self._communicator.start(request, tensor)
         self._communicator.run(request, tensor)
+        self.blocked_seconds += time.perf_counter() - begin
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if tensor.is_cpu else [tensor.device]
         )
         future.set_result(tensor)
         return future
+
+    def _count_bytes(self, tensor: torch.Tensor) -> int:
+        key = (tensor.numel(), tensor.dtype)
+        found = self._sizes.get(key)
+        if found is None:
+            item = tensor.element_size()
+            schedule = self._select(key[0] * item, not tensor.is_cpu).schedule
+            bounds, rank = schedule.bounds(key[0]), self._communicator.layout.rank
+            sent = (each for step in schedule.steps for each in step if each.src == rank)
+            found = item * sum(bounds[each.hi] - bounds[each.lo] for each in sent)
+            self._sizes[key] = found
+        return found
 
     def _send_narrow(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         wire = self._find_wire(gradients)

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -97,8 +97,17 @@ class Row:
     """Samples trained on, on all ranks, by ``seconds``."""
     seconds: float
     """Rank 0's time for the epoch's training, without evaluation."""
-    load_seconds: float
-    """The part of ``seconds`` that rank 0 waited for batches."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage of the epoch's steps (`mpiddp.training.stages`), the mean over ranks
+    that compute."""
+    sent_bytes: list[int] = field(default_factory=list)
+    """Of gradients and weights, by each rank to others (`mpiddp.training.traffic`)."""
+    bandwidth: list[float | None] = field(default_factory=list)
+    """Of each rank: bytes sent per second in which gradients were under way; None if unknown."""
+    host_memory: int = 0
+    """The most that a rank's process has had in memory, in bytes."""
+    gpu_memory: int | None = None
+    """The most that a rank's tensors have had on its GPU, in bytes; None on CPUs."""
     left_out: int = 0
     """Batches of all ranks whose loss was not finite, with on_nan = "skip"."""
     evaluate_seconds: float | None = None

@@ -39,9 +39,11 @@ from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
 from mpiddp.training.precision import Precision
 from mpiddp.training.random_state import seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.stages import make_clock, time_buffers
 from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.task import Task, build_model, check_task, choose_loss, load_data
+from mpiddp.training.traffic import ServerTraffic, observe
 
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""
@@ -196,18 +198,34 @@ def _start_engine(
     module, forward, rate = start.module, start.forward, start.rate
     passes = configuration.accumulation_steps
     skips = configuration.on_nan == "skip"
+    clock = make_clock(session.device)
     if roles is not None:
         module.to(session.device)
         serving = serve(configuration, session, roles, module, rate, fail)
         guard = LossGuard(module, skips=skips, marked=None)
-        return configuration, Engine(module, module, serving, guard, forward, passes), None
+        engine = Engine(
+            module,
+            module,
+            serving,
+            guard,
+            forward,
+            passes,
+            clock=clock,
+            traffic=ServerTraffic(serving),
+        )
+        return configuration, engine, None
     replica = replicate(module, session.device, configuration)
     part = split_batch(start.batch, passes)[0]
     configuration, pace = overlap.settle(configuration, replica, part, forward)
     update = _make_update(configuration, module, rate, replica.marked, forward.precision)
     guard = LossGuard(module, skips=skips, marked=replica.marked)
     hold = replica.model.no_sync
-    return configuration, Engine(replica.model, module, update, guard, forward, passes, hold), pace
+    traffic = observe(replica.model, replica.hook)
+    time_buffers(clock, replica.model, module)
+    engine = Engine(
+        replica.model, module, update, guard, forward, passes, hold, clock=clock, traffic=traffic
+    )
+    return configuration, engine, pace
 
 
 def _make_update(

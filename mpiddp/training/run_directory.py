@@ -27,7 +27,6 @@ from mpiddp.launch.failure.outcome import outcome_path, read_outcome, write_whol
 from mpiddp.training.config import Configuration, to_toml
 
 CONFIGURATION = "config.toml"
-METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = "lock"

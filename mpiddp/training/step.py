@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -14,7 +14,9 @@ from mpiddp.training.divergence import LossGuard
 from mpiddp.training.metrics import Totals
 from mpiddp.training.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.precision import Precision
+from mpiddp.training.stages import Stage, StageClock
 from mpiddp.training.task import Loss
+from mpiddp.training.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Engine:
     """Forward and backward passes that a step's batch is cut into."""
     hold: Callable[[], AbstractContextManager[object]] = nullcontext
     """Around all passes of a step but the last: ranks exchange gradients in the last one only."""
+    clock: StageClock = field(default_factory=StageClock)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def at_average(self) -> AbstractContextManager[object]:
         """Within it the module goes by the moving average of its weights, if there is one."""
@@ -58,6 +62,7 @@ class Engine:
         """Change the weights by a batch of this rank. Collective.
 
         ``totals`` gets the batch's loss and metrics; ``describe`` names step, rank and samples.
+        The clock gets the time since it was last told of a stage's end.
 
         Returns the loss where it is not finite: the step is left out then, on all ranks. Raises
         MpiddpError where such a loss ends the run.
@@ -70,18 +75,27 @@ class Engine:
         for number, part in enumerate(parts, start=1):
             with self.hold() if number < len(parts) else nullcontext():
                 inputs, targets = part.inputs.to(device), part.targets.to(device)
+                self.clock.end(Stage.TRANSFER)
                 outputs, loss = self.forward(self.model, Batch(inputs, targets))
                 if self.guard.examine(loss, describe):
                     bad = loss
                 weighted = loss if part.weight == 1 else loss * part.weight
-                torch.autograd.backward(self.forward.precision.scale(weighted))
+                scaled = self.forward.precision.scale(weighted)
+                self.clock.watch(scaled)
+                self.clock.end(Stage.FORWARD)
+                torch.autograd.backward(scaled)
+                self.clock.end(Stage.COMMUNICATION)
+                self.traffic.count(self.clock)
             if part.weight > 0:
                 totals.add(loss.detach(), outputs, targets)
+                self.clock.end(Stage.FORWARD)
         if not self.update.finish_step(is_bad=bad is not None):
             self.guard.restore()
         if bad is not None and before is not None:
             totals.sums.copy_(before)
             totals.leave_out()
+        self.clock.end(self.traffic.update_stage)
+        self.clock.costs.steps += 1
         return bad
 
 

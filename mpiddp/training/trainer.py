@@ -30,8 +30,11 @@ from mpiddp.training.options.synchronisation import FRAMEWORK
 from mpiddp.training.parallel import find_bound, share_buffers
 from mpiddp.training.pauses import Pauses, make_pauses
 from mpiddp.training.preparation import Training, agree, prepare
+from mpiddp.training.rank_costs import add_costs, gather_costs
+from mpiddp.training.reports import Reports, say, warn
 from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import Saver, look_for_checkpoint
+from mpiddp.training.stages import Stage
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.task import Task, find_task
 from mpiddp.training.training_state import EpochTotals, Position, Restored
@@ -81,12 +84,12 @@ def train(
     run = _open_run(configuration, session, failure_handler)
     path = failure_handler.run_directory
     assert path is not None
-    _say(session, *_describe_start(training))
+    say(session, *_describe_start(training))
     saver = Saver(training, plan, run)
     begun = saver.restore()
     failure_handler.step = begun.position.step or None
     if failure_handler.attempt > 1 and begun.position == Position():
-        _say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
+        say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
     pauses = make_pauses(training, saver, signals)
     preempted: PreemptedError | None = None
     try:
@@ -97,14 +100,14 @@ def train(
     training.engine.update.close()
     saver.close()
     if preempted is not None:
-        _say(session, str(preempted))
+        say(session, str(preempted))
         _finish(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
     _export(training)
     seconds = time.perf_counter() - begin
     if row.staleness is not None:
-        _say(session, metrics.describe_staleness(row.staleness))
-    _say(session, metrics.describe_end(row, seconds, path))
+        say(session, metrics.describe_staleness(row.staleness))
+    say(session, metrics.describe_end(row, seconds, path))
     _finish(run, failure_handler, SUCCESS, "done")
     return row
 
@@ -123,7 +126,7 @@ def evaluate_only(
     if run is not None:
         path = run.path / evaluation.PREDICTIONS
         evaluation.write_predictions(path, parts)
-        _say(session, evaluation.describe(average, path))
+        say(session, evaluation.describe(average, path))
     _finish(run, failure_handler, SUCCESS, "done")
     return average
 
@@ -195,7 +198,7 @@ def _export(training: Training) -> None:
         problem = error.strerror
     if problem := training.session.broadcast(problem):
         raise ConfigurationError(f"export: cannot write {path}: {problem}")
-    _say(training.session, f"Weights written: {path}")
+    say(training.session, f"Weights written: {path}")
 
 
 def _describe_start(training: Training) -> list[str]:
@@ -238,13 +241,13 @@ def _describe_synchronization(training: Training) -> str:
 def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.Row:
     directory = training.failure_handler.run_directory
     assert directory is not None
-    is_writer = training.session.world.rank == 0
-    file = metrics.MetricsFile(directory / run_directory.METRICS) if is_writer else None
+    reports = Reports(training.session, directory, training.configuration.log_every)
     epochs = training.configuration.epochs
     position, epoch = begun.position, begun.epoch
     while position.epoch <= epochs:
         is_last = position.epoch == epochs
-        row = _train_epoch(training, pauses, position, epoch)
+        reports.begin_epoch(position.epoch, epoch.totals)
+        row = _train_epoch(training, pauses, reports, position, epoch)
         training.engine.update.settle()
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
@@ -253,9 +256,9 @@ def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.
         if is_last:
             digest = digest_parameters(training.engine.module)
             row = replace(row, parameters=training.session.agree(digest, "trained parameters"))
-        if file is not None and (problem := file.append(row)):
-            _warn(training.session, problem)
-        _say(training.session, metrics.describe_epoch(row))
+        found = gather_costs(training.session, epoch.costs)
+        row = add_costs(row, found)
+        reports.end_epoch(row, found)
         position = Position(row.epoch + 1, 0, row.step, row)
         epoch = EpochTotals.make(training)
         pauses.after_epoch(position, is_last=is_last)
@@ -264,20 +267,27 @@ def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.
 
 
 def _train_epoch(
-    training: Training, pauses: Pauses, position: Position, epoch: EpochTotals
+    training: Training,
+    pauses: Pauses,
+    reports: Reports,
+    position: Position,
+    epoch: EpochTotals,
 ) -> metrics.Row:
     begin = time.perf_counter() - epoch.seconds
     taken = training.configuration.batch_size * len(training.workers)
-    left = training.batches.count(position.samples)
+    left, before = training.batches.count(position.samples), position.samples // taken
     training.engine.module.train()
-    loaded = time.perf_counter()
+    clock, traffic = training.engine.clock, training.engine.traffic
+    clock.costs = epoch.costs
+    traffic.forget()
+    clock.skip()
     for number, batch in enumerate(_read_batches(training, position), start=1):
-        now = time.perf_counter()
-        epoch.load_seconds += now - loaded
+        clock.end(Stage.READ)
         if batch is not None:
             training.failure_handler.step_under_way = position.step + 1
             _take_batch(training, batch, Place(position.step + 1, number - 1), epoch.totals)
             training.failure_handler.step_under_way = None
+            reports.after_step(position.epoch, before + number, epoch.totals)
         position = replace(
             position, samples=position.samples + taken, step=position.step + 1, row=None
         )
@@ -285,9 +295,11 @@ def _train_epoch(
         if number < left:
             epoch.seconds = time.perf_counter() - begin
             pauses.after_step(position, epoch)
-        loaded = time.perf_counter()
+        clock.skip()
+    clock.settle()
     training.engine.guard.settle()
     training.engine.update.finish_epoch()
+    traffic.finish_epoch(epoch.costs)
     average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
     _refuse_divergence("training", average, position.epoch)
@@ -301,7 +313,6 @@ def _train_epoch(
         learning_rate=training.rate(last - 1),
         samples_per_second=average.samples / seconds,
         seconds=seconds,
-        load_seconds=epoch.load_seconds,
         left_out=average.left_out,
     )
 
@@ -310,13 +321,14 @@ def _take_batch(training: Training, batch: Batch, place: Place, totals: metrics.
     _tell_unreadable(training, place.step)
     if training.slowdown is not None:
         training.slowdown.wait(place.step - 1)
+        training.engine.clock.end(Stage.FORWARD)
 
     def describe() -> str:
         return _describe_batch(training, place)
 
     bad = training.engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
-        _warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
+        warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
 
 
 def _count_staleness(training: Training) -> dict[int, int] | None:
@@ -347,7 +359,7 @@ def _tell_unreadable(training: Training, step: int) -> None:
     """Report the samples that were left out of this rank's step, counted from 1."""
     left_out = training.batches.samples.left_out
     for error in left_out:
-        _warn(training.session, f"{error}; left out of step {step}")
+        warn(training.session, f"{error}; left out of step {step}")
     left_out.clear()
 
 
@@ -399,16 +411,3 @@ def _show_progress(training: Training, position: Position) -> Iterator[Batch | N
             disable=not is_shown,
         )
     )
-
-
-def _warn(session: Session, text: str) -> None:
-    """Say what only this rank knows."""
-    world = session.world
-    where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
-    print(f"mpiddp: {where}{text}", file=sys.stderr, flush=True)
-
-
-def _say(session: Session, *lines: str) -> None:
-    if session.world.rank == 0:
-        for line in lines:
-            print(line, flush=True)

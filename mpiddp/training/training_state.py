@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from mpiddp.training.packing import pack, unpack
 from mpiddp.training.preparation import Training, mix_seed
 from mpiddp.training.random_state import read_generators, seed_generators, set_generators
 from mpiddp.training.shards import read_shards
+from mpiddp.training.stages import Costs
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class EpochTotals:
     totals: Totals
     seconds: float = 0.0
     """Since the epoch began, without the time between two attempts."""
-    load_seconds: float = 0.0
+    costs: Costs = field(default_factory=Costs)
 
     @classmethod
     def make(cls, training: Training) -> EpochTotals:
@@ -84,7 +85,7 @@ def capture(training: Training, position: Position, epoch: EpochTotals) -> dict[
         "random": read_generators(session.device),
         "sums": epoch.totals.sums,
         "seconds": epoch.seconds,
-        "load_seconds": epoch.load_seconds,
+        "costs": asdict(epoch.costs),
     }
     parts[f"rank-{session.world.rank}"] = pack(own)
     return {f"{part}.{name}": each for part, found in parts.items() for name, each in found.items()}
@@ -137,7 +138,7 @@ def _restore(training: Training, found: Found) -> Restored:
         _copy_buffers(module, own["buffers"])
         set_generators(own["random"], device)
         epoch.totals.sums.copy_(own["sums"])
-        epoch.seconds, epoch.load_seconds = own["seconds"], own["load_seconds"]
+        epoch.seconds, epoch.costs = own["seconds"], Costs(**own["costs"])
     else:
         # No rank has gone on from another's random state, and none repeats what it has drawn.
         seed_generators(mix_seed(training.configuration.seed, rank, position.step))
@@ -145,7 +146,7 @@ def _restore(training: Training, found: Found) -> Restored:
             every = [read(f"rank-{each}") for each in range(found.manifest.world)]
             epoch.totals.sums.copy_(sum(own["sums"] for own in every))
             epoch.seconds = every[0]["seconds"]
-            epoch.load_seconds = every[0]["load_seconds"]
+            epoch.costs = Costs(**every[0]["costs"])
     return Restored(position, epoch)
 
 
@@ -177,6 +178,7 @@ _FREE = (
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
     "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "export",
     "evaluate_only", "weights", "backend", "interface", "timeout", "allow_shared_gpu", "overlap",
-    "lifeline_timeout", "bind", "stall_timeout", "log_dir", "console", "label",
+    "lifeline_timeout", "bind", "stall_timeout", "log_dir", "log_every", "console",
+    "label",
 )  # fmt: skip
 """Options that leave the numbers as they are."""

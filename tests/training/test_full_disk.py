@@ -38,8 +38,8 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from mpiddp.training.metrics import MetricsFile, Row
-row = Row(attempt=1, epoch=1, step=1, loss=0.0, accuracy=0.0, learning_rate=0.0,
-          samples_per_second=0.0, seconds=0.0, load_seconds=0.0)
+row = Row(attempt=1, epoch=1, step=1, loss=0.0, metrics={"accuracy": 0.0}, learning_rate=0.0,
+          samples_per_second=0.0, seconds=0.0)
 path = Path(sys.argv[1], "metrics.jsonl")
 file = MetricsFile(path)
 found = []

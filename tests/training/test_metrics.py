@@ -30,7 +30,6 @@ ROW = Row(
     learning_rate=0.05,
     samples_per_second=1000.0,
     seconds=1.5,
-    load_seconds=0.25,
 )
 
 

@@ -20,7 +20,9 @@ from mpiddp.training.data import load
 from mpiddp.training.random_state import seed_generators
 from pool import Pools
 
-TIMES = {"seconds", "samples_per_second", "load_seconds", "evaluate_seconds", "attempt"}
+TIMES = {"seconds", "samples_per_second", "stages", "bandwidth", "host_memory", "evaluate_seconds"}
+NOT_COMPARED = {*TIMES, "attempt", "sent_bytes"}
+"""What servers send while a checkpoint is made belongs to no step."""
 # 128 samples for training: 6 steps of 3 ranks in an epoch, 12 in all.
 SMALL = (
     "--data", "synthetic", "--samples", "160", "--epochs", "2", "--batch-size", "8",
@@ -41,7 +43,9 @@ DEFAULTS = ("framework", "ring", "served")
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name not in NOT_COMPARED} for row in rows
+    ]
 
 
 def assert_equal_ends(folder: Path, cut: str) -> None:

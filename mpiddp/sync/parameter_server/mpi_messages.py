@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,24 @@ class PendingMessage:
         self._done = len(self._parts)
 
 
+class ByteCounter:
+    """Counts the bytes that the threads of this rank send to other ranks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._count += count
+
+    def take(self) -> int:
+        """Bytes since the last call."""
+        with self._lock:
+            count, self._count = self._count, 0
+        return count
+
+
 @dataclass(frozen=True)
 class Wire:
     """Sends messages between all ranks."""
@@ -63,8 +82,11 @@ class Wire:
     """Seconds after which a rank that does not answer is lost."""
     longest: int
     """Bytes of a part; all ranks'."""
+    counter: ByteCounter = field(default_factory=ByteCounter)
 
     def send(self, buffer: Array, rank: int, tag: int) -> PendingMessage:
+        if rank != self.communicator.Get_rank():
+            self.counter.add(buffer.nbytes)
         parts = _cut(buffer, self.longest)
         return PendingMessage([self.communicator.Isend(part, rank, tag) for part in parts])
 

@@ -18,7 +18,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
-from mpiddp.sync.parameter_server.mpi_messages import Wire
+from mpiddp.sync.parameter_server.mpi_messages import ByteCounter, Wire
 from mpiddp.sync.parameter_server.server import Server, UpdateRule, Worker, check_threads
 
 FOLLOW_SECONDS = 0.002
@@ -113,6 +113,11 @@ class Serving:
         communicator = session.duplicate()
         assert communicator is not None
         return Wire(communicator, names, session.timeout, longest)
+
+    @property
+    def sent(self) -> ByteCounter:
+        """What this rank sends, as server and as worker."""
+        return self._wire.counter
 
     @property
     def staleness(self) -> dict[int, int]:

@@ -19,6 +19,10 @@ class OutputOptions:
     runs_dir: Path = Path("runs")
     """Directory that holds one directory per run."""
 
+    log_every: int = 0
+    """Steps between two lines on the loss, on rank 0's console and in each rank's log; 0 for
+    none."""
+
     log_dir: Path | None = None
     """Directory for what each rank prints: rank-N.out and rank-N.err."""
 
@@ -31,6 +35,7 @@ class OutputOptions:
     def __post_init__(self) -> None:
         if self.name is not None:
             check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
+        check("log_every", self.log_every >= 0, "0 or more", self.log_every)
         parse_ranks(self.console)
         check_text(self, "name", "runs_dir", "log_dir")
 

@@ -1,0 +1,118 @@
+"""What the steps of an epoch took on each rank, and which rank the others waited for."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mpiddp.launch.session import Session
+from mpiddp.training.history import STAGES
+from mpiddp.training.metrics import Row
+from mpiddp.training.stages import Costs, Stage
+
+SLOW = 1.5
+"""How many times as long as the others' median a rank's own work takes that is told."""
+SHORTEST = 0.5
+"""Seconds of an epoch below which a difference is not told."""
+READING = (Stage.READ, Stage.PREPROCESS)
+
+
+@dataclass(frozen=True)
+class RankCosts:
+    """Of one rank in one epoch."""
+
+    hostname: str
+    costs: Costs
+    host_memory: int
+    """The most that its process has had in memory so far, in bytes."""
+    gpu_memory: int | None
+    """The most that its tensors have had on its GPU so far, in bytes; None on a CPU."""
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes sent per second in which gradients were under way; None where nothing was sent, or
+        the time is not known."""
+        sent, seconds = self.costs.sent_bytes, self.costs.exchange_seconds
+        return sent / seconds if sent > 0 and seconds > 0 else None
+
+    @property
+    def waiting(self) -> float:
+        """Seconds of a step."""
+        return self.costs.seconds[Stage.COMMUNICATION] / self.costs.steps
+
+    @property
+    def reading(self) -> float:
+        """Seconds of a step."""
+        return sum(self.costs.seconds[stage] for stage in READING) / self.costs.steps
+
+    @property
+    def computing(self) -> float:
+        """Seconds of a step, with the transfer of the batch and the update."""
+        return sum(self.costs.seconds) / self.costs.steps - self.waiting - self.reading
+
+    def describe(self) -> str:
+        """The line of this rank's log."""
+        seconds = zip(STAGES, self.costs.seconds, strict=True)
+        parts = [f"{name} {each:.3f} s" for name, each in seconds]
+        sent = f"{self.costs.sent_bytes / 1e6:.1f} MB sent"
+        if self.bandwidth is not None:
+            sent += f" at {self.bandwidth / 1e6:.1f} MB/s"
+        memory = f"{self.host_memory / 1e6:.0f} MB of memory"
+        if self.gpu_memory is not None:
+            memory += f", {self.gpu_memory / 1e6:.0f} MB of the GPU's"
+        return f"{self.costs.steps} steps: {', '.join(parts)}; {sent}; {memory}"
+
+
+def gather_costs(session: Session, costs: Costs) -> list[RankCosts]:
+    """Every rank's, by rank. Collective."""
+    device = session.device
+    on_gpu = device.type == "cuda"
+    gpu = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    host = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return session.gather(RankCosts(session.world.hostname, costs, host, gpu))
+
+
+def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
+    """The row with what the epoch took."""
+    every = [each.costs.seconds for each in found if each.costs.steps]
+    columns = zip(STAGES, zip(*every, strict=True), strict=True)
+    on_gpus = [each.gpu_memory for each in found if each.gpu_memory is not None]
+    return replace(
+        row,
+        stages={name: statistics.fmean(column) for name, column in columns},
+        sent_bytes=[round(each.costs.sent_bytes) for each in found],
+        bandwidth=[each.bandwidth for each in found],
+        host_memory=max(each.host_memory for each in found),
+        gpu_memory=max(on_gpus, default=None),
+    )
+
+
+def describe_slow_rank(found: Sequence[RankCosts]) -> str | None:
+    """The console's line on the rank that the others wait for; None where there is none.
+
+    It is the one that waits least, and its own work takes `SLOW` times as long as the median of the
+    others. Where nobody waits long, nobody holds up the others.
+    """
+    workers = [rank for rank, each in enumerate(found) if each.costs.steps]
+    if len(workers) < 2:
+        return None
+    slow = min(workers, key=lambda rank: found[rank].waiting)
+    own, others = found[slow], [found[rank] for rank in workers if rank != slow]
+    work = own.reading + own.computing
+    usual = statistics.median(each.reading + each.computing for each in others)
+    if work < SLOW * usual or (work - usual) * own.costs.steps < SHORTEST:
+        return None
+    reading = statistics.median(each.reading for each in others)
+    computing = statistics.median(each.computing for each in others)
+    reads = own.reading - reading > own.computing - computing
+    stage, slower, faster = (
+        ("reading", own.reading, reading) if reads else ("computing", own.computing, computing)
+    )
+    return (
+        f"Straggler: rank {slow} on {own.hostname} takes {work / usual:.1f} times as long as the "
+        f"others, {stage} {1000 * slower:.1f} ms of a step instead of {1000 * faster:.1f}"
+    )

@@ -1,0 +1,84 @@
+"""What a run tells while it trains: the console, ``metrics.jsonl``, and a log of each rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpiddp.launch.failure.outcome import find_log
+from mpiddp.launch.session import Session
+from mpiddp.training.history import METRICS
+from mpiddp.training.metrics import MetricsFile, Row, Totals, describe_epoch
+from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
+from mpiddp.training.rank_log import RankLog
+
+
+def say(session: Session, *lines: str) -> None:
+    """Print on rank 0."""
+    if session.world.rank == 0:
+        for line in lines:
+            print(line, flush=True)
+
+
+def warn(session: Session, text: str) -> None:
+    """Say what only this rank knows."""
+    world = session.world
+    where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
+    print(f"mpiddp: {where}{text}", file=sys.stderr, flush=True)
+
+
+class Reports:
+    """Of one rank."""
+
+    def __init__(self, session: Session, directory: Path, log_every: int) -> None:
+        """
+        Args:
+            directory: the run's.
+            log_every: steps between two lines on the loss; 0 for none.
+        """
+        self._session = session
+        self._log_every = log_every
+        world = session.world
+        path = find_log(directory, world.rank)
+        assert path is not None
+        self._log = RankLog(path, lambda text: warn(session, text))
+        self._file = MetricsFile(directory / METRICS) if world.rank == 0 else None
+        self._before = [0.0, 0.0]
+        """Sums of losses and samples when the last line was written."""
+
+    def begin_epoch(self, epoch: int, totals: Totals) -> None:
+        local_rank = self._session.world.local_rank
+        self._log.write(f"Local Rank: {local_rank}, Epoch: {epoch}, Training ...")
+        if self._log_every:
+            self._before = totals.sums[:2].tolist()
+
+    def after_step(self, epoch: int, batch: int, totals: Totals) -> None:
+        """``batch``: of the epoch, counted from 1. Every so many, waits for a GPU."""
+        if not self._log_every or batch % self._log_every:
+            return
+        sums = totals.sums[:2].tolist()
+        loss, samples = (now - before for now, before in zip(sums, self._before, strict=True))
+        self._before = sums
+        line = f"Epoch: {epoch}, batch {batch}, loss {loss / max(samples, 1):.6f}"
+        self._log.write(line)
+        if self._session.world.rank > 0:
+            return
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            tqdm.write(line)  # Above the bar.
+        else:
+            print(line, flush=True)
+
+    def end_epoch(self, row: Row, found: Sequence[RankCosts]) -> None:
+        """``found``: what the epoch took on each rank."""
+        world = self._session.world
+        lines = [describe_epoch(row)]
+        if slow := describe_slow_rank(found):
+            lines.append(slow)
+        for line in (*lines, found[world.rank].describe()):
+            self._log.write(line)
+        if self._file is not None and (problem := self._file.append(row)):
+            warn(self._session, problem)
+        say(self._session, *lines)

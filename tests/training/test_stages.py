@@ -1,0 +1,177 @@
+"""Stages of a step are timed, and each moment belongs to one of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trainings
+from mpiddp.launch.session import Session
+from mpiddp.training import stages
+from mpiddp.training.batches import Batch, Samples
+from mpiddp.training.stages import Costs, Stage, StageClock, time_buffers
+from pool import Pools
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by 1 whenever it is read."""
+    count = itertools.count()
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: float(next(count)))
+
+
+def test_time_belongs_to_the_stage_that_ends(ticks: None) -> None:
+    clock = StageClock()
+    clock.end(Stage.READ)
+    clock.end(Stage.FORWARD)
+    clock.skip()
+    clock.end(Stage.FORWARD)
+    assert clock.costs.seconds == [1, 0, 0, 2, 0, 0, 0]
+    clock.move(0.5, Stage.FORWARD, Stage.COMMUNICATION)
+    assert clock.costs.seconds == [1, 0, 0, 1.5, 0, 0.5, 0]
+
+
+def test_an_epoch_brings_its_own_sums(ticks: None) -> None:
+    clock, epoch = StageClock(), Costs(seconds=[10.0] * len(Stage))
+    clock.costs = epoch
+    clock.end(Stage.READ)
+    assert epoch.seconds == [11, 10, 10, 10, 10, 10, 10]
+
+
+def test_computing_ends_before_what_autograd_does_last(ticks: None) -> None:
+    clock = StageClock()
+    weights = torch.ones(3, requires_grad=True)
+    engine = torch.autograd.Variable._execution_engine
+
+    def wait_as_ddp() -> None:
+        assert clock.costs.seconds[Stage.BACKWARD] == 1
+        stages.time.perf_counter()
+
+    # DDP queues its waiting when the last gradient is there.
+    weights.register_hook(lambda _: engine.queue_callback(wait_as_ddp))
+    loss = weights.sum()
+    clock.watch(loss)
+    loss.backward()
+    clock.end(Stage.COMMUNICATION)
+    assert clock.costs.seconds[Stage.BACKWARD] == 1
+    assert clock.costs.seconds[Stage.COMMUNICATION] == 2
+
+
+def test_waiting_for_buffers_is_communication(ticks: None) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            stages.time.perf_counter()
+            return self.module(batch)
+
+    for module, waited in ((nn.BatchNorm1d(2), 2), (nn.Linear(2, 2), 0)):
+        clock, wrapper = StageClock(), Wrapper(module)
+        time_buffers(clock, wrapper, module)
+        wrapper(torch.ones(3, 2))
+        assert clock.costs.seconds[Stage.COMMUNICATION] == waited
+        module.eval()
+        module(torch.ones(3, 2))
+        assert clock.costs.seconds[Stage.COMMUNICATION] == waited
+
+
+# On real ranks
+
+
+def train_with_slow_reader(session: Session, words: list[str]) -> None:
+    """Rank 1 takes long to read each batch."""
+    read = Samples.read
+
+    def read_slowly(samples: Samples, positions: list[int]) -> Batch:
+        time.sleep(0.1 * session.world.rank)
+        return read(samples, positions)
+
+    Samples.read = read_slowly  # type: ignore[method-assign]
+    try:
+        trainings.run(session, words)
+    finally:
+        Samples.read = read  # type: ignore[method-assign]
+
+
+# 320 samples for training: 10 steps of two ranks, 20 of one.
+TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
+SYNC = {
+    "framework": ["--sync", "framework"],
+    "ring": ["--sync", "ring", "--overlap", "off"],
+    "overlapped": ["--sync", "ring", "--overlap", "on"],
+    "served": ["--sync", "parameter-server"],
+    "apart": ["--sync", "parameter-server", "--server-placement", "dedicated"],
+}
+GRADIENTS = 4 * (10 * 50 + 50 + 50 * 2 + 2)
+"""Bytes of the mlp's gradients, for 10 features and 2 classes."""
+
+
+def read_row(folder: Path, name: str) -> dict[str, Any]:
+    (line,) = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    row: dict[str, Any] = json.loads(line)
+    return row
+
+
+@pytest.mark.mpi
+def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) -> None:
+    words = [["--name", name, *TOY, *options] for name, options in SYNC.items()]
+    pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)
+    for name in SYNC:
+        row = read_row(tmp_path, name)
+        # With two ranks, a ring sends what a server and its worker do: each number once.
+        steps = 20 if name == "apart" else 10
+        for sent in row["sent_bytes"]:
+            # Servers also send tickets and signs of life.
+            assert steps * GRADIENTS <= sent <= 1.01 * steps * GRADIENTS
+            assert sent == steps * GRADIENTS or name in ("served", "apart")
+        workers = 1 if name == "apart" else 2
+        assert all(each > 0 for each in row["bandwidth"][:workers])
+        assert sum(row["stages"].values()) <= 1.01 * row["seconds"]
+        assert row["stages"]["communication"] > 0
+        assert (row["stages"]["update"] == 0) == (name in ("served", "apart"))
+        assert 2e7 < row["host_memory"] < 1e11
+
+
+@pytest.mark.mpi
+def test_the_rank_that_the_others_wait_for_is_named(pool: Pools, tmp_path: Path) -> None:
+    ranks = pool("openmpi", 2)
+    slow = ["--straggler", "1=1500", "--log-every", "5"]
+    words = [["--name", name, *TOY, *slow, *SYNC[name]] for name in ("framework", "ring")]
+    called = ranks.call(trainings.run, *words, cwd=tmp_path)
+    found = re.findall(
+        r"Straggler: rank (\d+) on (\S+) takes \S+ times .* others, (\w+) ", called.printed
+    )
+    assert found == [("1", socket.gethostname(), "computing")] * 2, called.printed
+    for name in ("framework", "ring"):
+        stages_ = read_row(tmp_path, name)["stages"]
+        # The mean of one rank that sleeps, and one that waits meanwhile.
+        assert stages_["communication"] == pytest.approx(stages_["forward"], rel=0.3)
+    check_logs(tmp_path / "runs" / "ring" / "logs", called.printed)
+    called = ranks.call(train_with_slow_reader, ["--name", "reader", *TOY], cwd=tmp_path)
+    (found,) = re.findall(r"Straggler: rank (\d+) .* others, (\w+) (\S+) ms", called.printed)
+    assert found[:2] == ("1", "reading")
+    assert 100 <= float(found[2]) < 200
+
+
+def check_logs(folder: Path, printed: str) -> None:
+    """Each rank's log has a line for every fifth step, which rank 0 also prints."""
+    losses = {}
+    for rank in (0, 1):
+        text = (folder / f"rank-{rank}.log").read_text()
+        assert f" Local Rank: {rank}, Epoch: 1, Training ...\n" in text
+        assert re.search(r" 10 steps: read \S+ s, .* MB sent at \S+ MB/s; \d+ MB of memory\n", text)
+        losses[rank] = re.findall(r" (Epoch: 1, batch (\d+), loss \d+\.\d{6})\n", text)
+        assert [batch for _, batch in losses[rank]] == ["5", "10"]
+    assert losses[0] != losses[1]
+    assert all(line in printed for line, _ in losses[0])
