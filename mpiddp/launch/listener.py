@@ -28,8 +28,8 @@ FILES_SHARE = 4
 GREETING_SECONDS = 5.0
 """How long a caller may take to send its token."""
 SPARED_SECONDS = 0.25
-"""A connection is not closed for another one before: its token may be on the way. Callers wait in
-the kernel's queue meanwhile."""
+"""A connection that is younger is not closed for another: its token may be on the way. Meanwhile
+callers wait in the kernel's queue."""
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 NEVER = float("inf")
 

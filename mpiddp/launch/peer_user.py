@@ -10,7 +10,7 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def find_user(connection: socket.socket) -> int:
-    """The user's number. The kernel says so; nobody can pretend to be another one."""
+    """The number of the user, by the kernel, so that it cannot be forged."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     user: int = CREDENTIALS.unpack(found)[1]
     return user

@@ -15,7 +15,8 @@ from mpiddp.launch.arguments import make_parser
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.lifeline.positions import Position, describe, read_answers
-from mpiddp.launch.lifeline.requests import ADDRESS_FILE, ask
+from mpiddp.launch.lifeline.publication import ADDRESS_FILE
+from mpiddp.launch.lifeline.requests import ask
 
 DESCRIPTION = """\
 Show where each rank of a running job is: the innermost line of the script, and the function that it

@@ -10,34 +10,31 @@ import atexit
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
-from mpiddp.errors import AloneError, ConfigurationError, LaunchError, UnreachableError
+from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import device, nccl, summary
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.termination import in_notebook, write_console
-from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
+from mpiddp.launch.lifeline import joining
 from mpiddp.launch.lifeline.lifeline import Lifeline
-from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.movement import Movement
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network import interfaces
-from mpiddp.launch.network.interface_rule import find_rule, names_nobody
 from mpiddp.launch.rendezvous import store
-from mpiddp.launch.rendezvous.address_agreement import OfferServer, agree, meet, tell_no_offer
+from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.session import Options, Session, find_session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.launch.world import (
     Neighbourhood,
-    World,
     check_size,
     find_oddities,
     find_world,
@@ -48,8 +45,6 @@ from mpiddp.launch.world import (
 if TYPE_CHECKING:
     import torch
 
-TOKEN_BYTES = 16
-"""Of the lifeline's tokens."""
 KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
 
@@ -79,7 +74,7 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
 
 
 def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:
-    """Let exceptions that nobody catches end the job, and an exit without ``close`` close."""
+    """Let uncaught exceptions end the job, and an exit without ``close`` close."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -90,41 +85,6 @@ def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:
         sys.excepthook = hook
         session.at_close(lambda: setattr(sys, "excepthook", previous))
     atexit.register(session.close)
-
-
-def torchrun_variables(world: World, meeting: store.Meeting) -> dict[str, str]:
-    """What torchrun gives its workers, for scripts and libraries that look for it."""
-    return {
-        environment.RANK: str(world.rank),
-        environment.LOCAL_RANK: str(world.local_rank),
-        environment.WORLD_SIZE: str(world.size),
-        environment.LOCAL_WORLD_SIZE: str(world.local_size),
-        environment.GROUP_RANK: str(world.node_rank),
-        environment.GROUP_WORLD_SIZE: str(world.node_count),
-        environment.ROLE_RANK: str(world.rank),
-        environment.ROLE_NAME: "default",
-        environment.ROLE_WORLD_SIZE: str(world.size),
-        environment.MASTER_ADDR: meeting.address,
-        environment.MASTER_PORT: str(meeting.port),
-        environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
-        # From the front, where it has started this rank.
-        **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
-        # The server runs already; init_process_group() must only connect to it.
-        environment.TORCHELASTIC_USE_AGENT_STORE: "True",
-    }
-
-
-@dataclass(frozen=True)
-class Route:
-    """How one node reaches rank 0; found by its leader."""
-
-    meeting: store.Meeting
-    interface: str
-    """Of this node; ``?`` where no interface holds the address."""
-    local_address: str
-    """This node's end of its connection to the agreed address."""
-    variables: Mapping[str, str]
-    """Interface variables that NCCL and Gloo are told on this node."""
 
 
 class Starter:
@@ -164,8 +124,8 @@ class Starter:
         self.neighbourhood: Neighbourhood | None = None
         self.torch_import: TorchImport | None = None
         self.mpi_interfaces: tuple[str, ...] = ()
-        self.offer_server: OfferServer | None = None
-        self.descriptor: int | None = None
+        self.route_finder: RouteFinder | None = None
+        """On the first rank of each node."""
         failure_handler.seconds = options.timeout
 
     def run(self) -> Session:
@@ -203,9 +163,8 @@ class Starter:
 
     def close_offers(self) -> None:
         """Stop listening where no address was agreed."""
-        if self.offer_server is not None:
-            self.offer_server.hand_over(None)
-            self.offer_server = None
+        if self.route_finder is not None:
+            self.route_finder.close()
 
     def settle(self, work: Callable[[], None]) -> None:
         """Do this rank's part of a phase; returns if no rank failed in its own."""
@@ -336,7 +295,7 @@ class Starter:
         error: BaseException | None = None
         if self.neighbourhood is None or self.neighbourhood.leaders is not None:
             try:
-                found = self._meet()
+                found = self._find_route()
             except Exception as caught:
                 error = caught
         if self.neighbourhood is not None:
@@ -348,117 +307,37 @@ class Starter:
         self.route = found
         self.resources.variables.export(found.variables)
 
-    def _meet(self) -> Route:
-        """The leaders' part: candidates, attempts, agreement."""
-        world = self.control.world
-        own = interfaces.list_interfaces()
-        rule = find_rule(self.options.interface, world.hostname)
-        leaders = None
+    def _find_route(self) -> Route:
+        """A leader's part."""
+        world, leaders = self.control.world, None
         if self.neighbourhood is not None and self.neighbourhood.leaders is not None:
             leaders = mpi.SleepingCommunicator(self.neighbourhood.leaders)
-        self._check_option(leaders)
-        if world.rank == 0:
-            try:
-                self.offer_server = OfferServer(
-                    interfaces.list_candidates(own, rule, world.node_count, world.hostname)
-                )
-            except Exception:  # Whatever it is: the other leaders wait for rank 0's word.
-                if leaders is not None:
-                    tell_no_offer(leaders)
-                raise
-        if leaders is not None:
-            agreement = meet(self.offer_server, leaders, world.hostname, self.options.timeout)
-        else:
-            assert self.offer_server is not None
-            agreement = self.offer_server.agree_alone()
-        winner = agreement.common[0]
-        if self.offer_server is not None:
-            self.descriptor = self.offer_server.hand_over(winner)
-            self.offer_server = None
-        offer = agreement.offers[winner]
-        meeting = store.Meeting(
-            offer.candidate.address, offer.port, offer.candidate.interface, agreement.token.hex()
-        )
-        found = (interfaces.find_interface(own, a) for a in agreement.local_addresses)
-        used = list(dict.fromkeys(each.name for each in found if each is not None))
-        variables = interfaces.choose_variables(own, used, rule, world.node_count)
-        return Route(meeting, used[0] if used else "?", agreement.local_addresses[0], variables)
-
-    def _check_option(self, leaders: mpi.SleepingCommunicator | None) -> None:
-        """Refuse ``--interface HOST=NAME`` where no node is a HOST: a name was mistyped.
-
-        Some may be: one command line may serve jobs on changing nodes.
-        """
-        option, world = self.options.interface, self.control.world
-        missed = names_nobody(option, world.hostname)
-        if leaders is not None:
-            (missed,) = agree(leaders, [missed])
-        if missed:
-            roster = self.peers.roster
-            hostnames = roster.hostnames if roster is not None else (world.hostname,)
-            raise ConfigurationError(
-                f"--interface {option!r} names none of the job's hosts, which are "
-                f"{fold_hostnames(hostnames)}: expected HOST=NAME,… for one of them at least"
-            )
+        self.route_finder = RouteFinder(self.options.interface, world, leaders)
+        roster = self.peers.roster
+        hostnames = roster.hostnames if roster is not None else (world.hostname,)
+        return self.route_finder.find(hostnames, self.options.timeout)
 
     def open_store(self) -> None:
         """Connect to the store, or open it, at the agreed address."""
         world, meeting, resources = self.control.world, self.route.meeting, self.resources
         secret = self.control.broadcast(secrets.token_hex(KEY_BYTES))
+        descriptor = self.route_finder.descriptor if self.route_finder is not None else None
         timeout = self.options.timeout
-        resources.store = store.make_store(meeting, world, self.descriptor, timeout, secret)
-        resources.variables.export(torchrun_variables(world, meeting))
+        resources.store = store.make_store(meeting, world, descriptor, timeout, secret)
+        resources.variables.export(store.torchrun_variables(world, meeting))
         if self.make_group:
-            # Here, where no rank waits for another one yet.
+            # Here, where no rank waits for another yet.
             interfaces.check_variables(resources.backend, world.hostname)
 
     def join_lifeline(self) -> None:
         """Connect this rank's companion process with those of the other ranks."""
-        lifeline, world = self.resources.lifeline, self.control.world
+        lifeline, roster = self.resources.lifeline, self.peers.roster
         if lifeline is None:
             return
-        token, problem = secrets.token_hex(TOKEN_BYTES), None
-        places, leader = ["", ""], world.rank
-        try:
-            if world.rank == 0:
-                clients = secrets.token_hex(TOKEN_BYTES)
-                places[0] = lifeline.listen(self.route.meeting.address, token, clients)
-        except UnreachableError as error:
-            problem = error
-        places[0], token = self.control.broadcast((places[0], token))
-        try:
-            if world.local_rank == 0:
-                places[1] = lifeline.listen("", token)
-        except UnreachableError as error:
-            problem = error
-        if self.neighbourhood is not None:
-            node = mpi.SleepingCommunicator(self.neighbourhood.node)
-            places[1], leader = node.bcast((places[1], world.rank))
-        if problem is not None or not all(places):
-            raise problem or UnreachableError("the companion of another rank cannot listen")
-        lifeline.join(self._make_membership(places, token, leader))
+        place = joining.Place(self.control, self.neighbourhood, roster)
+        address, seconds = self.route.meeting.address, self.options.lifeline_timeout
+        joining.join(lifeline, place, address, seconds)
         self.peers.lifeline = lifeline
-
-    def _make_membership(self, places: Sequence[str], token: str, leader: int) -> Membership:
-        """``places``: where the companions of rank 0 and of the node's first rank listen."""
-        world, roster = self.control.world, self.peers.roster
-        leads = world.local_rank == 0
-        hostnames: Sequence[str] = (world.hostname,) if world.size == 1 else ()
-        if roster is not None:
-            hostnames = [roster.hostnames[node] for node in roster.nodes]
-        return Membership(
-            rank=world.rank,
-            size=world.size,
-            hostname=world.hostname,
-            parent=0 if leads else leader,
-            parent_hostname=world.master_hostname if leads else world.hostname,
-            node_rank=world.node_rank,
-            local_rank=world.local_rank,
-            seconds=self.options.lifeline_timeout,
-            token=token,
-            places=() if world.rank == 0 else (places[0],) if leads else (places[1], places[0]),
-            hostnames=tuple(hostnames),
-        )
 
     def open_group(self) -> None:
         """Make torch.distributed's default group."""

@@ -24,7 +24,8 @@ import facts
 import launchers
 from mpiddp.launch import job_directory
 from mpiddp.launch.lifeline.membership import Membership
-from mpiddp.launch.lifeline.requests import ask, publish
+from mpiddp.launch.lifeline.publication import publish
+from mpiddp.launch.lifeline.requests import ask
 
 TOKEN, CLIENTS = "0" * 32, "1" * 32
 SOON = 2.0

@@ -27,7 +27,7 @@ class Lifeline(Protocol):
     def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
         """Which rank reports, once this one has failed.
 
-        Returns "report" for this one, "silent" for another one, and "leave" where a lost rank has
+        Returns "report" if this rank does, "silent" if another does, and "leave" if a lost rank has
         been reported; None without an answer. ``suspects_peer``: the error may come of a lost rank.
         """
 
@@ -38,7 +38,7 @@ class Lifeline(Protocol):
         """``error`` has ended the work of this rank's main thread."""
 
     def describe_stacks(self) -> str:
-        """Where each rank is, as a table; empty where nobody answers."""
+        """Where each rank is, as a table; empty where no rank answers."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The process beside each rank: it needs no interpreter's lock of anybody, and watches.
+"""The process beside each rank, which watches it without its interpreter's lock.
 
 Companions form a tree: those of a node connect to its first rank's, and these to rank 0's, which
 decides what ends the job (`decision`). Each watches its own rank, and its connections by heartbeats
@@ -10,12 +10,10 @@ It ends with its rank. Standard library only: it starts beside every rank.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import resource
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
@@ -40,11 +38,13 @@ from mpiddp.launch.lifeline.decision import (
 from mpiddp.launch.lifeline.event_loop import EventLoop
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
-from mpiddp.launch.lifeline.positions import describe, read_answers
+from mpiddp.launch.lifeline.progress import Progress
+from mpiddp.launch.lifeline.publication import Publication
 from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
-from mpiddp.launch.lifeline.requests import Callback, Client, Requests, publish, withdraw
+from mpiddp.launch.lifeline.requests import Callback, Client, Requests
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
+from mpiddp.launch.lifeline.stall import StallHandlers, StallWatch
 from mpiddp.launch.lifeline.stop_watch import StopWatch
 from mpiddp.launch.lifeline.tree import Handlers, Tree
 
@@ -55,21 +55,15 @@ TURN_SECONDS = 0.5
 LAST_TURN = 3
 """Companions that have lost the way to rank 0 act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
-STALL_CHECK_SECONDS = 2.0
-"""How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
 ATTEMPT_CHECK_SECONDS = 3.0
 """How often the companion of a node's first rank looks whether the job was restarted without it."""
-SHARED = struct.Struct("qq")
-"""What the rank writes into the memory that it shares with its companion: the step, -1 before the
-first, and when its main thread was last seen to move, by time.monotonic_ns(); 0 if that is not
-watched."""
 
 
 class Companion:
     """One companion's state."""
 
     def __init__(
-        self, process: RankProcess, rank: Link, memory: mmap.mmap, stacks: StackReader
+        self, process: RankProcess, rank: Link, progress: Progress, stacks: StackReader
     ) -> None:
         self.process = process
         self.answers: dict[str, Callable[[Reply], object]] = {
@@ -80,7 +74,7 @@ class Companion:
         }
         """What this companion answers to requests, by their names."""
         self._rank = rank
-        self._memory = memory
+        self._progress = progress
         self._loop = EventLoop()
         self._tree = Tree(
             self._loop,
@@ -95,17 +89,10 @@ class Companion:
         )
         self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
         self._stop = StopWatch(self._loop, stacks.find_state, self._tell_stop)
-        self._stall_seconds = 0.0
-        """After which a job has stalled; 0 for never. For rank 0's companion."""
-        self._stands_still = False
         self._askers: list[Client] = []
         """Those below this companion that wait for an answer of all ranks."""
-        self._clients: tuple[str, str] | None = None
-        """Where rank 0's companion listens, and the token of clients."""
-        self._published: list[Path] = []
-        """Files that hold these."""
-        self._own_directory: Path | None = None
-        """The job's directory, where nobody has made one before."""
+        self._publication: Publication | None = None
+        """Of rank 0's companion: where clients find it."""
         self._membership: Membership | None = None
         self._decider: Decider | None = None
         """Of rank 0's companion."""
@@ -117,9 +104,9 @@ class Companion:
         self._log: tuple[Path, bool] | None = None
         """The log of all that the rank prints, and whether standard error leads elsewhere."""
         self._failure: Failure | None = None
-        """The rank that reports an error of its own."""
+        """The rank that reports its error."""
         self._is_asked = False
-        """Whether this rank waits for the decision on an error of its own."""
+        """Whether this rank waits to hear whether it reports its error."""
         self._is_gone = False
         """Whether this rank has ended."""
         self._is_superseded = False
@@ -147,7 +134,7 @@ class Companion:
             planned = min(self._end, *due)
             if self._decider is not None and not self._is_over:
                 planned = min(planned, self._decider.find_time())
-            # While this process was stopped, perhaps with all others, nobody was silent.
+            # While this process was stopped, perhaps with all others, no silence was heard.
             self._loop.wait(planned, self._add_pause)
             now = time.monotonic()
             if self._is_superseded and not self._is_over:
@@ -158,7 +145,8 @@ class Companion:
                 decision = self._decider.decide(now)
                 if decision is not None:
                     self._carry_out(decision)
-        self._withdraw()
+        if self._publication is not None:
+            self._publication.withdraw()
 
     def _add_pause(self, seconds: float) -> None:
         self._tree.add_pause(seconds)
@@ -204,14 +192,14 @@ class Companion:
         self._tell_loss(*describe_status(status))
 
     def _note_orphan(self) -> None:
-        """Who started the rank has gone, and some launchers leave ranks behind then."""
+        """The process that started the rank has gone; some launchers leave ranks behind then."""
         if self.process.launcher is not None:
             self._loop.selector.unregister(self.process.launcher)
         self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
 
     def _tell_loss(self, how: str, ending: str, blames_host: bool, kind: str = "lost") -> None:
         own = self._membership
-        # The end of a rank that is alone concerns nobody.
+        # A rank that is alone has no others to tell.
         if own is not None and own.size > 1 and not self._is_over:
             position = self._describe_position()
             loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
@@ -238,8 +226,7 @@ class Companion:
         elif kind == "ask":
             self._ask(self._rank, content)
         elif kind == "stall":
-            self._stall_seconds = content
-            self._look_for_stall(time.monotonic())
+            self._watch_stall(content)
         elif kind == "stack":
             self._stacks.failed = content
         elif kind == "record":
@@ -259,18 +246,13 @@ class Companion:
             self._raise(kind, content)
 
     def _describe_position(self) -> str:
-        step = self._read_step()
+        step = self._progress.read_step()
         return self._state or (f"at step {step}" if step is not None else "")
 
-    def _read_step(self) -> int | None:
-        step: int = SHARED.unpack_from(self._memory)[0]
-        return step if step >= 0 else None
-
     def _find_idle_seconds(self) -> float:
-        """How long the rank's main thread has not moved; 0 where that is not watched."""
-        moved: int = SHARED.unpack_from(self._memory)[1]
+        """How long the rank has not moved; 0 where it is stopped, or not watched."""
         is_stopped = self._stacks.reader.find_state() in ("T", "t")
-        return 0.0 if not moved or is_stopped else (time.monotonic_ns() - moved) / 1e9
+        return 0.0 if is_stopped else self._progress.find_idle_seconds()
 
     # The other ranks
 
@@ -285,7 +267,7 @@ class Companion:
             self._rank.send("problem", f"cannot listen on {address or 'this node'}: {error}")
             return
         if clients:
-            self._clients = (place, clients)
+            self._publication = Publication(place, clients)
         self._rank.send("place", place)
 
     def _join(self, membership: Membership) -> None:
@@ -302,27 +284,9 @@ class Companion:
         if not membership.places:
             self._decider = Decider(membership.size)
             self._requests = Requests(membership.hostnames)
-            self._publish()
+            if self._publication is not None:
+                self._publication.publish(self._log[0].parent if self._log is not None else None)
             self._rank.send("joined")
-
-    def _publish(self) -> None:
-        """Write down where clients find this companion: for the job, and beside its logs."""
-        directory = job_directory.find()
-        if directory is None:
-            directory = self._own_directory = job_directory.make_or_none()
-        if self._clients is None or job_directory.is_superseded():
-            return
-        for each in (directory, self._log[0].parent if self._log is not None else None):
-            if each is not None:
-                with contextlib.suppress(OSError):
-                    self._published.append(publish(each, *self._clients))
-
-    def _withdraw(self) -> None:
-        for path in self._published:
-            assert self._clients is not None
-            withdraw(path, self._clients[1])
-        if self._own_directory is not None:
-            job_directory.remove(self._own_directory)
 
     def _watch_attempt(self, own: Membership) -> None:
         """Notice that the job was restarted. A thread's work: a file system may not answer.
@@ -375,7 +339,7 @@ class Companion:
         assert self._membership is not None
         own = self._membership
         turn = min(own.local_rank or own.node_rank - 1, LAST_TURN)
-        # At the end of all sessions, whoever has closed its own just goes.
+        # At the end of all sessions each companion ends once its own session is closed.
         turn += self._state == CLOSING
         when = time.monotonic() + turn * TURN_SECONDS
         self._loop.call_at(when, lambda _: self._take_over(how))
@@ -431,7 +395,9 @@ class Companion:
 
         assert self._membership is not None
         directory, attempt = self._run if self._run is not None else (None, 1)
-        reporter = Reporter(self._membership, self._read_step(), directory, attempt, self._log)
+        reporter = Reporter(
+            self._membership, self._progress.read_step(), directory, attempt, self._log
+        )
         reporter.report(reason, table, lost)
 
     def _spread(self, kind: str, content: Any) -> None:
@@ -477,44 +443,26 @@ class Companion:
 
     # A job that stands still
 
-    def _look_for_stall(self, _: float) -> None:
-        if not self._is_over:
-            self._ask(Callback(self._decide_stall), "idle")
+    def _watch_stall(self, seconds: float) -> None:
+        handlers = StallHandlers(self._ask_all, self._loop.call_at, self._end_stalled_job)
+        StallWatch(seconds, handlers).look(time.monotonic())
 
-    def _decide_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
-        # A rank that does not answer may be moving.
-        idle = min(answers.values()) if len(answers) == len(hostnames) else 0.0
-        # Asked twice, since all may have been stopped together, and have been continued just now.
-        between = min(self._stall_seconds / 2, STALL_CHECK_SECONDS)
-        was_still, self._stands_still = (
-            self._stands_still,
-            idle >= self._stall_seconds - between,
-        )
-        if was_still and idle >= self._stall_seconds:
-            self._ask(Callback(self._end_stall), "stacks")
-            return
-        # Sooner no job can have been still for long enough.
-        pause = self._stall_seconds - idle
-        if not self._stands_still:
-            pause -= between
-        elif not was_still:
-            pause = between
-        self._loop.call_at(time.monotonic() + pause, self._look_for_stall)
-
-    def _end_stall(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+    def _ask_all(self, client: Client, name: str) -> None:
         if not self._is_over:
-            reason = f"no rank has made progress for {self._stall_seconds:g} s"
-            self._report(reason, describe(read_answers(hostnames, answers)))
+            self._ask(client, name)
+
+    def _end_stalled_job(self, reason: str, table: str) -> None:
+        if not self._is_over:
+            self._report(reason, table)
             self._spread("leave", PeerLostError.exit_code)
 
 
 def main() -> None:
-    """Take over what the rank has left: its process's number and descriptor, the socket, files."""
+    """Arguments: the rank's process, and descriptors: of it, or -1, of a socket, and of files."""
     process, own, connection, memory, stacks = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     link = Link(socket.socket(fileno=connection))
-    shared = mmap.mmap(memory, SHARED.size)
     rank = RankProcess(process, own if own >= 0 else None)
-    Companion(rank, link, shared, StackReader(process, stacks)).run()
+    Companion(rank, link, Progress(memory), StackReader(process, stacks)).run()

@@ -1,4 +1,4 @@
-"""What ends a job: a rank that was lost, or one that failed by itself.
+"""What ends a job: a rank that was lost, or one that failed.
 
 A loss has consequences: launchers end the other ranks, and these get errors from their
 connections. Their reports may come first. So a decision waits for a moment, and follows the report
@@ -48,7 +48,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that wants to report an error of its own, and end the job."""
+    """A rank that has raised an error, which it wants to report, and end the job."""
 
     rank: int
     code: int

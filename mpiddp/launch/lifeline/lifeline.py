@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import Any
 
 from mpiddp.errors import UnreachableError
 from mpiddp.launch import detached
-from mpiddp.launch.lifeline.companion import SHARED
 from mpiddp.launch.lifeline.decision import SUSPICION_SECONDS, Failure
 from mpiddp.launch.lifeline.flight_recorder import read_record
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
+from mpiddp.launch.lifeline.progress import Progress
 from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
 from mpiddp.launch.output import Redirection
@@ -56,10 +54,8 @@ class Lifeline:
         output = output or Redirection()
         self._is_closing = False
         self._rank = -1
-        descriptor = os.memfd_create("mpiddp-lifeline")
-        os.ftruncate(descriptor, SHARED.size)
-        self._shared = memoryview(mmap.mmap(descriptor, SHARED.size)).cast("q")
-        self.note_step(None)
+        descriptor = Progress.make_file()
+        self._progress = Progress(descriptor)
         self._stacks = StackWriter()
         own, theirs = socket.socketpair()
         _start(theirs, (descriptor, self._stacks.descriptor), output.console)
@@ -92,11 +88,11 @@ class Lifeline:
     # Where this rank is
 
     def note_step(self, step: int | None) -> None:
-        self._shared[0] = -1 if step is None else step
+        self._progress.note_step(step)
 
     def note_move(self) -> None:
         """This rank's main thread has moved."""
-        self._shared[1] = time.monotonic_ns()
+        self._progress.note_move()
 
     def note_failure(self, error: BaseException) -> None:
         """Where this rank was when ``error`` ended its work; its stack will not show it."""
@@ -142,7 +138,7 @@ class Lifeline:
         self._send("announce", asdict(Failure(self._rank, code, suspects_peer=False)))
 
     def close(self) -> None:
-        """All ranks have closed their sessions, or nobody is to be told of this one's end."""
+        """All ranks have closed their sessions, or no rank is to be told of this one's end."""
         self._is_closing = True
         self._send("done")
 

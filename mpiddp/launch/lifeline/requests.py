@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from mpiddp.launch.lifeline.links import connect
+from mpiddp.launch.lifeline.publication import ADDRESS_FILE
 
 ANSWER_SECONDS = 2.0
 """How long answers are waited for."""
-ADDRESS_FILE = "lifeline.json"
 
 
 class Client(Protocol):
-    """Who has asked."""
+    """A connection, or a part of this process, that has asked."""
 
     def send(self, kind: str, content: Any, /) -> None: ...
 
@@ -69,22 +67,6 @@ class Requests:
     def _finish(self, number: int) -> None:
         client, _, answers = self._open.pop(number)
         client.send("answers", [self._hostnames, sorted(answers.items())])
-
-
-def publish(directory: Path, place: str, token: str) -> Path:
-    """Write down how clients reach rank 0's companion, for this user alone. Raises OSError."""
-    temporary = directory / f".{ADDRESS_FILE}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"address": place, "token": token}, file)
-    return temporary.replace(directory / ADDRESS_FILE)
-
-
-def withdraw(path: Path, token: str) -> None:
-    """Remove what ``publish`` has written, unless another job has written there since."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        if json.loads(path.read_text())["token"] == token:
-            path.unlink()
 
 
 def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:

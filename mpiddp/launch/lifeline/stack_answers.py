@@ -1,4 +1,4 @@
-"""A companion's answer to who asks where its rank is: the stack, and NCCL's last collectives."""
+"""A companion's answer to where its rank is: the stack, and NCCL's last collectives."""
 
 from __future__ import annotations
 

@@ -39,6 +39,28 @@ class Meeting:
     """Hexadecimal token, the same on all ranks and different in every job."""
 
 
+def torchrun_variables(world: World, meeting: Meeting) -> dict[str, str]:
+    """What torchrun gives its workers, for scripts and libraries that look for it."""
+    return {
+        environment.RANK: str(world.rank),
+        environment.LOCAL_RANK: str(world.local_rank),
+        environment.WORLD_SIZE: str(world.size),
+        environment.LOCAL_WORLD_SIZE: str(world.local_size),
+        environment.GROUP_RANK: str(world.node_rank),
+        environment.GROUP_WORLD_SIZE: str(world.node_count),
+        environment.ROLE_RANK: str(world.rank),
+        environment.ROLE_NAME: "default",
+        environment.ROLE_WORLD_SIZE: str(world.size),
+        environment.MASTER_ADDR: meeting.address,
+        environment.MASTER_PORT: str(meeting.port),
+        environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
+        # From the front, where it has started this rank.
+        **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
+        # The server runs already; init_process_group() must only connect to it.
+        environment.TORCHELASTIC_USE_AGENT_STORE: "True",
+    }
+
+
 def make_store(
     meeting: Meeting, world: World, descriptor: int | None, timeout: float, secret: str
 ) -> Any:

@@ -1,0 +1,43 @@
+"""Memory that a rank shares with its companion: noting a step takes no system call."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+
+
+class Progress:
+    """One end of the memory: the step, and when the rank's main thread was last seen to move."""
+
+    SIZE = 16
+    """Bytes: the step, -1 before the first, and a time of time.monotonic_ns(), 0 for none."""
+
+    def __init__(self, descriptor: int) -> None:
+        """``descriptor``: of a file of SIZE bytes, which stays its owner's."""
+        self._fields = memoryview(mmap.mmap(descriptor, self.SIZE)).cast("q")
+
+    @classmethod
+    def make_file(cls) -> int:
+        """The descriptor of a new file, in which there is no step; the caller owns it."""
+        descriptor = os.memfd_create("mpiddp-lifeline")
+        os.ftruncate(descriptor, cls.SIZE)
+        cls(descriptor).note_step(None)
+        return descriptor
+
+    def note_step(self, step: int | None) -> None:
+        self._fields[0] = -1 if step is None else step
+
+    def note_move(self) -> None:
+        """The rank's main thread has moved."""
+        self._fields[1] = time.monotonic_ns()
+
+    def read_step(self) -> int | None:
+        """None before the first step."""
+        step: int = self._fields[0]
+        return step if step >= 0 else None
+
+    def find_idle_seconds(self) -> float:
+        """How long the rank's main thread has not moved; 0 where that is not watched."""
+        moved: int = self._fields[1]
+        return (time.monotonic_ns() - moved) / 1e9 if moved else 0.0
