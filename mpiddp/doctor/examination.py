@@ -18,7 +18,8 @@ from mpiddp.doctor.node_stage import examine_nodes
 from mpiddp.doctor.options import Settings
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
-from mpiddp.launch.failure.failure import FORWARD_SECONDS, FailureHandler
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.failure.reports import FORWARD_SECONDS
 from mpiddp.launch.launcher.hostnames import count_noun, is_host
 from mpiddp.launch.summary import find_slowest
 from mpiddp.launch.world import find_oddities

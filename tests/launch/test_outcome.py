@@ -39,7 +39,7 @@ def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
     with pytest.raises(OSError, match=r"outcome\.json"):
         failure_handler.finish()
     # A failure is told all the same, and why nothing was written.
-    failure_handler._report(failure_handler._compose(KeyError("first")))
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
     told = capsys.readouterr().err
     assert "outcome.json could not be written" in told and "KeyError: 'first'" in told
 
@@ -62,7 +62,7 @@ def test_the_front_finds_the_outcome_in_the_jobs_directory(job, tmp_path, has_ru
     run = tmp_path / "run"
     run.mkdir()
     failure_handler.run_directory = run if has_run else None
-    failure_handler._report(failure_handler._compose(KeyError("first")))
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
     outcome = read_outcome(job)
     assert outcome is not None
     assert outcome.pop("path") == (str(run / "outcome.json") if has_run else None)
@@ -87,7 +87,7 @@ def test_a_rank_of_an_attempt_that_was_replaced_writes_nothing(job, tmp_path):
     failure_handler.run_directory = tmp_path
     job_directory.check_attempt()
     job_directory.begin_attempt(job, "second")
-    failure_handler._report(failure_handler._compose(KeyError("first")))
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
     assert read_outcome(job) is None and read_outcome(tmp_path) is None
     assert not (tmp_path / "logs").exists()
     with pytest.raises(PeerLostError, match="restarted without this rank"):

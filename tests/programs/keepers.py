@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpiddp.errors import LaunchError
-from mpiddp.launch.failure import failure, missing_ranks, outcome, termination
+from mpiddp.launch.failure import failure, missing_ranks, outcome, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import Outcome, write_outcome
@@ -182,7 +182,7 @@ CASES: dict[str, Callable[[FailureHandler], None]] = {
 def fail(case: str, folder: Path) -> None:
     """Fail as rank 3 of 8 at step 17."""
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT), 2)
-    failure.READ_SECONDS = failure.HOOK_SECONDS = BOUND
+    reports.READ_SECONDS = reports.HOOK_SECONDS = BOUND
     termination.CONSOLE_SECONDS = outcome.FILES_SECONDS = BOUND
     with FailureHandler() as failure_handler:
         failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")

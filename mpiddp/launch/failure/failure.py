@@ -1,17 +1,17 @@
 """Any rank's failure ends the job, once, with its exit code.
 
-An exception in one rank leaves the others waiting for as long as nobody tells them. So every
-failure comes here: the ranks agree which one reports, that one prints one report, and MPI_Abort
-ends the job with the documented code (`mpiddp.errors`). Nothing on the way there may keep the
-process: whatever may hang or fail (the error's own text, the console, files, a hook) is bounded in
+An exception in one rank leaves the others waiting until they are told. So every failure comes
+here: the ranks agree which one reports, that one prints one report (`reports`), and MPI_Abort ends
+the job with the documented code (`mpiddp.errors`). Nothing on the way there may keep the process:
+what may hang or fail (the error's own text, the console, files, a hook) is bounded in
 time, and ending the process is the last act of a ``finally``.
 
 Which rank reports depends on how far the job has come. Before MPI is up it is the launcher's rank
 0; a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
 and the lowest failing one reports. Later the lifeline says who reports: the first rank that failed,
-or nobody where a lost rank is behind it, which the lifeline reports itself. A rank that gets no
-answer prints its own report, in the order of ranks. A rank that left the report to another one, and
+or none where a lost rank is behind it, which the lifeline reports itself. A rank that gets no
+answer prints its own report, in the order of ranks. A rank that left the report to another, and
 still runs after 10 s, prints its own.
 
 In a notebook errors are raised and nothing is aborted.
@@ -20,15 +20,11 @@ In a notebook errors are raised and nothing is aborted.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -40,25 +36,20 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.launch import job_directory
-from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.background import BackgroundCall
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
-    describe_error,
     exit_code,
     find_call,
-    has_own_hook,
-    has_trace,
-    is_peer_loss,
     may_be_peer_loss,
     read_message,
-    visible_part,
 )
 from mpiddp.launch.failure.missing_ranks import (
     describe_missing,
     explain_expiry,
     explain_silent_mpi,
 )
-from mpiddp.launch.failure.outcome import Outcome, find_log, write_outcome, write_report
+from mpiddp.launch.failure.outcome import write_outcome
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.reporter import (
     ANSWER_SECONDS,
@@ -68,48 +59,29 @@ from mpiddp.launch.failure.reporter import (
     await_turn,
     claim_node,
 )
+from mpiddp.launch.failure.reports import Report, Reports
 from mpiddp.launch.failure.termination import (
     ReportedExit,
     end_process,
     end_soon,
-    flush_output,
     in_notebook,
     may_call_mpi,
-    print_report,
 )
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.output import Redirection
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 PATIENCE_SECONDS = 10.0
-"""How long a rank that leaves the report to another one waits to be ended by it."""
-READ_SECONDS = 5.0
-"""How long it may take to put an error into words: its text may ask a GPU that hangs, and the lines
-of a traceback a file system."""
-HOOK_SECONDS = 5.0
-"""How long a script's own hook may take to show an error, while other ranks wait."""
-FORWARD_SECONDS = 0.2
-"""How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
+"""How long a rank that leaves the report to another waits for that one to end it."""
 CARRY_SECONDS = 60.0
 """How long a failure that came before MPI waits for the others in MPI_Init."""
 SHOWN = 200
 """Characters of an error that the others hear of."""
 
 
-@dataclass(frozen=True)
-class _Report:
-    """An error in words."""
-
-    error: BaseException
-    text: str
-    """For the console and the log."""
-    outcome: Outcome
-
-
-class FailureHandler:
+class FailureHandler(Reports):
     """Ends one process, and its job. As a context manager it catches every exception of its body.
 
     Start-up tells it how to reach the other ranks, the trainer where the run stands.
@@ -117,18 +89,11 @@ class FailureHandler:
 
     def __init__(self, hidden_files: tuple[str, ...] = ()) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
-        self.peers = Peers()
-        self.output = Redirection()
-        self.run_directory: Path | None = None
-        self._step: int | None = None
-        self.attempt = 1
+        super().__init__(Peers(), hidden_files)
         self.starting = True
         """Whether the ranks still agree at the end of each phase of start-up."""
-        self.runs_script = False
-        """Whether somebody's script runs inside: its exceptions and exit codes stay plain."""
         self.seconds = 300.0
         """Time limit of each phase of start-up."""
-        self._hidden_files = hidden_files
         self._waiting = False
         self._process = os.getpid()
         self._ends = threading.Lock()
@@ -142,23 +107,6 @@ class FailureHandler:
         self.step_under_way: int | None = None
         """The step that is being made, from 1; None between steps. While it is the same one, this
         rank makes no progress, whatever its main thread does."""
-
-    @property
-    def step(self) -> int | None:
-        """Step of training, for messages and outcome.json."""
-        return self._step
-
-    @step.setter
-    def step(self, step: int | None) -> None:
-        self._step = step
-        if self.peers.lifeline is not None:
-            self.peers.lifeline.note_step(step)
-
-    def enter_run(self, directory: Path, attempt: int) -> None:
-        """Reports are written to ``directory`` from here on."""
-        self.run_directory, self.attempt = directory, attempt
-        if self.peers.lifeline is not None:
-            self.peers.lifeline.note_run(directory, attempt)
 
     def __enter__(self) -> FailureHandler:
         return self
@@ -231,7 +179,7 @@ class FailureHandler:
         That of a run that is done stays, whatever happens to a rank while the session is closed.
         """
         job_directory.check_attempt()
-        write_outcome(self.run_directory, self._make_outcome(code, reason, self.step))
+        write_outcome(self.run_directory, self.make_outcome(code, reason, self.step))
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
@@ -283,7 +231,7 @@ class FailureHandler:
         if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
             with contextlib.suppress(Exception):  # The report does without.
                 peers.lifeline.note_failure(error)
-        report = self._compose(error)
+        report = self.compose_report(error)
         self._code = report.outcome.code
         try:
             is_reporter = self._is_reporter(report)
@@ -292,14 +240,14 @@ class FailureHandler:
         if self._is_leaving:
             self._code = PeerLostError.exit_code
         elif is_reporter:
-            self._report(report, told=told)
+            self.report(report, told=told)
         else:
-            self._write_files(report, is_reporter=False)
-            # Without MPI there is nobody who could end this process.
+            self.write_files(report, is_reporter=False)
+            # Without MPI no other rank could end this process.
             if peers.communicator is not None:
                 time.sleep(PATIENCE_SECONDS)
                 await_turn(peers.rank)
-                self._report(report, told=told)
+                self.report(report, told=told)
         self._hold_claim(2 * ANSWER_SECONDS)
 
     def _announce(self, code: int) -> None:
@@ -311,7 +259,7 @@ class FailureHandler:
         self._announce(kind.exit_code)
         text = self._explain_expiry(phase)
         if text is not None:
-            self._report(self._compose(kind(text)))
+            self.report(self.compose_report(kind(text)))
         else:
             time.sleep(PATIENCE_SECONDS)
         self._hold_claim(REPORTERS * ANSWER_SECONDS)
@@ -328,7 +276,7 @@ class FailureHandler:
             if peers.rank >= REPORTERS:
                 return None
             # Under a bare srun one that ends does not end the others.
-            self._claim = claim_node()
+            self._claim_node()
             if self._claim is None:
                 return None
             return explain_silent_mpi(phase, self.seconds, peers.launcher)
@@ -337,110 +285,9 @@ class FailureHandler:
             text = describe_missing(phase, self.seconds, {}, peers.describe_rank)
             return f"{text} (the ranks could not be asked: {read_message(error)})"
 
-    def describe(self, error: BaseException) -> str:
-        """The report of ``error``: one line for mistakes of the user's, else a traceback."""
-        return self._describe(error, self.step)
-
-    def _describe(self, error: BaseException, step: int | None) -> str:
-        return describe_error(
-            error,
-            self.peers.describe_place(step),
-            is_shared=self.peers.is_shared,
-            lost_peer=self._is_peer_loss(error),
-            hidden_files=self._hidden_files,
-        )
-
-    def _is_peer_loss(self, error: BaseException) -> bool:
-        return not self.runs_script and self.peers.is_shared and is_peer_loss(error)
-
-    def _compose(self, error: BaseException) -> _Report:
-        """Put ``error`` into words; its type alone where its text fails or does not come."""
-        step = self.step  # The trainer may go on meanwhile.
-
-        def compose() -> _Report:
-            lost = self._is_peer_loss(error)
-            code = PeerLostError.exit_code if lost else exit_code(error)
-            reason = f"{type(error).__name__}: {read_message(error)}".rstrip(": ")
-            text = self._describe(error, step)
-            return _Report(error, text, self._make_outcome(code, reason, step))
-
-        try:
-            return BackgroundCall(compose).finish(READ_SECONDS)
-        except LateError:
-            problem = f"its message could not be read within {READ_SECONDS:g} s"
-        except BaseException as another:
-            problem = f"its message could not be read ({type(another).__name__})"
-        reason = f"{type(error).__name__}: {problem}"
-        text = f"mpiddp: {self.peers.describe_place(step)}{reason}\n"
-        return _Report(error, text, self._make_outcome(exit_code(error), reason, step))
-
-    def _report(self, report: _Report, *, told: bool = False) -> None:
-        # The console first: files may be on a system that has stopped answering.
-        note = self._claim.note if self._claim is not None else ""
-        report = replace(report, text=report.text + note + self._describe_stacks(report))
-        self._print("" if told else self._show(report))
-        self._write_files(report, is_reporter=True)
-        if self.peers.is_shared:
-            time.sleep(FORWARD_SECONDS)
-
-    def _describe_stacks(self, report: _Report) -> str:
-        """Where each rank is, if another one may have kept this one waiting."""
-        lifeline, error = self.peers.lifeline, report.error
-        is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
-        with contextlib.suppress(Exception):  # The report does without.
-            return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
-        return ""
-
-    def _show(self, report: _Report) -> str:
-        """Let a script's own hook show the error; returns what is still to be printed."""
-        error = report.error
-        if not (self.runs_script and has_trace(error) and has_own_hook()):
-            return report.text
-        trace = visible_part(error.__traceback__, self._hidden_files)
-        context = contextvars.copy_context()
-
-        def show() -> None:
-            with contextlib.suppress(OSError):
-                flush_output()
-            context.run(sys.excepthook, type(error), error, trace)
-
-        try:
-            if self.peers.is_shared:
-                BackgroundCall(show).finish(HOOK_SECONDS)
-            else:
-                show()  # A debugger may talk to its user there.
-        except LateError:
-            problem = f"did not return within {HOOK_SECONDS:g} s"
-        except BaseException as another:
-            problem = f"raised {type(another).__name__}: {read_message(another)}"
-        else:
-            # The hook's own text is in the log, where this rank is not on the console.
-            self.output.write_console(report.text)
-            return ""
-        return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"
-
-    def _print(self, text: str) -> None:
-        print_report(text, self.output.write_console)
-
-    def _write_files(self, report: _Report, *, is_reporter: bool) -> None:
-        """Write log and outcome, the latter if ``is_reporter``, as far as there are files."""
-        log = self.output.log
-        if log is None:
-            log = find_log(self.run_directory, self.peers.rank)
-        elif is_reporter:
-            log = None  # Standard error leads there, and has it.
-        outcome = report.outcome if is_reporter else None
-        problem = write_report(log, report.text, self.run_directory, outcome)
-        if problem and is_reporter:
-            self._print(f"mpiddp: {problem}\n")
-
-    def _make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
-        peers = self.peers
-        return Outcome(code, reason, peers.rank, peers.hostname, step, self.attempt)
-
     # Which rank reports
 
-    def _is_reporter(self, report: _Report) -> bool:
+    def _is_reporter(self, report: Report) -> bool:
         peers = self.peers
         if peers.communicator is None and threading.current_thread() is threading.main_thread():
             self._carry_into_mpi(report)
@@ -478,15 +325,19 @@ class FailureHandler:
             return True
         if launcher.rank != 0:
             time.sleep(ANSWER_SECONDS)
-        self._claim = claim_node()
+        self._claim_node()
         return launcher.rank == 0 or (self._claim is not None and not isinstance(error, AloneError))
+
+    def _claim_node(self) -> None:
+        self._claim = claim_node()
+        self.note = self._claim.note if self._claim is not None else ""
 
     def _hold_claim(self, seconds: float) -> None:
         """Let the other processes of this node find the claim taken."""
         if self._claim is not None:
             time.sleep(seconds)
 
-    def _carry_into_mpi(self, report: _Report) -> None:
+    def _carry_into_mpi(self, report: Report) -> None:
         """Join MPI with a failure that came before it, where MPI can be joined."""
         launcher = self.peers.launcher
         if isinstance(report.error, LaunchError) or launcher is None or not self.peers.is_shared:
@@ -495,7 +346,7 @@ class FailureHandler:
         def give_up(_: str) -> None:
             # Beside the thread that was to report, and does not come back from MPI_Init.
             try:
-                self._report(report)
+                self.report(report)
             finally:
                 self._end()
 

@@ -1,0 +1,183 @@
+"""The report of an error: in words, on the console, in the log, and in outcome.json.
+
+What may hang or fail here (the error's own text, the console, files, a script's hook) is bounded in
+time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mpiddp.errors import PeerLostError, UnreachableError
+from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.failure.error_report import (
+    describe_error,
+    exit_code,
+    has_own_hook,
+    has_trace,
+    is_peer_loss,
+    read_message,
+    visible_part,
+)
+from mpiddp.launch.failure.outcome import Outcome, find_log, write_report
+from mpiddp.launch.failure.peers import Peers
+from mpiddp.launch.failure.termination import flush_output, print_report
+from mpiddp.launch.output import Redirection
+
+READ_SECONDS = 5.0
+"""How long it may take to put an error into words: its text may ask a GPU that hangs, and the lines
+of a traceback a file system."""
+HOOK_SECONDS = 5.0
+"""How long a script's own hook may take to show an error, while other ranks wait."""
+FORWARD_SECONDS = 0.2
+"""How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """An error in words."""
+
+    error: BaseException
+    text: str
+    """For the console and the log."""
+    outcome: Outcome
+
+
+class Reports:
+    """One process's reports. The trainer says where the run stands."""
+
+    def __init__(self, peers: Peers, hidden_files: tuple[str, ...]) -> None:
+        """``hidden_files``: source files whose frames are left out at the top of a traceback."""
+        self.peers = peers
+        self.output = Redirection()
+        self.run_directory: Path | None = None
+        self.attempt = 1
+        self.runs_script = False
+        """Whether somebody's script runs inside: its exceptions and exit codes stay plain."""
+        self.note = ""
+        """A line that follows each report."""
+        self._step: int | None = None
+        self._hidden_files = hidden_files
+
+    @property
+    def step(self) -> int | None:
+        """Step of training, for messages and outcome.json."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        self._step = step
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.note_step(step)
+
+    def enter_run(self, directory: Path, attempt: int) -> None:
+        """Reports are written to ``directory`` from here on."""
+        self.run_directory, self.attempt = directory, attempt
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.note_run(directory, attempt)
+
+    def describe(self, error: BaseException) -> str:
+        """The report of ``error``: one line for mistakes of the user's, else a traceback."""
+        return self._describe(error, self.step)
+
+    def _describe(self, error: BaseException, step: int | None) -> str:
+        return describe_error(
+            error,
+            self.peers.describe_place(step),
+            is_shared=self.peers.is_shared,
+            lost_peer=self._is_peer_loss(error),
+            hidden_files=self._hidden_files,
+        )
+
+    def _is_peer_loss(self, error: BaseException) -> bool:
+        return not self.runs_script and self.peers.is_shared and is_peer_loss(error)
+
+    def compose_report(self, error: BaseException) -> Report:
+        """Put ``error`` into words; its type alone where its text fails or does not come."""
+        step = self.step  # The trainer may go on meanwhile.
+
+        def compose() -> Report:
+            lost = self._is_peer_loss(error)
+            code = PeerLostError.exit_code if lost else exit_code(error)
+            reason = f"{type(error).__name__}: {read_message(error)}".rstrip(": ")
+            text = self._describe(error, step)
+            return Report(error, text, self.make_outcome(code, reason, step))
+
+        try:
+            return BackgroundCall(compose).finish(READ_SECONDS)
+        except LateError:
+            problem = f"its message could not be read within {READ_SECONDS:g} s"
+        except BaseException as another:
+            problem = f"its message could not be read ({type(another).__name__})"
+        reason = f"{type(error).__name__}: {problem}"
+        text = f"mpiddp: {self.peers.describe_place(step)}{reason}\n"
+        return Report(error, text, self.make_outcome(exit_code(error), reason, step))
+
+    def report(self, report: Report, *, told: bool = False) -> None:
+        """Print and write a report; ``told``: it has been printed already."""
+        # The console first: files may be on a system that has stopped answering.
+        report = replace(report, text=report.text + self.note + self._describe_stacks(report))
+        self._print("" if told else self._show(report))
+        self.write_files(report, is_reporter=True)
+        if self.peers.is_shared:
+            time.sleep(FORWARD_SECONDS)
+
+    def _describe_stacks(self, report: Report) -> str:
+        """Where each rank is, if another may have kept this one waiting."""
+        lifeline, error = self.peers.lifeline, report.error
+        is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
+        with contextlib.suppress(Exception):  # The report does without.
+            return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
+        return ""
+
+    def _show(self, report: Report) -> str:
+        """Let a script's own hook show the error; returns what is still to be printed."""
+        error = report.error
+        if not (self.runs_script and has_trace(error) and has_own_hook()):
+            return report.text
+        trace = visible_part(error.__traceback__, self._hidden_files)
+        context = contextvars.copy_context()
+
+        def show() -> None:
+            with contextlib.suppress(OSError):
+                flush_output()
+            context.run(sys.excepthook, type(error), error, trace)
+
+        try:
+            if self.peers.is_shared:
+                BackgroundCall(show).finish(HOOK_SECONDS)
+            else:
+                show()  # A debugger may talk to its user there.
+        except LateError:
+            problem = f"did not return within {HOOK_SECONDS:g} s"
+        except BaseException as another:
+            problem = f"raised {type(another).__name__}: {read_message(another)}"
+        else:
+            # The hook's own text is in the log, where this rank is not on the console.
+            self.output.write_console(report.text)
+            return ""
+        return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"
+
+    def _print(self, text: str) -> None:
+        print_report(text, self.output.write_console)
+
+    def write_files(self, report: Report, *, is_reporter: bool) -> None:
+        """Write log and outcome, the latter if ``is_reporter``, as far as there are files."""
+        log = self.output.log
+        if log is None:
+            log = find_log(self.run_directory, self.peers.rank)
+        elif is_reporter:
+            log = None  # Standard error leads there, and has it.
+        outcome = report.outcome if is_reporter else None
+        problem = write_report(log, report.text, self.run_directory, outcome)
+        if problem and is_reporter:
+            self._print(f"mpiddp: {problem}\n")
+
+    def make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
+        peers = self.peers
+        return Outcome(code, reason, peers.rank, peers.hostname, step, self.attempt)
