@@ -12,7 +12,6 @@ import hashlib
 import io
 import math
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.tensor import DTensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from mpiddp.training import unpickling
 from mpiddp.training.manifest import ALGORITHM, DamageError, File
 from mpiddp.training.packing import is_structure
 from mpiddp.training.ranks import Ranks
@@ -36,26 +36,6 @@ BLOCK_BYTES = 1 << 20
 FLUSHED_BYTES = 8 << 20
 """So many are handed to the disk at once."""
 _METADATA = ".metadata"
-_ALLOWED = frozenset(
-    {
-        *(
-            ("torch.distributed.checkpoint.metadata", name)
-            for name in (
-                "BytesStorageMetadata",
-                "ChunkStorageMetadata",
-                "Metadata",
-                "MetadataIndex",
-                "StorageMeta",
-                "TensorProperties",
-                "TensorStorageMetadata",
-                "_MEM_FORMAT_ENCODING",
-            )
-        ),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-    }
-)
 
 
 class _Memory:
@@ -252,18 +232,6 @@ def _raise_first(problems: list[tuple[int, str] | None]) -> None:
             raise OSError(problem[0], f"rank {rank}: {problem[1]}")
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Makes only what the list of a checkpoint's tensors is made of."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            return super().find_class(module, name)
-        found = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(found, torch.dtype):
-            return found
-        raise DamageError([f"{_METADATA} asks for {module}.{name}, which no checkpoint holds"])
-
-
 class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return read_metadata(Path(self.path))
@@ -272,10 +240,10 @@ class _Reader(FileSystemReader):
 def read_metadata(directory: Path) -> Metadata:
     """The list of a checkpoint's tensors. Raises DamageError, and runs nothing that it names."""
     try:
-        with (directory / _METADATA).open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-    except DamageError:
-        raise
+        metadata = unpickling.load((directory / _METADATA).read_bytes())
+    except unpickling.ForbiddenError as error:
+        problem = f"{_METADATA} asks for {error}, which no checkpoint holds"
+        raise DamageError([problem]) from None
     except Exception as error:
         raise DamageError([f"{_METADATA} cannot be read: {error!r}"]) from None
     if not isinstance(metadata, Metadata):

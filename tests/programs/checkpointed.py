@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
+from mpiddp.training import unpickling
+from mpiddp.training.ranks import Ranks
 
 
 def make_model(kind: str) -> nn.Module:
@@ -82,3 +85,41 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         for key in sorted(state):
             found.update(f"{name} {key}".encode() + state[key].contiguous().numpy().tobytes())
     return found.hexdigest()
+
+
+class _Hostile:
+    """To unpickle it makes a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
+    """Each call of `Ranks` with plain values, and with one of rank 1's, or 0's, that runs code."""
+    ranks = Ranks()
+    own: dict[str, Any] = {"rank": ranks.rank, "text": "é" * ranks.rank * 1000, "path": folder}
+    found: dict[str, Any] = {
+        "gather": [each["rank"] for each in ranks.gather(own)],
+        "collect": [len(each["text"]) for each in ranks.collect(own)],
+        "scatter": ranks.scatter(["a", None, (3, 4.5)]),
+        "broadcast": ranks.broadcast(own)["rank"],
+        "refused": [],
+    }
+    hostile = _Hostile(folder / f"made-by-{ranks.rank}")
+    for call in (
+        lambda: ranks.gather(hostile if ranks.rank == 1 else None),
+        lambda: ranks.collect(hostile if ranks.rank == 1 else None),
+        lambda: ranks.scatter([hostile] * ranks.size),
+        lambda: ranks.broadcast(hostile),
+    ):
+        try:
+            call()
+        except unpickling.ForbiddenError as error:
+            found["refused"].append(str(error))
+        else:
+            found["refused"].append(None)
+    ranks.close()
+    return found

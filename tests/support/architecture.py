@@ -42,10 +42,9 @@ MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.launch.front", SCRIPTS)
 MAY_UNPICKLE = (
     "mpiddp.launch.mpi.mpi",
     "mpiddp.launch.lifeline.flight_recorder",
-    "mpiddp.training.shards",
-    "mpiddp.training.ranks",
+    "mpiddp.training.unpickling",
 )
-"""What came over MPI; what this process has pickled; and what an unpickler has checked."""
+"""What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 LONGEST_FUNCTION = 60
 

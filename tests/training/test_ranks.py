@@ -1,0 +1,26 @@
+"""Small collective calls over Gloo: what comes back, and that nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import checkpointed
+from pool import Pools
+
+
+@pytest.mark.mpi
+def test_values_come_back_and_nothing_in_them_is_run(pool: Pools, tmp_path: Path) -> None:
+    found = pool("openmpi", 3).call(checkpointed.exchange, tmp_path).values
+    assert [each["gather"] for each in found] == [[0, 1, 2]] * 3
+    assert [each["collect"] for each in found] == [[0, 1000, 2000], [], []]
+    assert [each["scatter"] for each in found] == ["a", None, (3, 4.5)]
+    assert [each["broadcast"] for each in found] == [0] * 3
+    # What its own rank unpickles, too; rank 0 keeps what it broadcasts.
+    assert [each["refused"] for each in found] == [
+        ["posix.mkdir", "posix.mkdir", "posix.mkdir", None],
+        ["posix.mkdir", None, "posix.mkdir", "posix.mkdir"],
+        ["posix.mkdir", None, "posix.mkdir", "posix.mkdir"],
+    ]
+    assert not list(tmp_path.iterdir())
