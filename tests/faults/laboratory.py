@@ -99,6 +99,11 @@ class Training:
     def run(self) -> Path:
         return self.folder / "runs" / NAME
 
+    @property
+    def words(self) -> list[str]:
+        """Of the trainer's command line; what is named twice is as it is named last."""
+        return [*TRAINING, *self.options]
+
     @contextlib.contextmanager
     def start(
         self,
@@ -110,13 +115,12 @@ class Training:
 
         ``prefix``: words before Python. ``settings``: more of the saboteur's plan.
         """
-        words = [*TRAINING, *self.options]
-        program = ["-m", "mpiddp.train", *words]
+        program = ["-m", "mpiddp.train", *self.words]
         if rules is not None:
             plan = self.folder / "plan.json"
             content = {"folder": str(self.folder), "pause": PAUSE, "rules": list(rules), **settings}
             plan.write_text(json.dumps(content))
-            program = [str(SABOTEUR), str(plan), *words]
+            program = [str(SABOTEUR), str(plan), *self.words]
         first, *rest = [*prefix, sys.executable, *program]
         with launchers.start(
             self.launcher or launchers.table()["openmpi"],

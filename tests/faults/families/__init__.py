@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from attempts import Family
-from families import cuts, damage, disk, kills, programs, saves, signals, stalls, worlds
+from families import (
+    cluster,
+    cuts,
+    damage,
+    disk,
+    kills,
+    programs,
+    saves,
+    signals,
+    stalls,
+    strangers,
+    worlds,
+)
 
 FAMILIES: dict[str, Family] = {
     "kill": kills.KILL,
@@ -12,8 +24,11 @@ FAMILIES: dict[str, Family] = {
     "damage": damage.DAMAGE,
     "disk": disk.DISK,
     "signal": signals.SIGNAL,
+    "requeue": cluster.REQUEUE,
     "still": stalls.STILL,
     "endless": stalls.ENDLESS,
+    "node": cluster.NODE,
     "program": programs.PROGRAM,
     "world": worlds.WORLD,
+    "stranger": strangers.STRANGER,
 }

@@ -1,0 +1,172 @@
+"""Strangers: at the ports of a job that starts, and in what a checkpoint holds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import resource
+import shutil
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import launchers
+from attempts import Family, Finding
+from laboratory import Laboratory, Training, find_resumed
+from mpiddp.training.manifest import (
+    MANIFEST,
+    File,
+    list_checkpoints,
+    read_manifest,
+    write_manifest,
+)
+
+RANKS = 2
+WAYS = ("idle", "hostile list", "garbage", "hostile shard")
+LISTENING = "0A"
+"""The state of such a socket in /proc/net/tcp."""
+
+
+def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "way": WAYS[number % len(WAYS)],
+        "connections": parameters["connections"],
+        "bytes": dice.randbytes(64).hex(),
+    }
+
+
+def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
+    training = Training(folder, RANKS)
+    if choice["way"].startswith("hostile"):
+        return load_hostile(training, laboratory, choice)
+    laboratory.find_whole(RANKS)
+    with training.start(None) as job, flood(job, choice) as ports:
+        job.wait().expect(0)
+    assert ports, "no port was found"
+    laboratory.check_end(training)
+    return Finding("no effect, bitwise equal")
+
+
+# Ports
+
+
+@contextlib.contextmanager
+def flood(job: launchers.Job, choice: Mapping[str, Any]) -> Iterator[dict[int, int]]:
+    """Connect to each port as soon as a rank, or its companion, listens; until training begins.
+
+    Yields the connections that were made, by port. They stay.
+    """
+    made: dict[int, int] = {}
+    connections: list[socket.socket] = []
+    ended = threading.Event()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    text = b"" if choice["way"] == "idle" else bytes.fromhex(choice["bytes"])
+
+    def run() -> None:
+        while not ended.wait(0.005) and "Starting distributed training" not in job.stdout():
+            for host, port in find_ports(job):
+                for _ in range(0 if port in made else choice["connections"]):
+                    with contextlib.suppress(OSError):
+                        connections.append(connect(host, port, text))
+                        made[port] = made.get(port, 0) + 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield made
+    finally:
+        ended.set()
+        thread.join()
+        for each in connections:
+            each.close()
+
+
+def connect(host: str, port: int, text: bytes) -> socket.socket:
+    found = socket.create_connection((host, port), 1)
+    found.setblocking(False)
+    with contextlib.suppress(OSError):
+        found.sendall(text)
+    return found
+
+
+def find_ports(job: launchers.Job) -> list[tuple[str, int]]:
+    """Where ranks and companions listen themselves: what they share with a launcher is its."""
+    ours, others = set[str](), set[str]()
+    for process in job.processes():
+        environment = launchers.environ_of(process)
+        is_rank = any(name in environment for name in launchers.RANK_VARIABLES)
+        (ours if is_rank else others).update(find_sockets(process))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [
+        (socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]), int(row[1][9:], 16))
+        for row in rows
+        if row[3] == LISTENING and row[9] in ours - others
+    ]
+
+
+def find_sockets(process: int) -> set[str]:
+    """The numbers of a process's sockets."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(entry.path)
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
+
+
+# Pickles
+
+
+class Hostile:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+def load_hostile(training: Training, laboratory: Laboratory, choice: Mapping[str, Any]) -> Finding:
+    """The manifest fits, as somebody makes it who may write there."""
+    whole = laboratory.find_whole(RANKS)
+    shutil.copytree(whole.run, training.run)
+    for name in ("outcome.json", "lock"):
+        (training.run / name).unlink()
+    newest, older = list_checkpoints(training.run / "checkpoints")[:2]
+    trace = training.folder / "trace"
+    content = pickle.dumps(Hostile(trace))
+    pickle.loads(content)
+    trace.rmdir()
+    is_list = choice["way"] == "hostile list"
+    name = ".metadata" if is_list else "__0_0.distcp"
+    (newest / name).write_bytes(content.ljust((newest / name).stat().st_size))
+    manifest = read_manifest(newest)
+    digest = hashlib.sha256((newest / name).read_bytes()).hexdigest()
+    files = {**manifest.files, name: File((newest / name).stat().st_size, digest)}
+    (newest / MANIFEST).unlink()
+    write_manifest(newest, replace(manifest, files=files))
+    if is_list:
+        output = training.finish()
+        assert find_resumed(output) == int(older.name.partition("-")[2]), output
+        outcome = "never run, fell back"
+    else:
+        # Whose digest is right holds what the run is to go on from, as far as anybody can tell.
+        with training.start(None) as job:
+            result = job.wait()
+        assert result.returncode != 0, result
+        outcome = "never run, refused"
+    assert not trace.exists(), "it was run"
+    return Finding(outcome)
+
+
+STRANGER = Family(choose, attempt)
