@@ -38,13 +38,16 @@ if TYPE_CHECKING:
     from mpiddp.launch.session import Session
     from mpiddp.launch.world import World
     from mpiddp.sync.ddp_hook import synchronize
+    from mpiddp.training.batches import Batch
     from mpiddp.training.checkpointer import Checkpointer
     from mpiddp.training.data import DataSet
+    from mpiddp.training.script_trainer import Trainer
     from mpiddp.training.task import Task
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "CheckpointError",
     "Checkpointer",
     "ConfigurationError",
@@ -55,6 +58,7 @@ __all__ = [
     "ScheduleError",
     "Session",
     "Task",
+    "Trainer",
     "UnreachableError",
     "World",
     "all_gather",
@@ -72,6 +76,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Batch": "mpiddp.training.batches",
     "CheckpointError": "mpiddp.errors",
     "Checkpointer": "mpiddp.training.checkpointer",
     "ConfigurationError": "mpiddp.errors",
@@ -82,6 +87,7 @@ _HOMES = {
     "ScheduleError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
     "Task": "mpiddp.training.task",
+    "Trainer": "mpiddp.training.script_trainer",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.world",
     "synchronize": "mpiddp.sync.ddp_hook",
@@ -138,16 +144,9 @@ def init(
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.
     """
-    from mpiddp.launch.failure.failure import FailureHandler
-    from mpiddp.launch.session import Options
-    from mpiddp.launch.startup import catch_uncaught, start
+    from mpiddp.launch.startup import open_session
 
-    failure_handler = FailureHandler()
-    with failure_handler:
-        options = Options(backend, timeout, interface, allow_shared_gpu, lifeline_timeout, bind)
-        session = start(options, failure_handler)
-    catch_uncaught(session, failure_handler)
-    return session
+    return open_session(backend, timeout, interface, allow_shared_gpu, lifeline_timeout, bind)
 
 
 def __dir__() -> list[str]:

@@ -73,6 +73,18 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
     return session
 
 
+def open_session(*values: Any, **options: Any) -> Session:
+    """Start a launch in a script, with `Options`: what nobody catches ends the job from now on.
+
+    Collective; a failure ends the job, but raises in a notebook.
+    """
+    failure_handler = FailureHandler()
+    with failure_handler:
+        session = start(Options(*values, **options), failure_handler)
+    catch_uncaught(session, failure_handler)
+    return session
+
+
 def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:
     """Let uncaught exceptions end the job, and an exit without ``close`` close."""
     previous = sys.excepthook

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options import command_line, toml
 from mpiddp.training.options.checkpoints import CheckpointOptions
+from mpiddp.training.options.checks import did_you_mean
 from mpiddp.training.options.contradictions import refuse_contradictions
 from mpiddp.training.options.data import DataOptions
 from mpiddp.training.options.launch import LaunchOptions
@@ -104,6 +105,22 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises ConfigurationError, with the file, the key, what was expected and what was found.
     """
     return toml.read(path, get_type_hints(Configuration))
+
+
+def from_keywords(values: Mapping[str, Any]) -> Configuration:
+    """Return the resolved configuration of a script's keywords: names and types as in TOML.
+
+    None, and a path as a ``Path``, are accepted too. Raises ConfigurationError.
+    """
+    types = get_type_hints(Configuration)
+    found = {}
+    for name, value in values.items():
+        if name not in types:
+            raise ConfigurationError(f"unknown option {name}{did_you_mean(name, list(types))}")
+        if value is not None:
+            text = str(value) if isinstance(value, Path) else value
+            found[name] = toml.convert(name, text, types[name])
+    return Configuration(**found).resolve()
 
 
 def to_toml(configuration: Configuration) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from mpiddp.training.stages import Stage, StageClock
 from mpiddp.training.task import Loss
 from mpiddp.training.traffic import Traffic
 
+Compute: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
+"""From a model and a batch on its device to outputs, for the metrics, and the mean loss."""
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -26,10 +30,14 @@ class Forward:
     loss: Loss
     """Of training: with smoothed labels, if any."""
     precision: Precision
+    compute: Compute | None = None
+    """A script's own, in place of the model and the loss."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """A model's outputs and its mean loss, for a batch on its device."""
         with self.precision.autocast():
+            if self.compute is not None:
+                return self.compute(model, batch)
             outputs = model(batch.inputs)
             return outputs, self.loss(outputs, batch.targets)
 

@@ -37,7 +37,7 @@ def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return hits.sum() * (len(targets) / targets.numel())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """A model, its data, the loss that training lowers, and metrics that it reports.
 
@@ -73,7 +73,7 @@ def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, C
     task = given or Task()
     if configuration.task is not None and given is None:
         task = call_factory("task", find_factory("task", configuration.task), Task)
-    names: dict[str, Any] = _name_own(configuration, task)
+    names: dict[str, Any] = name_own(task, vars(configuration))
     configuration = replace(configuration, **names)
     if configuration.model == AUTO:
         configuration = replace(configuration, model=choose_model(configuration.data))
@@ -87,15 +87,15 @@ def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, C
     )
 
 
-def _name_own(configuration: Configuration, task: Task) -> dict[str, str]:
+def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
     """The options that a task decides. Raises ConfigurationError where they say something else."""
     names = {}
     for option, usual in (("model", AUTO), ("data", DataOptions.data)):
-        own, chosen = getattr(task, option), getattr(configuration, option)
+        own, chosen = getattr(task, option), options.get(option)
         if own is None:
             continue
         names[option] = describe(own)
-        if chosen not in (usual, names[option]):
+        if chosen not in (None, usual, names[option]):
             raise ConfigurationError(
                 f"{option} = {chosen!r} cannot be combined with a task that has {option} of its "
                 f"own ({names[option]}): leave out one of them"

@@ -7,8 +7,9 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from mpiddp.training.reports import Reports, say, warn
 from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.stages import Stage
+from mpiddp.training.step import Compute
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.task import Task, find_task
 from mpiddp.training.training_state import EpochTotals, Position, Restored
@@ -51,6 +53,31 @@ class Place:
     """Of the rank's batches since the epoch, or its rest, began; counted from 0."""
 
 
+@dataclass
+class Step:
+    """A step of training that is to be taken: with a batch of this rank."""
+
+    epoch: int
+    """Counted from 1."""
+    number: int
+    """Of the run, counted from 1."""
+    batch: Batch
+    _take: Callable[[Compute | None], None]
+    is_taken: bool = False
+
+    def take(self, compute: Compute | None = None) -> None:
+        """Forward and backward pass, and the update; collective.
+
+        ``compute(model, batch)``, if given, returns the model's outputs and the mean loss. It is
+        called in place of the model and the task's loss, once for each pass of the step, with the
+        pass's batch on the model's device.
+        """
+        if self.is_taken:
+            raise MpiddpError(f"expected one take() for step {self.number}, found a second one")
+        self.is_taken = True
+        self._take(compute)
+
+
 def train(
     configuration: Configuration,
     session: Session,
@@ -58,7 +85,27 @@ def train(
     signals: PreemptionSignals | None = None,
     task: Task | None = None,
 ) -> metrics.Row:
-    """Train as the configuration says, and return the last row of the metrics; collective.
+    """Take all steps of `run_steps`, and return the last row of the metrics; collective."""
+    steps = run_steps(configuration, session, failure_handler, signals, task)
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            row: metrics.Row = end.value
+            return row
+        step.take()
+
+
+def run_steps(
+    configuration: Configuration,
+    session: Session,
+    failure_handler: FailureHandler,
+    signals: PreemptionSignals | None = None,
+    task: Task | None = None,
+) -> Generator[Step, None, metrics.Row]:
+    """Train as the configuration says: yields this rank's steps, which must be taken; collective.
+
+    Returns the last row of the metrics. A rank that only serves parameters has no steps.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
@@ -93,7 +140,7 @@ def train(
     pauses = make_pauses(training, saver, signals)
     preempted: PreemptedError | None = None
     try:
-        row = _run_epochs(training, pauses, begun)
+        row = yield from _run_epochs(training, pauses, begun)
     except PreemptedError as error:
         preempted = error
     pauses.close()
@@ -238,7 +285,9 @@ def _describe_synchronization(training: Training) -> str:
     return " ".join(parts)
 
 
-def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.Row:
+def _run_epochs(
+    training: Training, pauses: Pauses, begun: Restored
+) -> Generator[Step, None, metrics.Row]:
     directory = training.failure_handler.run_directory
     assert directory is not None
     reports = Reports(training.session, directory, training.configuration.log_every)
@@ -247,7 +296,7 @@ def _run_epochs(training: Training, pauses: Pauses, begun: Restored) -> metrics.
     while position.epoch <= epochs:
         is_last = position.epoch == epochs
         reports.begin_epoch(position.epoch, epoch.totals)
-        row = _train_epoch(training, pauses, reports, position, epoch)
+        row = yield from _train_epoch(training, pauses, reports, position, epoch)
         training.engine.update.settle()
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
@@ -272,7 +321,7 @@ def _train_epoch(
     reports: Reports,
     position: Position,
     epoch: EpochTotals,
-) -> metrics.Row:
+) -> Generator[Step, None, metrics.Row]:
     begin = time.perf_counter() - epoch.seconds
     taken = training.configuration.batch_size * len(training.workers)
     left, before = training.batches.count(position.samples), position.samples // taken
@@ -284,8 +333,10 @@ def _train_epoch(
     for number, batch in enumerate(_read_batches(training, position), start=1):
         clock.end(Stage.READ)
         if batch is not None:
-            training.failure_handler.step_under_way = position.step + 1
-            _take_batch(training, batch, Place(position.step + 1, number - 1), epoch.totals)
+            place = Place(position.step + 1, number - 1)
+            take = partial(_take_batch, training, batch, place, epoch.totals)
+            training.failure_handler.step_under_way = place.step
+            yield from _offer(Step(position.epoch, place.step, batch, take))
             training.failure_handler.step_under_way = None
             reports.after_step(position.epoch, before + number, epoch.totals)
         position = replace(
@@ -317,7 +368,19 @@ def _train_epoch(
     )
 
 
-def _take_batch(training: Training, batch: Batch, place: Place, totals: metrics.Totals) -> None:
+def _offer(step: Step) -> Iterator[Step]:
+    yield step
+    if not step.is_taken:
+        raise MpiddpError(f"expected take() to be called for step {step.number}, found no call")
+
+
+def _take_batch(
+    training: Training,
+    batch: Batch,
+    place: Place,
+    totals: metrics.Totals,
+    compute: Compute | None = None,
+) -> None:
     _tell_unreadable(training, place.step)
     if training.slowdown is not None:
         training.slowdown.wait(place.step - 1)
@@ -326,7 +389,10 @@ def _take_batch(training: Training, batch: Batch, place: Place, totals: metrics.
     def describe() -> str:
         return _describe_batch(training, place)
 
-    bad = training.engine.take_step(batch, training.session.device, totals, describe)
+    engine = training.engine
+    if compute is not None:
+        engine = replace(engine, forward=replace(engine.forward, compute=compute))
+    bad = engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
         warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
 

@@ -40,7 +40,7 @@ def read(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
         if key not in types:
             hint = did_you_mean(key, list(types))
             raise ConfigurationError(f"{path}: unknown key {quote(key)}{hint}")
-    return {key: _convert(f"{path}: {key}", value, types[key]) for key, value in values.items()}
+    return {key: convert(f"{path}: {key}", value, types[key]) for key, value in values.items()}
 
 
 def write(values: Mapping[str, Any]) -> str:
@@ -54,7 +54,7 @@ def write(values: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {text}\n" for name, text in texts.items())
 
 
-def _convert(where: str, value: Any, expected: Any) -> Any:
+def convert(where: str, value: Any, expected: Any) -> Any:
     """Return a TOML value as the type of its field, or raise ConfigurationError."""
     choices: list[str] = []
     if get_origin(expected) is Literal:

@@ -1,0 +1,106 @@
+"""The trainer for scripts: ``mpiddp.Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from mpiddp.errors import ConfigurationError, PreemptedError
+from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.launch.session import Session, find_session
+from mpiddp.launch.startup import open_session
+from mpiddp.training.config import Configuration, from_keywords
+from mpiddp.training.metrics import Row
+from mpiddp.training.options.launch import LaunchOptions
+from mpiddp.training.task import Task, name_own
+from mpiddp.training.trainer import Step, run_steps
+
+COMMAND_ONLY = ("task", "evaluate_only", "weights", "log_dir", "console", "label")
+"""Options of commands: a script has its output and its task already."""
+
+
+class Trainer:
+    """Trains in a script as ``python -m mpiddp.train`` does on the command line.
+
+        trainer = mpiddp.Trainer(mpiddp.Task(model=Net), data="digits", epochs=3)
+        row = trainer.fit()
+
+    Start the script with ``python -m mpiddp -n 2 script.py``, mpirun or srun. Checkpoints,
+    resuming, metrics and the run's directory are those of the command.
+
+    Attributes:
+        configuration: the resolved options.
+        session: that of `mpiddp.init`. The one that is open is used; where there is none, it is
+            started, and closed when the script ends.
+        row: the last epoch's metrics, once training has ended; else None.
+    """
+
+    def __init__(self, task: Task | None = None, **options: Any) -> None:
+        """Collective: every process of the launch makes one.
+
+        Args:
+            task: what is trained; what it leaves open is decided by the options.
+            options: those of ``python -m mpiddp.train --help``, named as in TOML.
+
+        Raises ConfigurationError.
+        """
+        self._task = task or Task()
+        self.configuration = _configure(self._task, options)
+        self.session, self._signals = _find_session(self.configuration)
+        self.row: Row | None = None
+
+    def fit(self) -> Row:
+        """Train to the end, and return the last epoch's metrics; collective.
+
+        A job that is preempted ends with exit code 75 once its checkpoint is written. Raises
+        ConfigurationError, MpiddpError.
+        """
+        for step in self.steps():
+            step.take()
+        assert self.row is not None
+        return self.row
+
+    def steps(self) -> Iterator[Step]:
+        """Yields this rank's steps, for a loop of the script's own; collective.
+
+            for step in trainer.steps():
+                step.take()
+
+        Each step must be taken before the next one. Between them, evaluations, checkpoints and
+        metrics are made where they are due. Errors are those of `fit`.
+        """
+        handler = self.session._resources.failure_handler
+        try:
+            self.row = yield from run_steps(
+                self.configuration, self.session, handler, self._signals, self._task
+            )
+        except PreemptedError as error:
+            self.session.close()
+            handler.leave(error.exit_code)
+
+
+def _configure(task: Task, options: dict[str, Any]) -> Configuration:
+    for name in COMMAND_ONLY:
+        if options.get(name) is not None:
+            raise ConfigurationError(f"{name}: an option of python -m mpiddp.train, not of Trainer")
+    return from_keywords({**options, **name_own(task, options)})
+
+
+def _find_session(configuration: Configuration) -> tuple[Session, PreemptionSignals]:
+    """The session that is open, or a new one; and what notes the cluster's requests."""
+    launch = {each.name: getattr(configuration, each.name) for each in fields(LaunchOptions)}
+    session = find_session()
+    signals = session.signals if session is not None else None
+    if session is None or not session.has_group:
+        session = open_session(**launch)
+    else:
+        for each in fields(LaunchOptions):
+            if launch[each.name] != each.default:
+                raise ConfigurationError(
+                    f"{each.name} = {launch[each.name]!r} comes too late: the session is open; "
+                    "give it to mpiddp.init"
+                )
+    signals = signals or PreemptionSignals()
+    signals.listen(parse_signals(configuration.preempt_signal))
+    return session, signals

@@ -1,0 +1,149 @@
+"""mpiddp.Trainer, in this process and in a job of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import launchers
+import mpiddp
+from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.launch.session import Options, Session
+from mpiddp.launch.startup import start
+from mpiddp.training.batches import Batch
+from mpiddp.training.config import parse
+from mpiddp.training.trainer import train
+
+SMALL: dict[str, Any] = {"data": "toy", "samples": 200, "epochs": 2, "resume": "never"}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield session
+        torch.set_num_threads(threads)
+
+
+def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(shape[0], classes)
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_script_trains_as_the_command_does(session: Session) -> None:
+    words = ["--data", "toy", "--samples", "200", "--epochs", "2", "--name", "command"]
+    expected = train(parse(words), session, FailureHandler())
+    row = mpiddp.Trainer(**SMALL, name="script").fit()
+    assert row.parameters == expected.parameters
+    own = mpiddp.Trainer(**SMALL, name="loop")
+    numbers = []
+    for step in own.steps():
+        numbers.append((step.epoch, step.number, len(step.batch.targets)))
+        step.take()
+    assert own.row is not None and own.row.parameters == expected.parameters
+    assert numbers == [(1 + n // 10, n + 1, 16) for n in range(20)]
+    read = [Path("runs", each, "config.toml").read_text() for each in ("command", "loop")]
+    assert read[0].replace('"command"', '"loop"').replace('"auto"', '"never"', 1) == read[1]
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_step_computes_what_the_script_says(session: Session) -> None:
+    seen = []
+
+    def compute(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = model(batch.inputs)
+        seen.append(len(batch.targets))
+        return outputs, 0 * outputs.sum()
+
+    trainer = mpiddp.Trainer(mpiddp.Task(model=build), **SMALL, weight_decay=0.0)
+    for step in trainer.steps():
+        step.take(compute)
+    assert sum(seen) == 2 * 160
+    assert trainer.row is not None and trainer.row.loss == 0
+    # Nothing was learned.
+    torch.manual_seed(0)
+    expected = build((10,), 2)
+    saved = sorted(Path("runs").glob("*/checkpoints/step-20"))
+    assert trainer.configuration.model == f"{__name__}:build"
+    weights = mpiddp_weights(saved[0])
+    assert torch.equal(weights["weight"], expected.weight)
+
+
+def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
+    from mpiddp.training.shards import read_shards
+
+    found = read_shards(path, "model.")
+    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+@pytest.mark.usefixtures("writable")
+def test_each_step_is_taken_once(session: Session) -> None:
+    steps = mpiddp.Trainer(**SMALL).steps()
+    next(steps)
+    with pytest.raises(MpiddpError, match=r"take\(\) .* step 1"):
+        next(steps)
+    step = next(mpiddp.Trainer(**SMALL).steps())
+    step.take()
+    with pytest.raises(MpiddpError, match=r"one take\(\) for step 1"):
+        step.take()
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"epoch": 3}, ["unknown option epoch", "did you mean epochs?"]),
+        ({"epochs": "3"}, ["epochs", "an integer", "'3' (str)"]),
+        ({"epochs": 0}, ["epochs", "1 or more"]),
+        ({"transport": "mpi"}, ["transport = 'mpi'", "sync = 'framework'"]),
+        ({"timeout": 60}, ["timeout = 60.0", "the session is open", "mpiddp.init"]),
+        ({"weights": "a.pt"}, ["weights", "python -m mpiddp.train", "Trainer"]),
+        ({"model": "mlp"}, ["model = 'mlp'", "task", f"{__name__}:build"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_option_is_refused(
+    options: dict[str, Any], fragments: list[str], session: Session
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        mpiddp.Trainer(mpiddp.Task(model=build), **options)
+    assert [each for each in fragments if each not in str(caught.value)] == []
+
+
+PREEMPTED = """
+import os, signal
+import mpiddp
+
+trainer = mpiddp.Trainer(data="toy", epochs=4, name="left")
+for step in trainer.steps():
+    step.take()
+    if step.number == 7 and trainer.session.world.rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR2)
+print("ended", trainer.row.step)
+"""
+
+
+@pytest.mark.mpi
+def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PREEMPTED)
+    openmpi = launchers.table()["openmpi"]
+    words = ["-m", "mpiddp", "script.py"]
+    first = launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path)
+    assert first.returncode == 75, first
+    outcome = read_outcome(tmp_path / "runs" / "left")
+    assert outcome is not None and outcome["code"] == 75
+    assert signal.SIGUSR2.name in outcome["reason"]
+    second = launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path).expect(0)
+    assert second.stdout.count("ended 200\n") == 2
+    assert f"Resumed from runs/left/checkpoints/step-{outcome['step']}" in second.stdout
+    rows = (tmp_path / "runs" / "left" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["epoch"] for row in rows] == [1, 2, 3, 4]
