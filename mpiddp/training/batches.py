@@ -19,7 +19,14 @@ SHOWN = 8
 
 
 class Batch(NamedTuple):
-    """One rank's samples of a forward pass."""
+    """One rank's samples of a forward pass.
+
+        def compute(model, batch: mpiddp.Batch):
+            outputs = model(batch.inputs)
+            return outputs, torch.nn.functional.cross_entropy(outputs, batch.targets)
+
+    Ranks may have different numbers of samples in the last step of an epoch.
+    """
 
     inputs: torch.Tensor
     """Shape (samples, …)."""

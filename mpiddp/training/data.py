@@ -36,7 +36,14 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training and a test split with the same classes."""
+    """A training and a test split with the same classes.
+
+        def load() -> mpiddp.DataSet:
+            points = np.random.normal(size=(500, 2)).astype(np.float32)
+            return split_by_hash(points, (points[:, 0] > 0).astype(np.int64), classes=2)
+
+    It is the same on every rank, which trains on its part.
+    """
 
     train: Split
     test: Split

@@ -43,25 +43,28 @@ class Task:
 
         def build(shape, classes):
             return torch.nn.Linear(shape[0], classes)
-
-        task = mpiddp.Task(model=build, loss=torch.nn.functional.cross_entropy)
+        task = mpiddp.Task(build, metrics={})
 
     `mpiddp.Trainer` takes it, and so does ``python -m mpiddp.train --task package.module:factory``,
     where ``factory()`` returns one.
+
+    Attributes:
+        model: returns a new ``torch.nn.Module``, on the CPU; the same weights for the same seed of
+            torch. If it has parameters ``shape`` and ``classes``, they are given: the shape of one
+            sample, and the number of classes. None: the option ``model`` decides.
+        data: returns a `DataSet`, the same on every rank. If it has a parameter ``seed``, that is
+            given. None: the option ``data`` decides.
+        loss: takes outputs and targets, (samples, …), and returns the mean over the batch, a
+            scalar. By default the cross entropy of scores (samples, classes, …) and int64 labels.
+        metrics: what is reported beside the loss, by name: each takes outputs and targets, and
+            returns the sum over the samples, a scalar. The mean over all samples of an epoch is
+            reported. By default ``accuracy``.
     """
 
     model: Factory | None = None
-    """Returns a new ``torch.nn.Module``, on the CPU, with the same weights for the same seed of
-    torch. If it has parameters ``shape`` and ``classes``, they are given: the shape of one sample,
-    and how many classes there are. None: the option ``model`` decides."""
     data: Factory | None = None
-    """Returns the data, a ``DataSet``, the same on every rank. If it has a parameter ``seed``, that
-    is given. None: the option ``data`` decides."""
     loss: Loss = cross_entropy
-    """Takes outputs and targets, (samples, …), and returns the mean over the batch, a scalar."""
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": count_correct})
-    """By name, what is reported beside the loss: each takes outputs and targets and returns the sum
-    over the samples, a scalar. Reported is the mean over all samples of an epoch."""
 
 
 def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, Configuration]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import textwrap
 import time
 from pathlib import Path
@@ -43,6 +44,7 @@ def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
     return {
         **{name: torch.ones(4) for name in tensors},
         "DistributedDataParallel": DistributedDataParallel,
+        "Net": build,
         "Path": Path,
         "algorithm": "rong",
         "batches": range(3),
@@ -58,7 +60,12 @@ def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
         "time": time,
         "torch": torch,
         "train": lambda step: None,
+        "trainer": SimpleNamespace(steps=list),
     }
+
+
+def build(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(math.prod(shape), classes))
 
 
 if __name__ == "__main__":
