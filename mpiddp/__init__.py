@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from mpiddp.launch.session import Session
     from mpiddp.launch.world import World
     from mpiddp.sync.ddp_hook import synchronize
-    from mpiddp.training.batches import Batch
     from mpiddp.training.checkpointer import Checkpointer
     from mpiddp.training.data import DataSet
+    from mpiddp.training.samples import Batch
     from mpiddp.training.script_trainer import Trainer
     from mpiddp.training.task import Task
 
@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "mpiddp.training.batches",
+    "Batch": "mpiddp.training.samples",
     "CheckpointError": "mpiddp.errors",
     "Checkpointer": "mpiddp.training.checkpointer",
     "ConfigurationError": "mpiddp.errors",

@@ -15,8 +15,8 @@ from torch import nn
 from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
 from benchmarks.training_step.workloads import draw_batch
-from mpiddp.training.batches import Batch
 from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.samples import Batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 
 if TYPE_CHECKING:

@@ -1,37 +1,75 @@
-"""The data sets: each is loaded whole, in numpy, and split in the same way by every rank."""
+"""Data sets: what they are for the trainer, and those that need no files but the package's."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mpiddp.training.config import Configuration
 from mpiddp.training.factories import call_factory, find_factory
+from mpiddp.training.options.data import parse_shape
 from mpiddp.training.registry import DATASETS
 
 DIGITS = 10
 IMAGE = (1, 8, 8)
-"""Channels, height and width of the digits, and of synthetic images."""
+"""Channels, height and width of the digits."""
 TOY_FEATURES = 10
+
+
+class MapStyle(Protocol):
+    """A split whose samples are read one by one, for example a ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Any:
+        """What is fed to the model, and its target: tensors, or what torch's collation takes."""
+
+
+def _keep(features: torch.Tensor) -> torch.Tensor:
+    return features
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and their classes, as they are fed to a model."""
+    """Samples and their classes, in memory."""
 
-    features: NDArray[np.float32]
+    features: NDArray[Any]
     """Shape (samples, …)."""
     labels: NDArray[np.int64]
-    """Shape (samples,); 0 to classes - 1."""
+    """Shape (samples, …); 0 to classes - 1."""
+    convert: Callable[[torch.Tensor], torch.Tensor] = _keep
+    """Makes of features, for any number of samples, what is fed to a model."""
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Varies the features of one sample. What it draws comes from torch's default generator."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, position: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features that are varied and not yet converted, and the label."""
+        features = torch.from_numpy(self.features[position])
+        label = torch.as_tensor(self.labels[position])
+        return features if self.augment is None else self.augment(features), label
+
+    def read(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Converted features, and labels, of several samples."""
+        index = torch.tensor(positions)
+        features = torch.from_numpy(self.features)[index]
+        return self.convert(features), torch.from_numpy(self.labels)[index]
+
+    def digest(self) -> bytes:
+        digest = hashlib.sha256(np.ascontiguousarray(self.features).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
+        return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -45,20 +83,29 @@ class DataSet:
     It is the same on every rank, which trains on its part.
     """
 
-    train: Split
-    test: Split
+    train: Split | MapStyle
+    test: Split | MapStyle
     classes: int
+    sample_shape: tuple[int, ...] | None = None
+    """That of what is fed to the model for one sample, where it should not be read for that."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.train.features.shape[1:]
+        """Of what is fed to the model for one sample."""
+        if self.sample_shape is not None:
+            return self.sample_shape
+        return tuple(torch.as_tensor(self.train[0][0]).shape)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all samples and labels, to compare between ranks."""
-        digest = hashlib.sha256(repr((self.shape, self.classes, len(self.train))).encode())
+        """Return a SHA-256, to compare between ranks: of all samples that are in memory.
+
+        A split of another kind says by its method ``digest``, if it has one, what is compared.
+        """
+        sizes = self.shape, self.classes, len(self.train), len(self.test)
+        digest = hashlib.sha256(repr(sizes).encode())
         for split in (self.train, self.test):
-            digest.update(split.features.tobytes())
-            digest.update(split.labels.tobytes())
+            if (own := getattr(split, "digest", None)) is not None:
+                digest.update(own())
         return digest.hexdigest()
 
 
@@ -88,11 +135,12 @@ def load_digits(_: Configuration) -> DataSet:
 
 
 def make_synthetic(configuration: Configuration) -> DataSet:
-    """Return made-up images, 1 x 8 x 8: ten random prototypes, one per class, under noise."""
+    """Return made-up samples: ten random prototypes, one per class, under noise."""
     generator = np.random.default_rng(configuration.seed)
-    prototypes = generator.normal(size=(DIGITS, *IMAGE))
+    shape = parse_shape(configuration.shape)
+    prototypes = generator.normal(size=(DIGITS, *shape))
     labels = generator.integers(DIGITS, size=configuration.samples)
-    noise = generator.normal(size=(configuration.samples, *IMAGE))
+    noise = generator.normal(size=(configuration.samples, *shape))
     features = (prototypes[labels] + noise).astype(np.float32)
     return split_by_hash(features, labels, DIGITS)
 

@@ -13,10 +13,11 @@ import torch
 from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.launch.session import Session
 from mpiddp.training import metrics
-from mpiddp.training.batches import make_evaluation_batches
+from mpiddp.training.batches import Cut, make_evaluation_batches
 from mpiddp.training.config import Configuration
+from mpiddp.training.loading import choose_reading, choose_samples, load_on_all
 from mpiddp.training.preparation import EVALUATION_BATCH
-from mpiddp.training.task import Task, build_model, load_data
+from mpiddp.training.task import Task, build_model
 from mpiddp.training.weights import load_weights
 
 PREDICTIONS = "predictions.csv"
@@ -37,24 +38,26 @@ def predict_all(
     Raises ConfigurationError, CheckpointError.
     """
     assert configuration.weights is not None
-    data = load_data(task, configuration.seed)
-    session.agree(data.digest(), f"data set {configuration.data}")
+    data = load_on_all(configuration, task, session)
     torch.manual_seed(configuration.seed)
     module = build_model(task, data).to(session.device)
     load_weights(module, configuration.weights)
     world, device = session.world, session.device
+    _, tests = choose_samples(configuration, data)
+    batches = make_evaluation_batches(
+        tests, Cut(EVALUATION_BATCH, world.rank, world.size), choose_reading(configuration, session)
+    )
     rows, totals = list[Row](), metrics.Totals(device, task.metrics)
     module.eval()
     with torch.no_grad():
-        for inputs, labels, _ in make_evaluation_batches(
-            data.test, EVALUATION_BATCH, world.rank, world.size
-        ):
+        for inputs, labels, _ in batches:
             targets = labels.to(device)
             outputs = module(inputs.to(device))
-            samples = zip(outputs.split(1), targets.split(1), strict=True)
+            samples = zip(torch.split(outputs, 1), torch.split(targets, 1), strict=True)
             losses = torch.stack([task.loss(*sample) for sample in samples])
             totals.add(losses.mean(), outputs, targets)
             rows += _make_rows(outputs, targets, losses)
+    batches.reader.close()
     return totals.reduce(), session.gather(rows)
 
 

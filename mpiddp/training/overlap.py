@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.ddp_hook import ScheduleHook
-from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.parallel import Replica
 from mpiddp.training.rehearsal import Forward, compute_plainly, rehearse, time_once
+from mpiddp.training.samples import Batch
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training import overlap
 from mpiddp.training.batches import (
-    Batch,
     Cut,
+    EvaluationBatches,
     SharedBatches,
     TrainingBatches,
     check_share,
@@ -24,9 +21,9 @@ from mpiddp.training.batches import (
     make_training_batches,
 )
 from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet
 from mpiddp.training.divergence import LossGuard
 from mpiddp.training.learning_rate import LearningRate, make_learning_rate
+from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.moving_average import MovingAverage
 from mpiddp.training.optimizer_step import (
     GuardedUpdate,
@@ -37,12 +34,13 @@ from mpiddp.training.optimizer_step import (
 )
 from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
 from mpiddp.training.precision import Precision
-from mpiddp.training.random_state import seed_generators
+from mpiddp.training.random_state import mix_seed, seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.samples import Batch
 from mpiddp.training.stages import make_clock, time_buffers
 from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
-from mpiddp.training.task import Task, build_model, check_task, choose_loss, load_data
+from mpiddp.training.task import Task, build_model, check_task, choose_loss
 from mpiddp.training.traffic import ServerTraffic, observe
 
 EVALUATION_BATCH = 256
@@ -66,7 +64,7 @@ class Training:
     """Of ranks with parameter servers."""
     batches: TrainingBatches | SharedBatches
     """Of a rank that computes; a dedicated server leaves them to the others."""
-    evaluation: DataLoader[Batch]
+    evaluation: EvaluationBatches
     rate: LearningRate
     slowdown: Slowdown | None
 
@@ -74,6 +72,12 @@ class Training:
     def is_in_step(self) -> bool:
         """Whether no worker begins a step before all have finished the one before."""
         return self.roles is None or find_bound(self.configuration) == 0
+
+    def close(self) -> None:
+        """There are no more steps. Collective."""
+        self.engine.update.close()
+        self.batches.reader.close()
+        self.evaluation.reader.close()
 
     @property
     def can_pause(self) -> bool:
@@ -125,16 +129,16 @@ def prepare(
     world = session.world
     roles = find_roles(configuration, world.size)
     workers = roles.workers if roles is not None else tuple(range(world.size))
-    data = load_data(task, configuration.seed)
-    session.agree(data.digest(), f"data set {configuration.data}")
+    data = load_on_all(configuration, task, session)
     check_share(len(data.train), len(workers), configuration.batch_size)
     place = workers.index(world.rank) if world.rank in workers else 0
-    skips = configuration.on_bad_sample == "skip"
+    train, test = choose_samples(configuration, data)
+    reading = choose_reading(configuration, session)
     drops = configuration.last_batch == "drop"
     cut = Cut(configuration.batch_size, place, len(workers), drops)
-    static = make_training_batches(data.train, configuration.seed, cut, skips=skips)
+    static = make_training_batches(train, cut, reading)
     rate = make_learning_rate(configuration, len(static), configuration.batch_size * len(workers))
-    batch = _take_first(data, configuration.batch_size, session.device)
+    batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
     module = build_model(task, data).to(session.device)
     check_task(task, module, batch)
@@ -156,19 +160,13 @@ def prepare(
         pace=pace,
         workers=workers,
         roles=roles,
-        batches=_share_batches(configuration, data, engine.update, cut) or static,
+        batches=_share_batches(configuration, static, engine.update) or static,
         evaluation=make_evaluation_batches(
-            data.test, EVALUATION_BATCH, world.rank, world.size, skips=skips
+            test, Cut(EVALUATION_BATCH, world.rank, world.size), reading
         ),
         rate=rate,
         slowdown=slowdown,
     )
-
-
-def _take_first(data: DataSet, batch_size: int, device: torch.device) -> Batch:
-    features = torch.from_numpy(data.train.features[:batch_size])
-    labels = torch.from_numpy(data.train.labels[:batch_size])
-    return Batch(features.to(device), labels.to(device))
 
 
 def _make_slowdown(
@@ -243,16 +241,9 @@ def _make_update(
 
 
 def _share_batches(
-    configuration: Configuration, data: DataSet, update: GuardedUpdate, cut: Cut
+    configuration: Configuration, static: TrainingBatches, update: GuardedUpdate
 ) -> SharedBatches | None:
     """What workers without a bound take in turns; None for the others, who have their own."""
     if not isinstance(update, Serving) or find_bound(configuration) is not None:
         return None
-    skips = configuration.on_bad_sample == "skip"
-    return SharedBatches(data.train, configuration.seed, cut, lambda: update.ticket, skips=skips)
-
-
-def mix_seed(*numbers: int) -> int:
-    """A seed that follows from these numbers, and from no others in practice."""
-    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
-    return int.from_bytes(digest[:7], "little")
+    return SharedBatches(static.reader, static.share, lambda: update.ticket)

@@ -21,7 +21,10 @@ class DataSource:
 
 
 DATASETS: dict[str, DataSource] = {
+    "cifar10": DataSource("mpiddp.training.image_data:load_cifar10", model="resnet18"),
     "digits": DataSource("mpiddp.training.data:load_digits", model="convnet"),
+    "imagefolder": DataSource("mpiddp.training.image_data:load_images", model="resnet18"),
+    "mnist": DataSource("mpiddp.training.image_data:load_mnist", model="convnet"),
     "synthetic": DataSource("mpiddp.training.data:make_synthetic", model="convnet"),
     "toy": DataSource("mpiddp.training.data:make_toy", model="mlp"),
 }

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from mpiddp.training.batches import Batch
+from mpiddp.training.samples import Batch
 from mpiddp.training.task import cross_entropy
 
 WARM_UP, PASSES = 3, 20

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from mpiddp.training.batches import Batch
 from mpiddp.training.divergence import LossGuard
 from mpiddp.training.metrics import Totals
 from mpiddp.training.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.precision import Precision
+from mpiddp.training.samples import Batch
 from mpiddp.training.stages import Stage, StageClock
 from mpiddp.training.task import Loss
 from mpiddp.training.traffic import Traffic

@@ -12,13 +12,13 @@ from torch import nn
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training import models
-from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, load
 from mpiddp.training.factories import Factory, call_factory, describe, failed, find_factory
 from mpiddp.training.metrics import Metric, Row
 from mpiddp.training.options.data import DataOptions
 from mpiddp.training.options.model import AUTO, choose_model
+from mpiddp.training.samples import Batch
 
 Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the targets to the mean over the batch, a scalar."""

@@ -23,7 +23,6 @@ from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving, describe_roles
 from mpiddp.training import evaluation, metrics, overlap, run_directory
-from mpiddp.training.batches import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.config import Configuration
 from mpiddp.training.learning_rate import describe_scaling
 from mpiddp.training.malloc import keep_freed_memory
@@ -34,6 +33,7 @@ from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.reports import Reports, say, warn
 from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.samples import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
@@ -144,7 +144,7 @@ def run_steps(
     except PreemptedError as error:
         preempted = error
     pauses.close()
-    training.engine.update.close()
+    training.close()
     saver.close()
     if preempted is not None:
         say(session, str(preempted))
@@ -423,7 +423,7 @@ def _describe_batch(training: Training, place: Place) -> str:
 
 def _tell_unreadable(training: Training, step: int) -> None:
     """Report the samples that were left out of this rank's step, counted from 1."""
-    left_out = training.batches.samples.left_out
+    left_out = training.batches.reader.left_out
     for error in left_out:
         warn(training.session, f"{error}; left out of step {step}")
     left_out.clear()

@@ -24,8 +24,8 @@ from mpiddp.errors import CheckpointError
 from mpiddp.training.checkpoint import Found
 from mpiddp.training.metrics import Row, Totals
 from mpiddp.training.packing import pack, unpack
-from mpiddp.training.preparation import Training, mix_seed
-from mpiddp.training.random_state import read_generators, seed_generators, set_generators
+from mpiddp.training.preparation import Training
+from mpiddp.training.random_state import mix_seed, read_generators, seed_generators, set_generators
 from mpiddp.training.shards import read_shards
 from mpiddp.training.stages import Costs
 
@@ -173,8 +173,9 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-_FIXED = ("data", "samples", "model", "optimizer", "seed")
+_FIXED = ("data", "samples", "shape", "image_size", "model", "optimizer", "seed")
 _FREE = (
+    "data_dir", "workers",
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
     "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "export",
     "evaluate_only", "weights", "backend", "interface", "timeout", "allow_shared_gpu", "overlap",

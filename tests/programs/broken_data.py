@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from mpiddp.launch.session import Session
-from mpiddp.training.batches import Samples
 from mpiddp.training.config import Configuration, parse
-from mpiddp.training.data import DataSet, load
+from mpiddp.training.data import DataSet, Split, load
+from mpiddp.training.samples import Key, Samples
 
 
 @contextlib.contextmanager
@@ -27,15 +27,16 @@ def broken(kind: str, numbers: Sequence[int]) -> Iterator[None]:
     def spoil(configuration: Configuration) -> DataSet:
         data = load(configuration)
         if kind == "nan":
+            assert isinstance(data.train, Split)
             data.train.features[list(numbers)] = np.nan
         return data
 
     read = Samples.read
 
-    def refuse(self: Samples, positions: list[int]) -> Any:
-        if kind == "unreadable" and self.what == "training" and set(positions) & set(numbers):
+    def refuse(self: Samples, key: Key) -> Any:
+        if kind == "unreadable" and self.what == "training" and set(key.positions) & set(numbers):
             raise OSError(5, "Input/output error")
-        return read(self, positions)
+        return read(self, key)
 
     with (
         mock.patch("mpiddp.training.task.load", spoil),

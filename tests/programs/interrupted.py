@@ -12,10 +12,10 @@ import torch
 
 from mpiddp.launch.session import Session
 from mpiddp.training import run_directory, trainer
-from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.manifest import list_checkpoints
 from mpiddp.training.preparation import Training
+from mpiddp.training.samples import Batch
 from mpiddp.training.saving import Saver
 from mpiddp.training.shards import read_shards
 from mpiddp.training.trainer import digest_parameters

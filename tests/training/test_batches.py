@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.batches import (
     Cut,
+    Share,
     SharedBatches,
     check_share,
     make_evaluation_batches,
     make_training_batches,
 )
 from mpiddp.training.data import Split
+from mpiddp.training.reading import Reader
+from mpiddp.training.samples import Samples
 from mpiddp.training.step import split_batch
 
 sizes = st.integers(min_value=1, max_value=40)
@@ -38,7 +41,7 @@ def test_evaluation_counts_every_sample_exactly_once(
     split, seen = numbered(samples), list[int]()
     shares = []
     for rank in range(ranks):
-        batches = list(make_evaluation_batches(split, batch_size, rank, ranks))
+        batches = list(make_evaluation_batches(Samples(split), Cut(batch_size, rank, ranks)))
         assert all(1 <= len(labels) <= batch_size for _, labels, *_ in batches)
         assert all((features[:, 0] == labels).all() for features, labels, *_ in batches)
         mine = [label for _, labels, *_ in batches for label in labels.tolist()]
@@ -59,7 +62,7 @@ def test_evaluation_counts_every_sample_exactly_once(
 )
 def test_a_step_is_the_mean_over_its_samples(samples, ranks, batch_size, passes, epoch, drops):
     cuts = [Cut(batch_size, rank, ranks, drops_last=drops) for rank in range(ranks)]
-    batches = [make_training_batches(numbered(samples), 0, cut) for cut in cuts]
+    batches = [make_training_batches(Samples(numbered(samples)), cut) for cut in cuts]
     shares = [list(each.start(epoch)) for each in batches]
     assert all(len(each) == len(share) for each, share in zip(batches, shares, strict=True))
     seen, steps = Counter[int](), []
@@ -88,7 +91,9 @@ def test_a_step_is_the_mean_over_its_samples(samples, ranks, batch_size, passes,
 def test_other_ranks_go_on_with_the_samples_that_are_left(samples, batch_size, worlds):
     def train(ranks, taken, steps):
         for rank in range(ranks):
-            batches = make_training_batches(numbered(samples), 0, Cut(batch_size, rank, ranks))
+            batches = make_training_batches(
+                Samples(numbered(samples)), Cut(batch_size, rank, ranks)
+            )
             for batch in islice(batches.start(1, taken), steps):
                 seen.update(batch.targets.tolist() if batch.weight else [])
 
@@ -105,7 +110,7 @@ def test_other_ranks_go_on_with_the_samples_that_are_left(samples, batch_size, w
 
 
 def order(seed: int, epoch: int) -> list[int]:
-    batches = make_training_batches(numbered(30), seed, Cut(7))
+    batches = make_training_batches(Samples(numbered(30), seed=seed), Cut(7))
     return [label for _, labels, *_ in batches.start(epoch) for label in labels.tolist()]
 
 
@@ -134,15 +139,15 @@ def test_a_batch_larger_than_a_share_is_refused() -> None:
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_workers_that_take_in_turns_take_every_sample_once(samples, workers, batch_size, dice):
     split, tickets = numbered(samples), list(range(workers))
-    seen = []
+    seen, share = [], Share(samples, 3, Cut(batch_size, 0, workers))
     for epoch in (1, 2):
         shares = [
-            SharedBatches(split, 3, Cut(batch_size, 0, workers), lambda place=place: tickets[place])
+            SharedBatches(Reader(Samples(split)), share, lambda place=place: tickets[place])
             for place in range(workers)
         ]
         tickets[:] = range(workers)
         given = workers
-        running = {place: share.start(epoch) for place, share in enumerate(shares)}
+        running = {place: each.start(epoch) for place, each in enumerate(shares)}
         taken = []
         while running:
             place = dice.choice(sorted(running))
@@ -154,7 +159,7 @@ def test_workers_that_take_in_turns_take_every_sample_once(samples, workers, bat
             tickets[place], given = given, given + 1
         assert sorted(taken) == list(range(samples))
         steps = -(-samples // batch_size)
-        assert all(0 <= workers * len(share) - steps < workers for share in shares)
+        assert all(0 <= workers * len(each) - steps < workers for each in shares)
         seen.append(taken)
     if samples > 12 and workers == 1:
         assert seen[0] != seen[1]

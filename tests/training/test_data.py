@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import data_files
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, Split, load, split_by_hash
 from mpiddp.training.registry import DATASETS
+from mpiddp.training.samples import Key, Samples
 
 
 @pytest.fixture(params=sorted(DATASETS))
-def name(request: pytest.FixtureRequest) -> str:
-    value: str = request.param
-    return value
+def configuration(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Configuration:
+    return data_files.provide(request.param, tmp_path, monkeypatch)
 
 
-def test_samples_have_the_types_that_models_take(name: str) -> None:
-    data = load(Configuration(data=name))
+def test_samples_have_the_types_that_models_take(configuration: Configuration) -> None:
+    data = load(configuration)
     for split in (data.train, data.test):
-        assert split.features.dtype == np.float32
-        assert split.labels.dtype == np.int64
-        assert split.features.shape == (len(split), *data.shape)
-        assert np.isfinite(split.features).all()
-        assert set(split.labels.tolist()) == set(range(data.classes))
+        inputs, targets, _ = Samples(split).read(Key(1, list(range(len(split)))))
+        assert inputs.dtype == torch.float32
+        assert targets.dtype == torch.int64
+        assert inputs.shape == (len(split), *data.shape)
+        assert inputs.isfinite().all()
+        assert set(targets.tolist()) == set(range(data.classes))
 
 
+def test_a_data_set_is_the_same_every_time(configuration: Configuration) -> None:
+    assert load(configuration).digest() == load(configuration).digest()
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic", "toy"])
 def test_a_fifth_is_for_testing(name: str) -> None:
     data = load(Configuration(data=name))
     samples = len(data.train) + len(data.test)
     assert len(data.test) == samples // 5
-
-
-def test_a_data_set_is_the_same_every_time(name: str) -> None:
-    configuration = Configuration(data=name, seed=3)
-    assert load(configuration).digest() == load(configuration).digest()
 
 
 @pytest.mark.parametrize("name", ["synthetic", "toy"])

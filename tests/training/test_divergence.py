@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,12 +14,13 @@ import broken_data
 import launchers
 from mpiddp.errors import MpiddpError
 from mpiddp.training import models
-from mpiddp.training.batches import Cut, Samples, UnreadableSampleError, make_training_batches
+from mpiddp.training.batches import Cut, make_training_batches
 from mpiddp.training.config import Configuration
-from mpiddp.training.data import Split, load
+from mpiddp.training.data import load
 from mpiddp.training.divergence import LossGuard, MarkedModel
 from mpiddp.training.learning_rate import make_learning_rate
 from mpiddp.training.optimizer_step import make_optimizer
+from mpiddp.training.samples import Answer, Key, Samples
 from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]
@@ -36,7 +36,7 @@ def find_bad_steps() -> list[tuple[int, int, list[int]]]:
     split = load(TOY).train
     found = []
     for rank in range(RANKS):
-        batches = make_training_batches(split, TOY.seed, Cut(TOY.batch_size, rank, RANKS))
+        batches = make_training_batches(Samples(split), Cut(TOY.batch_size, rank, RANKS))
         for epoch in range(1, EPOCHS + 1):
             batches.start(epoch)
             for number in range(len(batches)):
@@ -55,7 +55,7 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
     parameters = list(model.parameters())
     optimizer = make_optimizer(TOY, parameters)
     shares = [
-        make_training_batches(data.train, TOY.seed, Cut(TOY.batch_size, rank, RANKS))
+        make_training_batches(Samples(data.train), Cut(TOY.batch_size, rank, RANKS))
         for rank in range(RANKS)
     ]
     features, labels = torch.from_numpy(data.train.features), torch.from_numpy(data.train.labels)
@@ -211,30 +211,35 @@ def test_the_mark_follows_the_loss_and_changes_no_gradient(loss: float) -> None:
     assert not marked.is_refused()
 
 
-def make_samples(bad: set[int], *, skips: bool) -> Samples:
-    split = load(TOY).train
-    samples = Samples(Split(split.features[:10], split.labels[:10]), skips=skips)
-    read = samples.read
+class BrokenFiles:
+    """Ten samples, of which some cannot be read; the features are the positions."""
 
-    def refuse(positions: list[int]) -> Any:
-        if bad & set(positions):
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, position: int, /) -> tuple[torch.Tensor, int]:
+        if position in self.bad:
             raise ValueError("broken file")
-        return read(positions)
+        return torch.tensor([float(position)]), position
 
-    samples.read = refuse  # type: ignore[method-assign]
-    return samples
+
+def ask(bad: set[int], positions: list[int], *, skips: bool) -> Answer:
+    return Samples(BrokenFiles(bad), skips=skips)[Key(1, positions)]
 
 
 def test_all_unreadable_samples_of_a_batch_are_named() -> None:
-    with pytest.raises(UnreadableSampleError, match=r"samples 7, 2 cannot be read: ValueError: br"):
-        make_samples({2, 7, 9}, skips=False)[[1, 7, 2]]
-    samples = make_samples({2, 7, 9}, skips=True)
-    features, labels, _ = samples[[1, 7, 2]]
-    assert torch.equal(features, samples.features[[1]])
-    assert torch.equal(labels, samples.labels[[1]])
-    assert len(samples.left_out) == 1
+    batch, problem = ask({2, 7, 9}, [1, 7, 2], skips=False)
+    assert batch is None
+    assert str(problem) == "training samples 7, 2 cannot be read: ValueError: broken file"
+    batch, problem = ask({2, 7, 9}, [1, 7, 2], skips=True)
+    assert batch is not None and problem is not None
+    assert batch.inputs.tolist() == [[1.0]]
+    assert batch.targets.tolist() == [1]
 
 
 def test_a_batch_of_which_nothing_can_be_read_ends_the_run() -> None:
-    with pytest.raises(UnreadableSampleError, match="samples 2, 7 cannot be read"):
-        make_samples({2, 7, 9}, skips=True)[[2, 7]]
+    batch, problem = ask({2, 7, 9}, [2, 7], skips=True)
+    assert batch is None and "samples 2, 7 cannot be read" in str(problem)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import data_files
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from mpiddp.training.models import build
 from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.samples import Key, Samples
 
 SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 7)]
 
@@ -50,12 +54,15 @@ def test_a_sample_is_judged_by_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", sorted(DATASETS))
-def test_the_model_of_a_data_set_fits_it(data: str) -> None:
-    configuration = Configuration(data=data, samples=10).resolve()
+def test_the_model_of_a_data_set_fits_it(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = data_files.provide(data, tmp_path, monkeypatch).resolve()
     found = load(configuration)
     model = build(configuration.model, found.shape, found.classes)
-    scores = model(torch.from_numpy(found.test.features))
-    assert scores.shape == (len(found.test), found.classes)
+    inputs, targets, _ = Samples(found.test).read(Key(0, [0, 1]))
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    assert 0 < loss.item() < 2 * math.log(found.classes) + 2
 
 
 def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:

@@ -97,7 +97,7 @@ def test_another_number_of_ranks_takes_each_sample_once(
     data = load(Configuration(data="synthetic", samples=160)).train
     expected = Counter(hashlib.sha256(each.tobytes()).digest() for each in data.features)
     assert Counter(samples) >= expected
-    # Equal steps may need some samples twice, at the end.
+    # A rank without a sample in the last step has another's.
     assert len(samples) - len(data) < worlds[-1]
     (row,) = read_rows(tmp_path / "runs" / "cut")
     assert row["step"] == 4 + -(-(128 - 2 * 8 * (worlds[0] + worlds[1])) // (8 * worlds[2]))

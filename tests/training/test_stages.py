@@ -17,7 +17,7 @@ from torch import nn
 import trainings
 from mpiddp.launch.session import Session
 from mpiddp.training import stages
-from mpiddp.training.batches import Batch, Samples
+from mpiddp.training.samples import Batch, Key, Samples
 from mpiddp.training.stages import Costs, Stage, StageClock, time_buffers
 from pool import Pools
 
@@ -93,9 +93,9 @@ def train_with_slow_reader(session: Session, words: list[str]) -> None:
     """Rank 1 takes long to read each batch."""
     read = Samples.read
 
-    def read_slowly(samples: Samples, positions: list[int]) -> Batch:
+    def read_slowly(samples: Samples, key: Key) -> Batch:
         time.sleep(0.1 * session.world.rank)
-        return read(samples, positions)
+        return read(samples, key)
 
     Samples.read = read_slowly  # type: ignore[method-assign]
     try:

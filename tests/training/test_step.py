@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.batches import Batch
 from mpiddp.training.divergence import LossGuard
 from mpiddp.training.metrics import Totals
 from mpiddp.training.moving_average import MovingAverage
 from mpiddp.training.optimizer_step import LocalUpdate, Treatment
 from mpiddp.training.precision import Precision
+from mpiddp.training.samples import Batch
 from mpiddp.training.step import Engine, Forward, split_batch
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from torch import nn
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.batches import Batch
 from mpiddp.training.config import Configuration
+from mpiddp.training.samples import Batch
 from mpiddp.training.task import (
     Task,
     build_model,

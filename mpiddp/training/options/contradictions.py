@@ -8,7 +8,7 @@ from typing import Any
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.checks import quote
-from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER
+from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,20 @@ RULES = (
     ),
     Rule(("weights",), "evaluate_only", bool, "give --evaluate-only"),
     Rule(("export",), "evaluate_only", lambda only: not only, "leave out --evaluate-only"),
+    Rule(
+        ("augment",),
+        "data",
+        lambda name: name in ("mnist", "cifar10", "imagefolder"),
+        "it is for mnist, cifar10 and imagefolder",
+    ),
+    Rule(("image_size",), "data", lambda name: name == "imagefolder", "it is for imagefolder"),
+    Rule(("shape",), "data", lambda name: name == "synthetic", "it is for synthetic"),
+    Rule(
+        ("workers",),
+        "staleness",
+        lambda bound: bound != UNLIMITED,
+        "a worker learns late which batch is next: leave out --workers",
+    ),
     Rule(
         ("transport", "wire_dtype", "overlap"),
         "sync",

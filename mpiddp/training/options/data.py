@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
-from mpiddp.training.options.checks import REFERENCE, check, check_reference, one_of
+from mpiddp.training.options.checks import (
+    REFERENCE,
+    check,
+    check_reference,
+    check_text,
+    one_of,
+)
 from mpiddp.training.registry import DATASETS
 
 
@@ -23,8 +31,23 @@ class DataOptions:
     """The last step of an epoch, where the samples are too few for it: every rank's gradient counts
     by its number of samples, or the step is left out."""
 
+    data_dir: Path = Path("data")
+    """Directory of mnist, cifar10 and imagefolder."""
+
+    workers: int = 0
+    """Processes of each rank that read batches ahead; 0 for none."""
+
+    augment: bool = False
+    """Vary training images: crop, and flip (mnist, cifar10, imagefolder)."""
+
+    image_size: int = 224
+    """Pixels of a side to which imagefolder's images are resized and cut."""
+
     samples: int = 2000
     """Size of the synthetic and toy data, in samples; a fifth is for testing."""
+
+    shape: str = "1x8x8"
+    """Shape of a sample of the synthetic data; images are channels x height x width."""
 
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """Where a sample cannot be read: end the run, or leave out the sample."""
@@ -32,4 +55,15 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_reference("data", self.data, list(DATASETS))
         check("batch_size", self.batch_size >= 1, "1 or more", self.batch_size)
+        check("workers", self.workers >= 0, "0 or more", self.workers)
+        check("image_size", self.image_size >= 1, "1 or more pixels", self.image_size)
+        check_text(self, "data_dir")
+        parse_shape(self.shape)
         check("samples", self.samples >= 2, "2 or more", self.samples)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Read ``3x32x32``. Raises ConfigurationError."""
+    good = re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})*", text) is not None
+    check("shape", good, "sizes such as 3x32x32", text)
+    return tuple(map(int, text.split("x")))

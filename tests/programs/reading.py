@@ -1,0 +1,48 @@
+"""What data workers are asked for in tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+
+from mpiddp.training.samples import Key
+
+
+class Slow:
+    """Samples that say which process has read them; some end it, or cannot be read."""
+
+    def __init__(self, deadly: int = -1, broken: int = -1) -> None:
+        self.deadly, self.broken = deadly, broken
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, position: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+        if position == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if position == self.broken:
+            raise OSError(5, "Input/output error")
+        return torch.tensor([position, os.getpid()]), torch.rand(2)
+
+
+def list_keys(epoch: int = 1, batches: int = 10, size: int = 4) -> list[Key]:
+    return [Key(epoch, list(range(size * each, size * (each + 1)))) for each in range(batches)]
+
+
+def main() -> None:
+    """Read with two workers, say who they are, and stay."""
+    from mpiddp.training.reading import Reader, Reading
+    from mpiddp.training.samples import Samples
+
+    reader = Reader(Samples(Slow()), Reading(workers=2))
+    batches = list(reader.read(list_keys()))
+    workers = {int(number) for batch in batches for number in batch.inputs[:, 1]}
+    print(*workers, flush=True)
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Images in files, in the formats of the real data sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import data_files
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import Split, load
+from mpiddp.training.samples import Key, Samples
+
+
+def test_mnist_is_what_the_files_hold(tmp_path: Path) -> None:
+    data_files.write_mnist(tmp_path, train=30, test=10)
+    data = load(Configuration(data="mnist", data_dir=tmp_path))
+    images, labels = data_files.draw(30, (28, 28))
+    inputs, targets, _ = Samples(data.train).read(Key(1, list(range(30))))
+    expected = (images[:, None] / 255 - 0.1307) / 0.3081
+    assert np.abs(inputs.numpy() - expected).max() < 1e-5
+    assert targets.tolist() == labels
+    assert (data.shape, data.classes, len(data.test)) == ((1, 28, 28), 10, 10)
+
+
+def test_cifar10_is_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_files.write_cifar10(tmp_path, monkeypatch, train=25, test=10)
+    data = load(Configuration(data="cifar10", data_dir=tmp_path))
+    images, labels = data_files.draw(25, (3, 32, 32))
+    inputs, targets, _ = Samples(data.train).read(Key(1, list(range(25))))
+    mean, deviation = [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]
+    expected = (images / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(deviation, (3, 1, 1))
+    assert np.abs(inputs.numpy() - expected).max() < 1e-5
+    assert targets.tolist() == labels
+    assert (data.shape, data.classes, len(data.test)) == ((3, 32, 32), 10, 10)
+
+
+def test_an_image_folder_has_a_class_for_each_directory(tmp_path: Path) -> None:
+    data_files.write_images(tmp_path, train=2, test=1)
+    data = load(Configuration(data="imagefolder", data_dir=tmp_path, image_size=8))
+    assert (data.shape, data.classes, len(data.train), len(data.test)) == ((3, 8, 8), 3, 6, 3)
+    inputs, targets, _ = Samples(data.test).read(Key(0, [0, 1, 2]))
+    assert targets.tolist() == [0, 1, 2]
+    mean, deviation = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    for image, colour in zip(inputs, data_files.COLOURS.values(), strict=True):
+        expected = (np.array(colour) / 255 - mean) / deviation
+        # Each has some noise, and has gone through JPEG.
+        assert np.abs(image.mean(dim=(1, 2)).numpy() - expected).max() < 0.15
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "imagefolder"])
+def test_augmentation_follows_seed_epoch_and_sample_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = data_files.provide(name, tmp_path, monkeypatch)
+    plain = Samples(load(configuration).train)
+    data = load(replace(configuration, augment=True))
+    samples = Samples(data.train, seed=3)
+    state = torch.get_rng_state()
+    together = samples.read(Key(2, [4, 0, 9])).inputs
+    assert torch.equal(together[1:2], samples.read(Key(2, [0])).inputs)
+    assert not torch.equal(together, samples.read(Key(3, [4, 0, 9])).inputs)
+    assert not torch.equal(together, Samples(data.train, seed=4).read(Key(2, [4, 0, 9])).inputs)
+    # What the model draws does not depend on it.
+    assert torch.equal(torch.get_rng_state(), state)
+    original = plain.read(Key(2, [4, 0, 9])).inputs
+    assert together.shape == original.shape and not torch.equal(together, original)
+    assert torch.equal(plain.read(Key(3, [4, 0, 9])).inputs, original)
+    # Test samples stay as they are.
+    tests = [Samples(each.test).read(Key(0, [0, 1])).inputs for each in (data, load(configuration))]
+    assert torch.equal(*tests)
+
+
+def test_only_images_that_may_be_mirrored_are_flipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.write_mnist(tmp_path)
+    data_files.write_cifar10(tmp_path, monkeypatch)
+    flips = {}
+    for name in ("mnist", "cifar10"):
+        train = load(Configuration(data=name, data_dir=tmp_path, augment=True)).train
+        assert isinstance(train, Split) and train.augment is not None
+        image = torch.zeros(train.features.shape[1:], dtype=torch.uint8)
+        image[..., : image.shape[-1] // 2] = 255
+        torch.manual_seed(0)
+        varied = [train.augment(image) for _ in range(20)]
+        flips[name] = any(each[..., -8:].sum() > each[..., :8].sum() for each in varied)
+        assert len({each.numpy().tobytes() for each in varied}) > 1
+    assert flips == {"mnist": False, "cifar10": True}
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_missing_and_damaged_files_are_told_with_the_command_that_fetches_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = f"python -m mpiddp.train --data {name} --data-dir {tmp_path} --download"
+    with pytest.raises(ConfigurationError, match="found nothing there") as caught:
+        load(Configuration(data=name, data_dir=tmp_path))
+    assert command in str(caught.value)
+    configuration = data_files.provide(name, tmp_path, monkeypatch)
+    files = sorted(tmp_path.glob("*/**/*-images-*")) or sorted(tmp_path.glob("*/data_batch_3"))
+    whole = files[-1].read_bytes()
+    for cut in (len(whole) // 2, 0):
+        files[-1].write_bytes(whole[:cut])
+        with pytest.raises(ConfigurationError, match="damaged or not complete") as caught:
+            load(configuration)
+        assert command in str(caught.value) and "\n" not in str(caught.value)
+    files[-1].unlink()
+    with pytest.raises(ConfigurationError, match="damaged or not complete"):
+        load(configuration)
+
+
+def test_an_image_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
+    configuration = Configuration(data="imagefolder", data_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"expected images as .*train/CLASS/IMAGE"):
+        load(configuration)
+    data_files.write_images(tmp_path)
+    (tmp_path / "val" / "red").rename(tmp_path / "val" / "crimson")
+    with pytest.raises(ConfigurationError, match=r"the same classes .*: crimson, red$"):
+        load(configuration)
+    (tmp_path / "val" / "crimson").rename(tmp_path / "val" / "red")
+    (tmp_path / "val" / "white").mkdir()
+    with pytest.raises(ConfigurationError, match="white"):
+        load(configuration)
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    data_files.write_images(tmp_path)
+    path = tmp_path / "train" / "green" / "3.jpg"
+    path.write_bytes(path.read_bytes()[:300])
+    samples = Samples(load(Configuration(data="imagefolder", data_dir=tmp_path)).train)
+    batch, problem = samples[Key(1, [2, 11])]
+    assert batch is None
+    assert "training sample 11 cannot be read" in str(problem) and str(path) in str(problem)
+
+
+def test_the_digest_of_a_folder_sees_names_sizes_and_first_bytes(tmp_path: Path) -> None:
+    data_files.write_images(tmp_path, train=3, test=1)
+    configuration = Configuration(data="imagefolder", data_dir=tmp_path)
+    path = tmp_path / "train" / "red" / "2.jpg"
+    whole = path.read_bytes()
+    digests = [load(configuration).digest()]
+    path.write_bytes(whole + b"x")
+    digests.append(load(configuration).digest())
+    path.write_bytes(b"x" + whole[1:])
+    digests.append(load(configuration).digest())
+    path.write_bytes(whole)
+    assert load(configuration).digest() == digests[0]
+    path.rename(path.with_name("22.jpg"))
+    digests.append(load(configuration).digest())
+    assert len(set(digests)) == 4

@@ -1,0 +1,99 @@
+"""Batches from worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import reading
+from mpiddp.errors import MpiddpError
+from mpiddp.training.reading import Reader, Reading
+from mpiddp.training.samples import Samples, UnreadableSampleError
+
+
+def read(workers: int, epoch: int) -> list[torch.Tensor]:
+    reader = Reader(Samples(reading.Slow(), seed=5), Reading(workers))
+    return [batch.targets for batch in reader.read(reading.list_keys(epoch))]
+
+
+def test_workers_read_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    state = torch.get_rng_state()
+    reader = Reader(Samples(reading.Slow(), seed=5), Reading(workers=2))
+    for epoch in (1, 2):
+        batches = list(reader.read(reading.list_keys(epoch)))
+        positions = [batch.inputs[:, 0].tolist() for batch in batches]
+        assert positions == [key.positions for key in reading.list_keys()]
+        # What is drawn for a sample is the same in any process.
+        for batch, expected in zip(batches, read(0, epoch), strict=True):
+            assert torch.equal(batch.targets, expected)
+        workers = {int(each) for batch in batches for each in batch.inputs[:, 1]}
+        assert len(workers) == 2 and os.getpid() not in workers
+    assert not torch.equal(read(0, 1)[0], read(0, 2)[0])
+    assert torch.equal(torch.get_rng_state(), state)
+    # Signals that ask a job to leave do not end them, but for one from their rank.
+    for name in ("TERM", "USR1", "USR2", "INT"):
+        subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True, timeout=10)
+    again = list(reader.read(reading.list_keys(3)))
+    assert {int(each) for batch in again for each in batch.inputs[:, 1]} == workers
+    reader.close()
+    assert not any(map(_is_running, workers))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_sample_is_told_when_its_batch_is_due(workers: int) -> None:
+    reader = Reader(Samples(reading.Slow(broken=13)), Reading(workers))
+    batches = reader.read(reading.list_keys())
+    assert [next(batches).inputs[0, 0] for _ in range(3)] == [0, 4, 8]
+    with pytest.raises(UnreadableSampleError, match=r"sample 13 cannot be read: OSError") as found:
+        next(batches)
+    reader.close()
+    # Where it came from, also if that was another process.
+    assert "reading.py" in "".join(found.value.__notes__)
+    reader = Reader(Samples(reading.Slow(broken=13), skips=True), Reading(workers))
+    sizes = [len(batch.inputs) for batch in reader.read(reading.list_keys())]
+    assert sizes == [4, 4, 4, 3, 4, 4, 4, 4, 4, 4]
+    reader.close()
+    assert [str(each)[:19] for each in reader.left_out] == ["training sample 13 "]
+
+
+def test_a_worker_that_dies_is_named() -> None:
+    reader = Reader(Samples(reading.Slow(deadly=22)), Reading(workers=2))
+    with pytest.raises(
+        MpiddpError, match=r"data worker [01] of 2 \(process \d+\) ended with signal 9"
+    ):
+        list(reader.read(reading.list_keys()))
+    reader.close()
+
+
+def test_workers_end_with_their_rank(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "reading"]
+    paths = os.pathsep.join(sys.path)
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    ) as process:
+        assert process.stdout is not None
+        workers = [int(each) for each in process.stdout.readline().split()]
+        are_there = [psutil.pid_exists(each) for each in workers]
+        process.kill()
+        assert are_there == [True, True]
+        end = time.monotonic() + 30
+        while any(map(_is_running, workers)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(map(_is_running, workers))
+
+
+def _is_running(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
