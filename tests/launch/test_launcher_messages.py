@@ -146,14 +146,41 @@ def test_an_exit_code_that_the_front_passes_on_is_not_repeated(noise):
     assert show(noise + NEWS) == NEWS
 
 
+WARNING = """\
+[rank1]:[W1123 11:37:09.334876137 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=20, …)
+Exception raised from recvBytes at /x/Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f7060903b8d in /x.so)
+frame #4: c10d::TCPStore::check(std::vector<std::string> const&) + 0x383 (0x7f43 in /x.so)
+<omitting python frames>
+frame #19: <unknown function> + 0x1098ec (0x7f43f8b278ec in /lib/libc.so.6)
+
+"""
+LABELLED = "".join(f"[1@a.b] {line}" for line in WARNING.splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("warning", [WARNING, LABELLED], ids=["plain", "labelled"])
+def test_a_store_that_has_gone_is_no_news_beside_a_report(warning, monkeypatch):
+    report = "mpiddp: rank 0 of 2 on vm was lost\n"
+    assert show(warning + report) == show(report + warning) == report
+    lines = warning.splitlines(keepends=True)
+    assert show("".join([*lines[:3], report, *lines[3:]])) == report
+    # Where no rank says how the job ended, or it goes on, the warning is shown.
+    assert show(warning + "more\n") == "more\n" + warning
+    messages = MessageFilter()
+    assert messages.add((report + warning).encode()) == report.encode()
+    assert messages.release() == b""
+    monkeypatch.setattr("mpiddp.launch.launcher.messages.WARNING_SECONDS", 0.0)
+    assert messages.release() == warning.encode()
+
+
 def show(text: str) -> str:
     """What is shown of a text that comes at once."""
     messages = MessageFilter()
-    return (messages.add(text.encode()) + messages.release()).decode()
+    return (messages.add(text.encode()) + messages.release(at_end=True)).decode()
 
 
 @given(
-    st.lists(st.sampled_from([NOISE, NEWS, LEFT_5, OF_ANOTHER_RANK, "no end", "\n"])),
+    st.lists(st.sampled_from([NOISE, NEWS, LEFT_5, WARNING, OF_ANOTHER_RANK, "no end", "\n"])),
     st.lists(st.integers(0, 3000)),
 )
 def test_it_does_not_matter_how_a_text_is_cut(texts, places):
@@ -161,7 +188,7 @@ def test_it_does_not_matter_how_a_text_is_cut(texts, places):
     cuts = [0, *sorted(place for place in places if place < len(data)), len(data)]
     messages = MessageFilter()
     shown = [messages.add(data[begin:end]) for begin, end in itertools.pairwise(cuts)]
-    assert b"".join([*shown, messages.release()]).decode() == show(data.decode())
+    assert b"".join([*shown, messages.release(at_end=True)]).decode() == show(data.decode())
 
 
 def test_what_has_no_end_is_shown_at_once_or_soon():

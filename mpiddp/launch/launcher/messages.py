@@ -1,8 +1,10 @@
 """What launchers write to standard error, without what repeats a rank's own report.
 
 Open MPI and MPICH comment on each rank that called MPI_Abort or left with an exit code. That rank
-has said why, in one message, and twenty lines that follow would bury it. Everything else passes:
-errors of the launch, ranks that were killed, and what another rank says inside such a paragraph.
+has said why, in one message, and twenty lines that follow would bury it. So would torch's warning,
+with its C++ stack, that rank 0's store does not answer, where a rank has reported the end of the
+job. Everything else passes: errors of the launch, ranks that were killed, and what another rank
+says inside such a paragraph.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import os
 import re
 import select
 import subprocess
+import time
 from collections.abc import Callable
 from typing import IO
 
 PATIENCE_SECONDS = 1.0
 """How long a line without an end is held back that may become a launcher's."""
+WARNING_SECONDS = 10.0
+"""How long torch's warning is held back: a job that has not ended by then goes on."""
 BLOCK = 1 << 16
 
 _RULE = re.compile(rb"(-{20}.*|.*-{40})", re.DOTALL)
@@ -41,6 +46,13 @@ _OTHER_LINES = re.compile(
 _ABORT = re.compile(rb"Abort\(.*\) on node .*application called MPI_Abort\(")
 _COUNT = re.compile(rb".* has sent help message help-mpi-api\.txt / mpi-abort$")
 _COUNT_HINT = b"to see all help / error messages"
+_LABEL = rb"(?:\[\d+@[^\]]*\] )?"
+_WARNING = re.compile(
+    _LABEL + rb"(\[rank\d+\]:)?\[W.* TCPStore\.cpp:\d+\] \[c10d\] \w+ failed on SocketImpl"
+)
+_STACK = re.compile(_LABEL + rb"(Exception raised from |frame #\d+: |<omitting python frames>$|$)")
+_REPORT = re.compile(_LABEL + rb"mpiddp: rank \d")
+_STARTS = (b"-", b"[", b"\0", b"A")
 _PASS, _RULED, _DROP, _COUNTED = range(4)
 """What the next line may be: any; the first of a paragraph; one of a paragraph that is left out;
 the hint after a count of paragraphs."""
@@ -57,6 +69,12 @@ class MessageFilter:
         """Whether that rule stands behind the beginning of a rank's line."""
         self._is_end_due = False
         """Whether the end of such a rank's line is still to come."""
+        self._warning = b""
+        """torch's, held back since ``_warned``."""
+        self._warned = 0.0
+        self._is_in_warning = False
+        self._is_reported = False
+        """Whether a rank has said how the job ends."""
         self._tail = b""
         """A line without an end."""
         self._is_begun = False
@@ -66,19 +84,28 @@ class MessageFilter:
         """Return what is to be shown by now."""
         *lines, self._tail = (self._tail + data).split(b"\n")
         shown = b"".join(self._take(line) for line in lines)
+        if self._warning and not self._is_begun:
+            shown += self._release_warning()
         if self._state == _PASS and self._tail and not self._may_be_a_launchers():
             shown += self._release_tail()
         return shown
 
-    def release(self) -> bytes:
+    def release(self, *, at_end: bool = False) -> bytes:
         """Return what is held back: at the end, or when a line does not end."""
-        rule = b""
+        warning, rule = self._release_warning(at_end=at_end), b""
         if self._state == _RULED:
             rule, self._state = self._rule + b"\n", _PASS
-        return rule + self._release_tail()
+        return warning + rule + self._release_tail()
+
+    def _release_warning(self, *, at_end: bool = False) -> bytes:
+        if not at_end and time.monotonic() - self._warned <= WARNING_SECONDS:
+            return b""
+        warning = b"" if at_end and self._is_reported else self._warning
+        self._warning, self._is_in_warning = b"", False
+        return warning
 
     def _may_be_a_launchers(self) -> bool:
-        starts = (b"-", b"[", b"\0", b"A")
+        starts = (*_STARTS, b"E", b"f", b"<") if self._is_in_warning else _STARTS
         return self._tail.endswith(b"-") or (not self._is_begun and self._tail.startswith(starts))
 
     def _release_tail(self) -> bytes:
@@ -114,7 +141,22 @@ class MessageFilter:
         self._is_end_due = True
         return of_rank + b"\n"
 
+    def _hold_warning(self, line: bytes) -> bool:
+        """Whether this line belongs to torch's warning; it is kept."""
+        if _WARNING.match(line):
+            self._warned = time.monotonic()
+            self._is_in_warning = True
+        elif not (self._is_in_warning and _STACK.match(line)):
+            return False
+        self._warning += line + b"\n"
+        # A blank line ends it.
+        self._is_in_warning = bool(re.sub(_LABEL, b"", line, count=1))
+        return True
+
     def _pass(self, line: bytes, is_begun: bool) -> bytes:
+        if not is_begun and self._hold_warning(line):
+            return b""
+        self._is_reported = self._is_reported or bool(_REPORT.match(line))
         if _RULE.fullmatch(line):
             self._rule, self._state, self._is_after_text = line, _RULED, is_begun
             return b""
@@ -136,12 +178,13 @@ def copy_messages(
     messages = MessageFilter()
     while True:
         if not select.select([stream], [], [], PATIENCE_SECONDS)[0]:
-            show(messages.release())
-            if process.poll() is not None:
+            has_ended = process.poll() is not None
+            show(messages.release(at_end=has_ended))
+            if has_ended:
                 return  # What it has started may keep the stream open.
             continue
         piece = os.read(stream.fileno(), BLOCK)
         if not piece:
             break
         show(messages.add(piece))
-    show(messages.release())
+    show(messages.release(at_end=True))
