@@ -118,8 +118,8 @@ class Row:
     parameters: str | None = None
     """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
 
-    def to_json(self) -> str:
-        """One line. Metrics follow the loss of their kind."""
+    def list_values(self) -> dict[str, Any]:
+        """All by name. Metrics follow the loss of their kind."""
         values: dict[str, Any] = {}
         for name, value in asdict(self).items():
             if name == "metrics":
@@ -129,7 +129,11 @@ class Row:
                 values.update({f"test_{metric}": each for metric, each in found.items()})
             else:
                 values[name] = value
-        return json.dumps(values, allow_nan=False)
+        return values
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(self.list_values(), allow_nan=False)
 
 
 class MetricsFile:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from mpiddp.launch.failure.outcome import find_log
 from mpiddp.launch.session import Session
+from mpiddp.training.config import Configuration
 from mpiddp.training.history import METRICS
 from mpiddp.training.metrics import MetricsFile, Row, Totals, describe_epoch
 from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
 from mpiddp.training.rank_log import RankLog
+from mpiddp.training.trackers import Run, Tracker
+from mpiddp.training.training_state import name_values
 
 
 def say(session: Session, *lines: str) -> None:
@@ -31,19 +34,25 @@ def warn(session: Session, text: str) -> None:
 class Reports:
     """Of one rank."""
 
-    def __init__(self, session: Session, directory: Path, log_every: int) -> None:
+    def __init__(
+        self, session: Session, directory: Path, configuration: Configuration, step: int
+    ) -> None:
         """
         Args:
             directory: the run's.
-            log_every: steps between two lines on the loss; 0 for none.
+            step: steps that an earlier attempt took.
         """
         self._session = session
-        self._log_every = log_every
+        self._log_every = configuration.log_every
         world = session.world
         path = find_log(directory, world.rank)
         assert path is not None
         self._log = RankLog(path, lambda text: warn(session, text))
         self._file = MetricsFile(directory / METRICS) if world.rank == 0 else None
+        self._tracker: Tracker | None = None
+        if world.rank == 0 and configuration.track is not None:
+            run = Run(directory, name_values(configuration), step)
+            self._tracker = Tracker(configuration.track, run, lambda text: warn(session, text))
         self._before = [0.0, 0.0]
         """Sums of losses and samples when the last line was written."""
 
@@ -81,4 +90,11 @@ class Reports:
             self._log.write(line)
         if self._file is not None and (problem := self._file.append(row)):
             warn(self._session, problem)
+        if self._tracker is not None:
+            self._tracker.log(row)
         say(self._session, *lines)
+
+    def close(self, *, is_done: bool) -> None:
+        """``is_done``: whether the training was finished."""
+        if self._tracker is not None:
+            self._tracker.close(is_done=is_done)

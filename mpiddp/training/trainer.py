@@ -39,6 +39,7 @@ from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
 from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.task import Task, find_task
+from mpiddp.training.trackers import check_library
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import export_weights
 
@@ -138,14 +139,16 @@ def run_steps(
     if failure_handler.attempt > 1 and begun.position == Position():
         say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
     pauses = make_pauses(training, saver, signals)
+    reports = Reports(session, path, configuration, begun.position.step)
     preempted: PreemptedError | None = None
     try:
-        row = yield from _run_epochs(training, pauses, begun)
+        row = yield from _run_epochs(training, pauses, reports, begun)
     except PreemptedError as error:
         preempted = error
     pauses.close()
     training.close()
     saver.close()
+    reports.close(is_done=preempted is None)
     if preempted is not None:
         say(session, str(preempted))
         _finish(run, failure_handler, preempted.exit_code, str(preempted))
@@ -212,6 +215,8 @@ def _open_run(
     answer: Any = None
     if session.world.rank == 0:
         try:
+            if configuration.track is not None:
+                check_library(configuration.track)
             run = run_directory.open_run(configuration)
             answer = (run.path, run.attempt)
         except ConfigurationError as error:
@@ -286,11 +291,8 @@ def _describe_synchronization(training: Training) -> str:
 
 
 def _run_epochs(
-    training: Training, pauses: Pauses, begun: Restored
+    training: Training, pauses: Pauses, reports: Reports, begun: Restored
 ) -> Generator[Step, None, metrics.Row]:
-    directory = training.failure_handler.run_directory
-    assert directory is not None
-    reports = Reports(training.session, directory, training.configuration.log_every)
     epochs = training.configuration.epochs
     position, epoch = begun.position, begun.epoch
     while position.epoch <= epochs:

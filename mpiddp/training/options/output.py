@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mpiddp.launch.output import parse_ranks
 from mpiddp.training.options.checks import check, check_text
@@ -22,6 +23,9 @@ class OutputOptions:
     log_every: int = 0
     """Steps between two lines on the loss, on rank 0's console and in each rank's log; 0 for
     none."""
+
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
 
     log_dir: Path | None = None
     """Directory for what each rank prints: rank-N.out and rank-N.err."""

@@ -57,10 +57,10 @@ def write(values: Mapping[str, Any]) -> str:
 def convert(where: str, value: Any, expected: Any) -> Any:
     """Return a TOML value as the type of its field, or raise ConfigurationError."""
     choices: list[str] = []
+    if get_origin(expected) in (Union, UnionType):
+        (expected,) = (kind for kind in get_args(expected) if kind is not NoneType)
     if get_origin(expected) is Literal:
         choices, expected = list(get_args(expected)), str
-    elif get_origin(expected) in (Union, UnionType):
-        (expected,) = (kind for kind in get_args(expected) if kind is not NoneType)
     accepted, name = _TYPES[expected]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (expected is bool):
         name = f"one of {', '.join(choices)}" if choices else name
