@@ -20,6 +20,7 @@ COMMANDS = {
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
     "training-step": "a training step and its parts, by how gradients are synchronised",
+    "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }

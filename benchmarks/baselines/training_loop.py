@@ -1,0 +1,88 @@
+"""A training loop as somebody writes it who needs nothing but speed. It knows nothing of mpiddp.
+
+All samples lie on the device and are taken by an index that is drawn once per epoch; there is no
+loader. The optimizer is fused, gradients are views of DDP's buckets, and nothing waits for a loss.
+What was tried beside that, on CPUs: ``torch.from_numpy`` in each step, a ``DataLoader`` without
+workers, and copies of gradients into buckets, all of them slower; ``static_graph``: no difference.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the trainer beside it has, too."""
+
+    batch_size: int
+    """Samples per rank and step."""
+    epochs: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    precision: str
+    """``fp32`` or ``bf16``."""
+    channels_last: bool
+    compile: bool
+
+
+def train(
+    model: nn.Module, features: torch.Tensor, labels: torch.Tensor, settings: Settings
+) -> list[float]:
+    """Samples per second of all ranks, for each epoch; in the default process group.
+
+    ``features``: all training samples, (samples, …), with their ``labels``, on the device.
+    """
+    device = features.device
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+    if settings.channels_last:
+        features = features.contiguous(memory_format=layout)
+    model = model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    wrapped: nn.Module = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if settings.compile:
+        wrapped = cast(nn.Module, torch.compile(wrapped))
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=settings.learning_rate, momentum=settings.momentum, nesterov=True,
+        weight_decay=settings.weight_decay, fused=True,
+    )  # fmt: skip
+    loss_function = nn.CrossEntropyLoss()
+    narrow = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+    count = len(labels)
+    steps = -(-count // (ranks * settings.batch_size))
+    rates = []
+    for epoch in range(settings.epochs):
+        generator = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(count, generator=generator)[rank::ranks].to(device)
+        sums = torch.zeros(3, device=device)
+        _synchronize(device)
+        begin = time.perf_counter()
+        for step in range(steps):
+            index = order[step * settings.batch_size : (step + 1) * settings.batch_size]
+            inputs, targets = features[index], labels[index]
+            optimizer.zero_grad(set_to_none=True)
+            with narrow:
+                outputs = wrapped(inputs)
+                loss = loss_function(outputs, targets)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                sums[0] += loss * len(targets)
+                sums[1] += (outputs.argmax(dim=1) == targets).sum()
+                sums[2] += len(targets)
+        distributed.all_reduce(sums)
+        _synchronize(device)
+        rates.append(sums[2].item() / (time.perf_counter() - begin))
+    return rates
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

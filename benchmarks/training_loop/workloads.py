@@ -1,0 +1,62 @@
+"""What both loops train: a model and samples that nothing has to be fetched for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.data import DataSet, Split
+
+CLASSES = 10
+TEST_SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and its samples."""
+
+    model: str
+    batch_size: int
+    """Samples per rank and step."""
+    shape: tuple[int, ...]
+    """Of one sample."""
+    samples: int
+    """Of an epoch."""
+    data: str
+    """The function below that makes them, as ``--data`` takes it."""
+
+
+def make_digits(seed: int) -> DataSet:
+    """Noise, in the shape of small digits."""
+    return _make(WORKLOADS["convnet"], seed)
+
+
+def make_images(seed: int) -> DataSet:
+    """Noise, in the shape of CIFAR-10's images."""
+    return _make(WORKLOADS["resnet18"], seed)
+
+
+def find_workload(name: str) -> Workload:
+    """Raises ConfigurationError."""
+    if name not in WORKLOADS:
+        raise ConfigurationError(f"--models: expected {' or '.join(WORKLOADS)}, found {name!r}")
+    return WORKLOADS[name]
+
+
+def _make(workload: Workload, seed: int) -> DataSet:
+    generator = np.random.default_rng(seed)
+
+    def draw(count: int) -> Split:
+        features = generator.normal(size=(count, *workload.shape)).astype(np.float32)
+        return Split(features, generator.integers(CLASSES, size=count))
+
+    return DataSet(train=draw(workload.samples), test=draw(TEST_SAMPLES), classes=CLASSES)
+
+
+WORKLOADS = {
+    # The trainer's own work shows where a step's arithmetic is little.
+    "convnet": Workload("convnet", 16, (1, 8, 8), 2048, f"{__name__}:{make_digits.__name__}"),
+    "resnet18": Workload("resnet18", 64, (3, 32, 32), 512, f"{__name__}:{make_images.__name__}"),
+}

@@ -1,0 +1,50 @@
+"""``python -m benchmarks training-loop``: the trainer beside a bare loop."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmark_runs import run_benchmark
+from benchmarks.common.statistics import Series
+from benchmarks.training_loop.measurement import BARE, TRAINER, Group
+from benchmarks.training_loop.report import format_table
+from benchmarks.training_loop.targets import judge
+
+
+def make(trainer: list[float], bare: list[float]) -> Group:
+    series = {TRAINER: Series((), tuple(trainer), ()), BARE: Series((), tuple(bare), ())}
+    return Group("convnet", 2, 16, series)
+
+
+def test_the_speed_is_that_of_rounds():
+    groups = [make([99, 50, 300], [100, 50, 310]), make([1, 1, 1], [2, 2, 2])]
+    assert [each.speed.median for each in groups] == [0.99, 0.5]
+    assert format_table(groups).splitlines()[1].split()[-2] == "0.990"
+    met, missed = (judge([each])[0] for each in groups)
+    assert met.met and not missed.met
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
+    record, picture = tmp_path / "loop.json", tmp_path / "loop.svg"
+    words = ["--ranks", "2", "--models", "convnet", "--epochs", "1", "--repetitions", "1"]
+    words.append("--targets")
+    answer = run_benchmark("training-loop", *words, "--json", str(record), "--plot", str(picture))
+    assert answer.returncode == 0, answer.stderr
+    [row] = [line for line in answer.stdout.splitlines() if line.startswith("convnet")]
+    assert row.split()[1:3] == ["2", "16"]
+    assert "target: the trainer's samples per second: at least 0.98" in answer.stdout
+    [group] = json.loads(record.read_text())["groups"]
+    assert all(series["samples"][0] > 0 for series in group["series"].values())
+    assert "samples" in picture.read_text().lower()
+
+
+def test_mistakes_are_one_line():
+    answer = run_benchmark("training-loop", "--models", "vgg")
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1 and "--models: expected convnet or resnet18" in (
+        answer.stderr
+    )
