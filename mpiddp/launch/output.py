@@ -71,7 +71,7 @@ class Output:
         return any(rank in part for part in parse_ranks(self.console))
 
 
-def parse_ranks(text: str) -> list[range]:
+def parse_ranks(text: str, option: str = "--console") -> list[range]:
     """The ranks of ``all``, ``none``, or ``0,3-5``. Raises ConfigurationError for anything else."""
     if text in (ALL, NONE):
         return [range(sys.maxsize)] if text == ALL else []
@@ -80,7 +80,7 @@ def parse_ranks(text: str) -> list[range]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip(), re.ASCII)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ConfigurationError(
-                f"--console: expected all, none, or ranks as 0 or 0,3-5, found {text!r}"
+                f"{option}: expected all, none, or ranks as 0 or 0,3-5, found {text!r}"
             )
         found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found

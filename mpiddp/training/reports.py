@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpiddp.launch.failure.outcome import find_log
+from mpiddp.launch.output import parse_ranks
 from mpiddp.launch.session import Session
 from mpiddp.training.config import Configuration
 from mpiddp.training.history import METRICS
@@ -15,6 +17,9 @@ from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
 from mpiddp.training.rank_log import RankLog
 from mpiddp.training.trackers import Run, Tracker
 from mpiddp.training.training_state import name_values
+
+if TYPE_CHECKING:
+    from mpiddp.training.profiling import StepProfiler
 
 
 def say(session: Session, *lines: str) -> None:
@@ -53,6 +58,12 @@ class Reports:
         if world.rank == 0 and configuration.track is not None:
             run = Run(directory, name_values(configuration), step)
             self._tracker = Tracker(configuration.track, run, lambda text: warn(session, text))
+        self._profiler: StepProfiler | None = None
+        if any(world.rank in ranks for ranks in parse_ranks(configuration.profile)):
+            from mpiddp.training.profiling import FOLDER, StepProfiler
+
+            path = directory / FOLDER / f"rank-{world.rank}.json"
+            self._profiler = StepProfiler(path, session.device, lambda text: warn(session, text))
         self._before = [0.0, 0.0]
         """Sums of losses and samples when the last line was written."""
 
@@ -64,6 +75,8 @@ class Reports:
 
     def after_step(self, epoch: int, batch: int, totals: Totals) -> None:
         """``batch``: of the epoch, counted from 1. Every so many, waits for a GPU."""
+        if self._profiler is not None:
+            self._profiler.step()
         if not self._log_every or batch % self._log_every:
             return
         sums = totals.sums[:2].tolist()
@@ -96,5 +109,7 @@ class Reports:
 
     def close(self, *, is_done: bool) -> None:
         """``is_done``: whether the training was finished."""
+        if self._profiler is not None:
+            self._profiler.close()
         if self._tracker is not None:
             self._tracker.close(is_done=is_done)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,9 +130,7 @@ def run_steps(
     plan = look_for_checkpoint(configuration, session)
     training = prepare(plan.configuration, task, session, failure_handler)
     configuration = training.configuration
-    run = _open_run(configuration, session, failure_handler)
-    path = failure_handler.run_directory
-    assert path is not None
+    run, path = _open_run(configuration, session, failure_handler)
     say(session, *_describe_start(training))
     saver = Saver(training, plan, run)
     begun = saver.restore()
@@ -154,10 +153,9 @@ def run_steps(
         _finish(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
     _export(training)
-    seconds = time.perf_counter() - begin
     if row.staleness is not None:
         say(session, metrics.describe_staleness(row.staleness))
-    say(session, metrics.describe_end(row, seconds, path))
+    say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
     _finish(run, failure_handler, SUCCESS, "done")
     return row
 
@@ -172,7 +170,7 @@ def evaluate_only(
     task, configuration = find_task(configuration, None)
     agree(configuration, session)
     average, parts = evaluation.predict_all(configuration, task, session)
-    run = _open_run(configuration, session, failure_handler)
+    run, _ = _open_run(configuration, session, failure_handler)
     if run is not None:
         path = run.path / evaluation.PREDICTIONS
         evaluation.write_predictions(path, parts)
@@ -209,8 +207,8 @@ def digest_parameters(model: nn.Module) -> str:
 
 def _open_run(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> RunDirectory | None:
-    """Open the run on rank 0, and tell the other ranks' failure handlers where it is."""
+) -> tuple[RunDirectory | None, Path]:
+    """Open the run on rank 0, and tell all ranks and their failure handlers where it is."""
     run: RunDirectory | None = None
     answer: Any = None
     if session.world.rank == 0:
@@ -225,7 +223,7 @@ def _open_run(
     if isinstance(answer, ConfigurationError):
         raise answer
     failure_handler.enter_run(*answer)
-    return run
+    return run, answer[0]
 
 
 def _finish(

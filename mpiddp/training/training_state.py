@@ -179,7 +179,8 @@ _FREE = (
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
     "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "export",
     "evaluate_only", "weights", "backend", "interface", "timeout", "allow_shared_gpu", "overlap",
-    "lifeline_timeout", "bind", "stall_timeout", "log_dir", "log_every", "track", "console",
+    "lifeline_timeout", "bind", "stall_timeout", "log_dir", "log_every", "track",
+    "profile", "console",
     "label",
 )  # fmt: skip
 """Options that leave the numbers as they are."""

@@ -27,6 +27,9 @@ class OutputOptions:
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None
     """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
 
+    profile: str = "none"
+    """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5."""
+
     log_dir: Path | None = None
     """Directory for what each rank prints: rank-N.out and rank-N.err."""
 
@@ -41,6 +44,7 @@ class OutputOptions:
             check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
         check("log_every", self.log_every >= 0, "0 or more", self.log_every)
         parse_ranks(self.console)
+        parse_ranks(self.profile, "--profile")
         check_text(self, "name", "runs_dir", "log_dir")
 
 
