@@ -226,7 +226,7 @@ install_if_needed() { is_prepared "$@" || install "$@"; }
 
 prepare() {
     choose_environment
-    # An active environment has an MPI of its own, or its machine has.
+    # An active environment has its own MPI, or its machine has one.
     if [ "$KIND" = active ] && [ "${1:-}" = mpi ]; then
         shift
     fi

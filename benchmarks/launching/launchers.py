@@ -1,4 +1,4 @@
-"""The launchers that are compared: mpirun and torchrun; srun is in a module of its own.
+"""The launchers that are compared: mpirun and torchrun; srun is in another module.
 
 An mpirun's ranks all run on this machine, in an environment without variables of an earlier
 launch, so that a benchmark inside a Slurm allocation measures the same as one beside it.

@@ -79,7 +79,7 @@ def wait_until_ready(shape: Shape, nodes: Sequence[Machine]) -> list[str]:
             )
         for node in waiting:
             if states.get(node.name, "").startswith("down"):
-                # It registers anew, and so tells Slurm that it is back.
+                # It registers again, and so tells Slurm that it is back.
                 machines.hang_up(node, "slurmd")
         time.sleep(0.05 if end - time.monotonic() > READY_SECONDS - 1 else 0.5)
 

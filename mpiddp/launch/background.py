@@ -21,7 +21,7 @@ class LateError(Exception):
 
 
 class BackgroundCall(Generic[T]):
-    """Runs ``work`` in a thread of its own from the moment it is made.
+    """Runs ``work`` in a thread from the moment it is made.
 
     A look-up that no server answers, or a file system that has gone, cannot be interrupted: the
     thread is left to itself then, and does not keep the process from ending. Where no thread can
@@ -80,7 +80,7 @@ class BackgroundCall(Generic[T]):
 
 
 class BackgroundCalls(Generic[K, T]):
-    """Runs each of ``works`` in a thread of its own; none of them may raise."""
+    """Runs each of ``works`` in a separate thread; none of them may raise."""
 
     def __init__(self, works: Mapping[K, Callable[[], T]]) -> None:
         self._results: queue.SimpleQueue[tuple[K, T]] = queue.SimpleQueue()

@@ -45,7 +45,7 @@ def check_kind(kind: str) -> None:
 
 
 def read_topology(root: Path = SYSTEM) -> Topology:
-    """What sysfs says; where it says nothing, one node, and each CPU a core of its own."""
+    """What sysfs says; where it says nothing, one node, and each CPU is a core."""
     cpus = root / "devices/system/cpu"
     cores: dict[int, Cpus] = {}
     for path in cpus.glob("cpu[0-9]*"):
@@ -110,8 +110,8 @@ def choose_masks(
     Args:
         allotted: CPUs that the ranks may use.
         near: for each rank those near its GPU; empty without a GPU.
-        kind: ``cores``: each rank has cores of its own; ``numa``: a NUMA node, which it may share;
-            ``auto``: as ``cores``, but nobody is bound where a rank would have a single one.
+        kind: ``cores``: each rank has separate cores; ``numa``: a NUMA node, which it may share;
+            ``auto``: as ``cores``, but no rank is bound where a rank would have a single one.
 
     Ranks that are near to the same cores share them evenly. All others, and those that would have
     less than a core of them each, share all cores.

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ControlChannel:
-    """Calls over a communicator of their own; without MPI the process is alone in them."""
+    """Calls over a separate communicator; without MPI the process is alone in them."""
 
     def __init__(self, world: World, communicator: MPI.Intracomm | None, timeout: float) -> None:
         """``timeout``: seconds of each call. The channel frees ``communicator``."""

@@ -14,7 +14,7 @@ SHELL = ("/bin/sh", "-c", '"$@" &', "sh")
 
 
 def start(command: Sequence[str], descriptors: Sequence[int], error: int | None = None) -> None:
-    """Start a program in a session of its own, with all signals blocked, for good.
+    """Start a program in a new session, with all signals blocked until it ends.
 
     Launchers and terminals send them to all processes that they find, and only the rank is to act
     on them.

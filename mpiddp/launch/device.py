@@ -42,7 +42,7 @@ class Placement:
     index: int | None
     """The one it takes, counted among those it sees; None without GPUs."""
     identity: str | None
-    """Tells that GPU, or slice of one, from the others of the node; None where nobody tells."""
+    """Tells that GPU, or slice of one, from the others of the node; None where it is unknown."""
     cores: Cpus
     """Cores that this process may run on."""
     card: str | None = None
@@ -50,7 +50,7 @@ class Placement:
     allotted: Cpus = frozenset()
     """Cores that it could be bound to."""
     near: Cpus = frozenset()
-    """Cores of the NUMA node of its GPU; empty without a GPU, or where nobody tells."""
+    """Cores of the NUMA node of its GPU; empty without a GPU, or where they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def select(placement: Placement) -> Placement:
     card = find_bus(properties)
     parts = [str(getattr(properties, "uuid", None) or ""), card or ""]
     if torch.version.hip is not None:
-        # Partitions of an AMD GPU may share both, and its NCCL takes them as GPUs of their own.
+        # Partitions of an AMD GPU may share both, and its NCCL takes them as separate GPUs.
         card = None
         parts += [str(placement.index)] if placement.visible > 1 else []
     entries = _list_entries() or []
@@ -288,7 +288,7 @@ def choose_cores(placements: Sequence[Placement], kind: str) -> list[Cpus] | Non
 def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
     """Ranks of one node that have a GPU, or a slice of one, which another rank has too.
 
-    Identities decide. Where nobody tells any, ranks that see several GPUs see the same ones, so
+    Identities decide. Where they are unknown, ranks that see several GPUs see the same ones, so
     equal indices mean one GPU; ranks that see a single one are believed to have their own.
     """
     owners: dict[object, list[int]] = {}
@@ -361,7 +361,7 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
 def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
     """Threads for one rank: its cores, each divided among the ranks that may run on it.
 
-    Ranks bound to cores of their own get those; unbound ranks split the node evenly. At least 1.
+    Ranks bound to separate cores get those; unbound ranks split the node evenly. At least 1.
     """
     share = sum(1.0 / sum(core in mask for mask in masks) for core in masks[local_rank])
     return max(1, int(share + 1e-9))

@@ -148,7 +148,7 @@ class Job:
         return True
 
     def _say_how_to_continue(self, found: Exit) -> None:
-        """Name the trainer's run: a name that is a time or a job is another one the next time."""
+        """Name the trainer's run: a default name differs the next time."""
         path = (found.outcome or {}).get("path")
         if not path or TRAINER not in (self.line.own_program, self.line.module):
             return

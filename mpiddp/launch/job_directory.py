@@ -6,7 +6,7 @@ lock             held by the process that made the directory, as long as it live
 
 It lies below ``$XDG_STATE_HOME/mpiddp/jobs`` (``~/.local/state/…``), which the nodes of a cluster
 share where they share the home; where that cannot be written, in the temporary directory. Only its
-owner can read it. Whoever made it removes it.
+owner can read it. The process that made it removes it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ WAITING = (
 
 
 class Movement:
-    """Calls ``note`` from a thread of its own whenever the main thread has moved."""
+    """Calls ``note`` from a separate thread whenever the main thread has moved."""
 
     def __init__(
         self,

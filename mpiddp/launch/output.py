@@ -1,4 +1,4 @@
-"""What becomes of what this rank prints: logs, the console, labels.
+"""Where the output of this rank goes: logs, the console, labels.
 
 It is set up before anything else, by descriptors: what libraries in C print is in the log as well,
 and so is the last line before a SIGKILL. A rank that prints into its log alone writes there
@@ -111,7 +111,7 @@ class Redirection:
     def __init__(self) -> None:
         """Nothing was changed."""
         self.log: Path | None = None
-        """Where standard error is written, by whichever way."""
+        """Where standard error is written, directly or by the writer."""
         self.console: int | None = None
         """The console, for reports, where standard error does not lead there."""
         self._control: socket.socket | None = None
@@ -193,7 +193,7 @@ def _open_log(folder: Path, rank: int, end: str) -> int:
 
 
 def find_attempt() -> int:
-    """Counted from 1, as whoever restarts the job has told; 1 where nobody has."""
+    """The number of the attempt, from 1; 1 if the launcher makes no restarts."""
     text = os.environ.get(environment.TORCHELASTIC_RESTART_COUNT, "")
     return 1 + (int(text) if text.isascii() and text.isdigit() else 0)
 

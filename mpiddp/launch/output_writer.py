@@ -1,6 +1,6 @@
 """The process beside a rank that forwards what the rank prints to its log and to the console.
 
-A program of its own, which needs the standard library alone: it outlives a rank that is killed,
+A separate program, which needs the standard library alone: it outlives a rank that is killed,
 and takes what that one has left in its pipes. Started as
 
     python -I -S output_writer.py SETTINGS
@@ -95,7 +95,7 @@ class Lines:
 
 @dataclass
 class Console:
-    """Where this process may write what others see; given up when nobody reads it any more."""
+    """Where this process may write what others see; given up when it has no reader any more."""
 
     descriptor: int
     is_pipe: bool = False

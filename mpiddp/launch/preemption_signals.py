@@ -1,9 +1,9 @@
-"""Signals by which a cluster asks a job to make way: they are noted, and nothing is interrupted.
+"""Signals by which a cluster preempts a job: they are noted, and nothing is interrupted.
 
-USR1 and USR2 are blocked in the thread that asks for them, and thus in all threads and processes
-that it starts from then on: a data worker that knows nothing of them is not killed by them. A
-thread of its own takes them as they come. A thread that was there before may be given one; then a
-handler takes it. TERM is not blocked, since children are ended by it.
+USR1 and USR2 are blocked in the calling thread, and thus in all threads and processes that it
+starts later: they do not kill a data worker without a handler. A separate thread receives them. The
+kernel may deliver one to a thread that was started earlier; then a handler receives it. TERM is not
+blocked, since child processes are ended by it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PreemptionSignals:
         self.received: signal.Signals | None = None
         """The first that came."""
         self.is_heeded = False
-        """Whether somebody acts on it. Until then, TERM ends the process as ever."""
+        """Whether the job acts on it. Until then, TERM ends the process as usual."""
         self._numbers: tuple[signal.Signals, ...] = ()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 
@@ -67,7 +67,7 @@ class PreemptionSignals:
             ).start()
 
     def hand_over(self) -> None:
-        """Leave the signals to a script, which may have handlers of its own for them.
+        """Leave the signals to a script, which may install handlers for them.
 
         Until it has, USR1 and USR2 are noted, and do not end it. Call it from the main thread.
         """

@@ -62,7 +62,7 @@ class Options:
     stall_timeout: float = 0.0
     """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
     output: Output = field(default_factory=Output)
-    """What becomes of what ranks print. Whoever starts the process sees to it, before anything else
+    """Where ranks print. The program that starts the session sets it up, before anything else
     (`mpiddp.launch.output.redirect`)."""
 
     def __post_init__(self) -> None:

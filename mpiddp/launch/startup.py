@@ -74,7 +74,7 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
 
 
 def open_session(*values: Any, **options: Any) -> Session:
-    """Start a launch in a script, with `Options`: what nobody catches ends the job from now on.
+    """Start a launch in a script, with `Options`: an uncaught exception ends the job from now on.
 
     Collective; a failure ends the job, but raises in a notebook.
     """
@@ -232,7 +232,7 @@ class Starter:
         peers.roster = gather_roster(world, self.neighbourhood, own)
 
     def _load_mpi(self) -> Any:
-        """The module mpi4py.MPI, or None where this process is alone and needs nobody."""
+        """The module mpi4py.MPI, or None where this process is alone."""
         launcher = self.peers.launcher
         alone = launcher is not None and launcher.sizes == (1,)
         if launcher is None and not has_manager_hint():

@@ -12,7 +12,7 @@ from mpiddp import environment
 
 
 class TorchImport:
-    """Imports torch.distributed and psutil in a thread of its own, from the moment it is made.
+    """Imports torch.distributed and psutil in a thread, from the moment it is made.
 
     The garbage collector rests meanwhile, and what was imported is frozen out of it: scanning
     half a million new objects again and again finds nothing and costs 8 % of the import, and a

@@ -73,4 +73,4 @@ def test_a_program_without_a_launcher_has_its_own_code():
 
 def test_codes_of_signals_are_named():
     assert describe_code(128 + signal.SIGSEGV) == "signal 11 (SIGSEGV) killed it"
-    assert describe_code(77) == describe_code(255) == "a code of the program's own"
+    assert describe_code(77) == describe_code(255) == "a code that the program chose"

@@ -8,7 +8,7 @@ time, and ending the process is the last act of a ``finally``.
 
 Which rank reports depends on how far the job has come. Before MPI is up it is the launcher's rank
 0; a failure that only this process knows of (a bad option, a failed import) is first carried into
-MPI_Init, so that nobody waits for a rank that has gone. During start-up the ranks agree over MPI
+MPI_Init, so that no rank waits for one that has gone. During start-up the ranks agree over MPI
 and the lowest failing one reports. Later the lifeline says who reports: the first rank that failed,
 or none where a lost rank is behind it, which the lifeline reports itself. A rank that gets no
 answer prints its own report, in the order of ranks. A rank that left the report to another, and
@@ -158,8 +158,8 @@ class FailureHandler(Reports):
         """End the job because this rank's companion has gone. Runs on the lifeline's thread."""
         self.fail(
             PeerLostError(
-                "the companion process of this rank has gone (killed?), without which nobody would "
-                "hear of a lost rank"
+                "the companion process of this rank has gone (killed?), without which a lost rank "
+                "would not be noticed"
             )
         )
 

@@ -69,7 +69,7 @@ def explain_expiry(phase: str, seconds: float, peers: Peers, *, waits: bool) -> 
 def gather_positions(communicator: MPI.Intracomm, mine: Position) -> dict[int, Position] | None:
     """Collect on rank 0 what each rank answers within ANSWERS_SECONDS; None on the others.
 
-    Runs beside a main thread that is stuck in MPI, on a communicator of its own. Point-to-point
+    Runs beside a main thread that is stuck in MPI, on a separate communicator. Point-to-point
     on purpose: a collective would wait for exactly the ranks that are missing.
     """
     from mpi4py import MPI

@@ -117,7 +117,7 @@ def _format(row: dict[str, Any]) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, in UTF-8, so that nobody ever sees half of it, whoever is killed meanwhile.
+    """Write a file, in UTF-8, so that no reader sees half of it, whichever process is killed.
 
     Raises OSError where it cannot be written; what stood there before stays then.
     """

@@ -3,8 +3,8 @@
 Over MPI the ranks agree on the lowest that failed; later the lifeline decides. Processes that
 cannot ask each other anything have one reporter per node. They have the same parent, the launcher's
 daemon: the first of them to bind a socket of that name, in Linux's abstract namespace, holds the
-claim until it ends; nothing is left behind. Anybody can guess the name and take it, but nobody can
-pretend to be this user: the kernel says whose process listens on a socket.
+claim until it ends; nothing is left behind. Another user can guess the name and take it, but not
+unnoticed: the kernel says whose process listens on a socket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' answer before it reports itself."""
 REPORTERS = 4
-"""How many ranks may have to step in for each other where nobody can be asked."""
+"""How many ranks may have to step in for each other where no rank can be asked."""
 LISTENING_SECONDS = 0.2
 """How long the holder of a claim may take from binding to listening."""
 
@@ -106,7 +106,7 @@ def _name_claim() -> str:
 
 
 def _find_holder(name: str) -> int | None:
-    """The user whose process listens there; None where nobody answers."""
+    """The user whose process listens there; None where no process answers."""
     end = time.monotonic() + LISTENING_SECONDS
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:

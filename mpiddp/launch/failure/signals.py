@@ -18,7 +18,7 @@ REQUESTS = (signal.SIGTERM, signal.SIGINT)
 
 
 def heed_signals(stop: Callable[[StoppedError], object]) -> None:
-    """Have ``stop`` called, in a thread of its own, when this process is asked to end.
+    """Have ``stop`` called, in a separate thread, when this process is asked to end.
 
     For programs of ours; a script's handlers are its own. Call it from the main thread. What is
     ignored or handled already stays so, and forked children have the handlers of before.

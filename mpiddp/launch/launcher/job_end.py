@@ -89,7 +89,7 @@ def find_failure(lines: Iterable[str]) -> str:
     """What srun said of the node or the rank that failed.
 
     That is ``Node failure on node3``; else one that crashed, ``node1: task 0: Segmentation fault``;
-    else one that left with a code of its own, ``node1: task 1: Exited with exit code 3``; else one
+    else one that left with an exit code, ``node1: task 1: Exited with exit code 3``; else one
     that was killed, ``node2: tasks 2-3: Killed``. Their order is no sign: Slurm kills and
     terminates the others because of the one, may name them before it, and srun's code, the
     highest, is theirs.
@@ -128,7 +128,7 @@ def _choose(found: Exit) -> JobEnd | None:
     code = (found.outcome or {}).get("code")
     if isinstance(code, int):
         # When a rank is killed, srun terminates the others at once, and they may write down that
-        # before they notice the loss. Whoever ends the whole job tells the front as well.
+        # before they notice the loss. What ends the whole job signals the front as well.
         if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
         # Ranks that were told to end, and did so at once, are missed by those that were slower.
@@ -140,7 +140,7 @@ def _choose(found: Exit) -> JobEnd | None:
     if found.signal is not None:
         return _choose_after_signal(found, found.signal)
     if found.failure:
-        # Without an outcome, a rank that went without a code of its own is a rank lost.
+        # Without an outcome, a rank that ended without an exit code is a lost rank.
         left = LEFT.search(found.failure)
         is_own = left is not None and int(left[1]) <= 128
         code = int(left[1]) if left is not None and is_own else PeerLostError.exit_code
@@ -149,7 +149,7 @@ def _choose(found: Exit) -> JobEnd | None:
 
 
 def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
-    """A script may leave with a code of its own; 1 is also mpirun's after a signal."""
+    """A script may choose its exit code; 1 is also mpirun's after a signal."""
     if FAILURE < found.status <= 128 and found.status != PeerLostError.exit_code:
         return None
     return JobEnd(128 + number, _describe_signal(number))
@@ -172,4 +172,4 @@ def describe_code(code: int) -> str:
     try:
         return f"signal {code - 128} ({signal.Signals(code - 128).name}) killed it"
     except ValueError:
-        return "a code of the program's own"
+        return "a code that the program chose"

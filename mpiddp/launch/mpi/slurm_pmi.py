@@ -108,7 +108,7 @@ def _relay(server: int, ours: socket.socket) -> None:
     client = ours.fileno()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(OSError))
-        # However it ends, MPICH must not wait for answers that nobody brings.
+        # However it ends, MPICH must not wait for answers that never come.
         stack.callback(ours.shutdown, socket.SHUT_RDWR)
         selector = stack.enter_context(selectors.DefaultSelector())
         selector.register(server, selectors.EVENT_READ)
