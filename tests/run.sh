@@ -73,7 +73,7 @@ shell_scripts() { grep -rIlE '^(#!.*sh$|# shellcheck shell=)' jobs tests .ci | s
 python_programs() { grep -lIE '^(#!.*python|from __future__ )' jobs/cluster/*; }
 
 # Not the checkout itself: whoever tries things there is not asked to format them.
-code=(mpiddp benchmarks tests jobs)
+code=(mpiddp benchmarks tests jobs examples)
 declare -a failed=()
 check() {
     local name=$1

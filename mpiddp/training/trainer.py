@@ -111,10 +111,8 @@ def run_steps(
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
-    may differ; a loss that is not finite is refused.)
-
-    The configuration is a resolved one, and the failure handler is told the run directory and each
-    step. ``task``: what is trained; None for what the configuration names.
+    may differ; a loss that is not finite is refused.) The configuration is a resolved one; the
+    failure handler learns the run directory and each step. ``task``: None for the options' one.
 
     Raises:
         ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not

@@ -1,6 +1,6 @@
-"""A model of one's own, on the digits that come with mpiddp.
+"""A model of one's own, trained on the digits that come with mpiddp.
 
-python -m mpiddp -n 2 examples/own_model.py
+python -m mpiddp -n 2 examples/digits.py
 """
 
 import torch

@@ -1,0 +1,13 @@
+"""Learning rates side by side: a run for each, and one picture of all.
+
+python -m mpiddp -n 2 examples/sweep.py
+python -m mpiddp.plot rate-0.2 rate-0.05 rate-0.01 --output sweep.svg
+
+On a cluster jobs/sweep.sbatch makes each run a task of a job array.
+"""
+
+import mpiddp
+
+for rate in (0.2, 0.05, 0.01):
+    trainer = mpiddp.Trainer(epochs=3, learning_rate=rate, name=f"rate-{rate}")
+    trainer.fit()

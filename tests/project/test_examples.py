@@ -1,0 +1,98 @@
+"""Every script in examples/ runs, as its first lines say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import launchers
+import scripts
+from pool import Pools
+
+FOLDER = launchers.ROOT / "examples"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+LONGEST = 40
+LAUNCHED = {
+    "digits": r"Epoch 5 - Avg Loss: [\d.]+, Accuracy: [\d.]+%, Test Accuracy: 9\d\.\d+%",
+    "synchronize": r"Step 200: loss [01]\.\d+",
+}
+"""Those that are started by their own command, and what they print; the others run on the ranks of
+a pool, which saves a launch."""
+MEASURED = {
+    "own_data": ("test_accuracy", 0.9, 1.0),
+    "own_loop": ("test_accuracy", 0.9, 1.0),
+    "own_loss": ("test_mean_error", 0.0, 0.1),
+}
+"""A value of the last row of the only run, and its bounds."""
+
+
+def read_commands(name: str) -> list[list[str]]:
+    """The lines of the docstring that are commands, as words."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
+    assert text is not None
+    return [shlex.split(line) for line in text.splitlines() if line.startswith("python ")]
+
+
+def read_rows(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def execute(words: Sequence[str], folder: Path) -> str:
+    """Run a command of a docstring in ``folder``, with this Python; returns what it prints."""
+    changed = [str(FOLDER / Path(word).name) if word.startswith("examples/") else word
+               for word in words[1:]]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *changed],
+        cwd=folder,
+        env=launchers.clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short_and_says_how_it_is_started(name: str) -> None:
+    text = (FOLDER / f"{name}.py").read_text()
+    assert text.count("\n") <= LONGEST
+    assert ["python", "-m", "mpiddp", "-n", "2", f"examples/{name}.py"] in read_commands(name)
+    assert name in {*LAUNCHED, *MEASURED, "sweep"}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_an_example_runs_by_its_command(name: str, tmp_path: Path) -> None:
+    printed = "".join(execute(words, tmp_path) for words in read_commands(name))
+    assert re.search(LAUNCHED[name], printed), printed
+
+
+@pytest.mark.mpi
+def test_examples_of_the_trainer_learn(pool: Pools, tmp_path: Path) -> None:
+    for name, (key, low, high) in MEASURED.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        pool("openmpi", 2).call(scripts.run, str(FOLDER / f"{name}.py"), cwd=folder)
+        (run,) = (folder / "runs").iterdir()
+        assert low < read_rows(run)[-1][key] <= high, name
+
+
+@pytest.mark.mpi
+def test_the_sweep_has_a_run_for_each_rate_and_a_picture(pool: Pools, tmp_path: Path) -> None:
+    pool("openmpi", 2).call(scripts.run, str(FOLDER / "sweep.py"), cwd=tmp_path)
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert len(names) == 3
+    plot = read_commands("sweep")[1]
+    assert names == {word for word in plot if word.startswith("rate-")}
+    assert "sweep.svg" in execute(plot, tmp_path)
+    picture = (tmp_path / "sweep.svg").read_text()
+    assert all(name in picture for name in names)
