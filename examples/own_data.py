@@ -1,19 +1,31 @@
-"""Data of one's own: the same on every rank, which trains on its part.
+"""Data of one's own: any torch dataset, the same on every rank, which trains on its part.
 
 python -m mpiddp -n 2 examples/own_data.py
 """
 
-import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 import mpiddp
-from mpiddp.training.data import split_by_hash
+
+
+class Circle(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Points in a square; the class says whether they lie in a circle."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.points = 2 * torch.rand(samples, 2, generator=generator) - 1
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        point = self.points[position]
+        return point, (point.square().sum() < 0.6).long()
 
 
 def load(seed: int) -> mpiddp.DataSet:
-    """Points in a square; which of them lie in a circle?"""
-    points = np.random.default_rng(seed).uniform(-1, 1, size=(2000, 2)).astype(np.float32)
-    inside = (np.square(points).sum(axis=1) < 0.6).astype(np.int64)
-    return split_by_hash(points, inside, classes=2)
+    return mpiddp.DataSet(Circle(1600, seed), Circle(400, seed + 1), classes=2)
 
 
 trainer = mpiddp.Trainer(mpiddp.Task(data=load), model="mlp", epochs=5, batch_size=8)

@@ -3,17 +3,18 @@
 python -m mpiddp -n 2 examples/own_loss.py
 """
 
-import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import mpiddp
-from mpiddp.training.data import split_by_hash
 
 
 def load(seed: int) -> mpiddp.DataSet:
-    inputs = np.random.default_rng(seed).uniform(-2, 2, size=(2000, 1)).astype(np.float32)
-    return split_by_hash(inputs, np.sin(inputs), classes=1)
+    inputs = 4 * torch.rand(2000, 1, generator=torch.Generator().manual_seed(seed)) - 2
+    data = TensorDataset(inputs, inputs.sin())
+    train, test = torch.utils.data.random_split(data, [1600, 400], torch.Generator())
+    return mpiddp.DataSet(train, test, classes=1)
 
 
 def build() -> nn.Module:
