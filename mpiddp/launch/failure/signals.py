@@ -20,7 +20,7 @@ REQUESTS = (signal.SIGTERM, signal.SIGINT)
 def heed_signals(stop: Callable[[StoppedError], object]) -> None:
     """Have ``stop`` called, in a separate thread, when this process is asked to end.
 
-    For programs of ours; a script's handlers are its own. Call it from the main thread. What is
+    For mpiddp's programs; a script installs handlers itself. Call it from the main thread. What is
     ignored or handled already stays so, and forked children have the handlers of before.
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)

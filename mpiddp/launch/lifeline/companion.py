@@ -10,12 +10,10 @@ It ends with its rank. Standard library only: it starts beside every rank.
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import selectors
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpiddp import environment
 from mpiddp.errors import PeerLostError
-from mpiddp.launch import job_directory
+from mpiddp.launch.lifeline.attempt_watch import AttemptWatch
 from mpiddp.launch.lifeline.decision import (
     FAILED,
     Decider,
@@ -55,8 +52,6 @@ TURN_SECONDS = 0.5
 LAST_TURN = 3
 """Companions that have lost the way to rank 0 act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
-ATTEMPT_CHECK_SECONDS = 3.0
-"""How often the companion of a node's first rank looks whether the job was restarted without it."""
 
 
 class Companion:
@@ -97,6 +92,7 @@ class Companion:
         self._decider: Decider | None = None
         """Of rank 0's companion."""
         self._requests = Requests(())
+        self._attempt = AttemptWatch()
         self._state = STARTING
         """Where the rank is, apart from its step."""
         self._run: tuple[Path, int] | None = None
@@ -109,8 +105,6 @@ class Companion:
         """Whether this rank waits to hear whether it reports its error."""
         self._is_gone = False
         """Whether this rank has ended."""
-        self._is_superseded = False
-        """Whether the job was restarted without this rank."""
         self._is_over = False
         """Whether nothing is watched any more: the session is closed, or the job ends."""
         self._end = float("inf")
@@ -137,7 +131,8 @@ class Companion:
             # While this process was stopped, perhaps with all others, no silence was heard.
             self._loop.wait(planned, self._add_pause)
             now = time.monotonic()
-            if self._is_superseded and not self._is_over:
+            # Heartbeats wake the loop for it.
+            if self._attempt.is_superseded and not self._is_over:
                 self._spread("leave", PeerLostError.exit_code)
             self._tree.refresh(now)
             self._requests.finish_late(now)
@@ -278,31 +273,13 @@ class Companion:
             self._rank.send("problem", str(error))
             return
         self._stop.begin(membership.seconds)
-        if membership.local_rank == 0 and environment.ATTEMPT_TOKEN in os.environ:
-            watch = threading.Thread(target=self._watch_attempt, args=(membership,), daemon=True)
-            watch.start()
+        self._attempt.begin(membership)
         if not membership.places:
             self._decider = Decider(membership.size)
             self._requests = Requests(membership.hostnames)
             if self._publication is not None:
                 self._publication.publish(self._log[0].parent if self._log is not None else None)
             self._rank.send("joined")
-
-    def _watch_attempt(self, own: Membership) -> None:
-        """Notice that the job was restarted. A thread's work: a file system may not answer.
-
-        Heartbeats wake the loop.
-        """
-        try:
-            while True:
-                job_directory.check_attempt()
-                time.sleep(ATTEMPT_CHECK_SECONDS)
-        except PeerLostError as error:
-            self._is_superseded = True
-            with contextlib.suppress(OSError):
-                sys.stderr.write(
-                    f"mpiddp: rank {own.rank} of {own.size} on {own.hostname}: {error}\n"
-                )
 
     def _admit_client(self, link: Link) -> None:
         self._loop.add(

@@ -10,7 +10,7 @@ from mpiddp.launch.lifeline.event_loop import EventLoop
 PERIOD = 0.5
 """Seconds between two looks."""
 STOPPED = "T"
-"""The state of such a process; one that a debugger has stopped is in another one."""
+"""The state of such a process; one that a debugger has stopped is in another state."""
 
 
 class StopWatch:
