@@ -252,7 +252,7 @@ def test_workers_and_a_dedicated_server_stop_within_an_epoch(
     assert sum(rows[-1]["staleness"].values()) == 2 * 16
 
 
-TRAINING = ("--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "60")
+TRAINING = ("--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "20")
 
 
 def send(job: Any, when: str, number: signal.Signals) -> None:
@@ -309,7 +309,7 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
         assert again.returncode == 0, again
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
         rows = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
-        assert [json.loads(row)["epoch"] for row in rows] == list(range(1, 61))
+        assert [json.loads(row)["epoch"] for row in rows] == list(range(1, 21))
 
 
 @pytest.mark.mpi
@@ -330,6 +330,8 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     assert len({step for _, step in stops}) == 1
     step = stops[0][1]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{step}"]
+    if name == "USR1":
+        return  # test_checkpointer.py resumes scripts without a second launch.
     again = launchers.run(OPENMPI, 2, [*arguments, str(int(step) + 3)], timeout=90, cwd=tmp_path)
     assert again.returncode == 0, again
     assert again.stdout.count(f"begins after step {step}\n") == 2
