@@ -48,7 +48,7 @@ class Configuration(
     SynchronisationOptions,
     LaunchOptions,
 ):
-    """Train a model on all ranks that srun or mpirun started, with DDP.
+    """Train a model on all ranks that srun or mpirun started.
 
     It has the options of all groups. A function that needs those of one group asks for that group.
 

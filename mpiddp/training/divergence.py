@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mpiddp.errors import MpiddpError
@@ -64,6 +65,22 @@ class MarkedModel(nn.Module):
         """Whether any rank's loss was not finite, after a backward pass; the same on all ranks."""
         gradient = self.flag.grad
         return gradient is not None and gradient.item() != 0
+
+
+class SharedRefusal:
+    """Tells all ranks whose gradients DDP does not average, by a message of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._flag = torch.zeros((), dtype=torch.int32, device=device)
+
+    def begin_step(self) -> None:
+        """Nothing of the step before is left."""
+
+    def is_refused(self, *, is_bad: bool) -> bool:
+        """After a backward pass: whether any rank's loss was not finite. Collective."""
+        self._flag.fill_(is_bad)
+        dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
+        return bool(self._flag.item())
 
 
 class LossGuard:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,10 +14,11 @@ import torch
 from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.launch.session import Session
 from mpiddp.training import metrics
-from mpiddp.training.batches import Cut, make_evaluation_batches
+from mpiddp.training.batches import Cut, EvaluationBatches, make_evaluation_batches
 from mpiddp.training.config import Configuration
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all
 from mpiddp.training.preparation import EVALUATION_BATCH
+from mpiddp.training.samples import EVALUATION, Batch, Key
 from mpiddp.training.task import Task, build_model
 from mpiddp.training.weights import load_weights
 
@@ -59,6 +61,21 @@ def predict_all(
             rows += _make_rows(outputs, targets, losses)
     batches.reader.close()
     return totals.reduce(), session.gather(rows)
+
+
+def fill_up(batches: EvaluationBatches) -> Iterator[Batch]:
+    """The batches of a rank, and more of weight 0, so that all ranks have equally many.
+
+    So all take part in equally many forward passes.
+    """
+    last = None
+    for last in batches:
+        yield last
+    first = replace(batches, cut=replace(batches.cut, rank=0))
+    if missing := len(first) - len(batches):
+        # A rank without any batch takes the first sample; all ranks can read it.
+        filler = last or next(iter(batches.reader.read([Key(EVALUATION, [0])])))
+        yield from [filler._replace(weight=0.0)] * missing
 
 
 def _make_rows(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> Iterator[Row]:

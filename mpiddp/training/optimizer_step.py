@@ -11,7 +11,7 @@ from torch import nn
 
 from mpiddp.training.moving_average import MovingAverage
 from mpiddp.training.options.optimisation import OptimisationOptions
-from mpiddp.training.sharded_tensors import collect
+from mpiddp.training.sharded_tensors import collect, is_sharded
 
 
 class Update(Protocol):
@@ -163,7 +163,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     gradients = [each.grad for each in parameters if each.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
-    nn.utils.clip_grads_with_norm_(parameters, longest, collect(norm, norm.device))
+    nn.utils.clip_grads_with_norm_(parameters, longest, collect(norm))
 
 
 def make_optimizer(
@@ -180,6 +180,8 @@ def make_optimizer(
     if options.optimizer == "adamw":
         betas = (momentum, 0.999)
         return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=True)
+    # torch has no fused SGD for FSDP's parameters.
+    form = {"foreach": True} if any(map(is_sharded, parameters)) else {"fused": True}
     return torch.optim.SGD(
-        parameters, rate, momentum, weight_decay=decay, nesterov=momentum > 0, fused=True
+        parameters, rate, momentum, weight_decay=decay, nesterov=momentum > 0, **form
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.config import Configuration
 from mpiddp.training.divergence import MarkedModel
 from mpiddp.training.optimizer_step import make_optimizer
+from mpiddp.training.options.parallelism import ParallelismOptions
 from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 
@@ -39,11 +41,21 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     marked = MarkedModel(model) if configuration.on_nan == "skip" else None
     inner = model if marked is None else marked
     devices = [device] if device.type == "cuda" else None
+    wrap = partial(
+        DistributedDataParallel, inner, device_ids=devices,
+        bucket_cap_mb=find_cap(configuration),
+    )  # fmt: skip
     if configuration.sync == FRAMEWORK:
-        return Replica(DistributedDataParallel(inner, device_ids=devices), None, marked)
-    wrapped = DistributedDataParallel(inner, device_ids=devices, gradient_as_bucket_view=True)
+        return Replica(wrap(), None, marked)
+    wrapped = wrap(gradient_as_bucket_view=True)
     hook = attach(choose_synchronization(configuration), wrapped)
     return Replica(wrapped, hook, marked)
+
+
+def find_cap(options: ParallelismOptions) -> float | None:
+    """The size of DDP's buckets in MB. With None, DDP's own, the first one is smaller."""
+    is_usual = options.bucket_mb == ParallelismOptions.bucket_mb
+    return None if is_usual else float(options.bucket_mb)
 
 
 def share_buffers(model: nn.Module) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import torch
 from torch import nn
 
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.determinism import set_determinism
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles, Serving
@@ -21,27 +23,19 @@ from mpiddp.training.batches import (
     make_training_batches,
 )
 from mpiddp.training.config import Configuration
-from mpiddp.training.divergence import LossGuard
+from mpiddp.training.engine import Start, start_engine
 from mpiddp.training.learning_rate import LearningRate, make_learning_rate
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
-from mpiddp.training.moving_average import MovingAverage
-from mpiddp.training.optimizer_step import (
-    GuardedUpdate,
-    LocalUpdate,
-    Refusal,
-    Treatment,
-    make_optimizer,
-)
-from mpiddp.training.parallel import find_bound, find_roles, replicate, serve
+from mpiddp.training.optimizer_step import GuardedUpdate
+from mpiddp.training.options.parallelism import ParallelismOptions
+from mpiddp.training.parallel import find_bound, find_roles
 from mpiddp.training.precision import Precision
 from mpiddp.training.random_state import mix_seed, seed_generators
 from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.samples import Batch
-from mpiddp.training.stages import make_clock, time_buffers
 from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.task import Task, build_model, check_task, choose_loss
-from mpiddp.training.traffic import ServerTraffic, observe
 
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""
@@ -96,17 +90,6 @@ class Training:
         return epoch * len(self.batches) - left
 
 
-@dataclass(frozen=True)
-class _Start:
-    """What an engine is made of."""
-
-    module: nn.Module
-    forward: Forward
-    batch: Batch
-    """The first of the data, on the module's device."""
-    rate: LearningRate
-
-
 def agree(configuration: Configuration, session: Session) -> None:
     """Check that all ranks have the same configuration; field by field only if they differ.
 
@@ -140,13 +123,15 @@ def prepare(
     rate = make_learning_rate(configuration, len(static), configuration.batch_size * len(workers))
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
-    module = build_model(task, data).to(session.device)
-    check_task(task, module, batch)
+    set_determinism(configuration.deterministic)
+    module = _place(configuration, build_model(task, data), session.device)
+    check_task(task, module, _move(batch, next(module.parameters()).device))
     loss = choose_loss(task, configuration.label_smoothing)
-    forward = Forward(loss, Precision(configuration.precision, session.device))
-    start = _Start(module, forward, batch, rate)
+    precision = Precision(configuration.precision, session.device)
+    forward = Forward(loss, precision, _check_format(configuration, batch))
+    start = Start(module, forward, batch, rate)
     slowdown = _make_slowdown(configuration, start, place, workers)
-    configuration, engine, pace = _start_engine(
+    configuration, engine, pace = start_engine(
         configuration, session, roles, start, failure_handler.fail
     )
     # From here on ranks draw differently: their samples are to meet different dropout masks.
@@ -169,9 +154,34 @@ def prepare(
     )
 
 
+def _place(options: ParallelismOptions, module: nn.Module, device: torch.device) -> nn.Module:
+    """The model on its device; for FSDP on the CPU, since a device may hold no more than a part."""
+    # FSDP takes parameters only as they are usually stored.
+    is_sharded = options.parallel == "fsdp"
+    if options.channels_last and not is_sharded:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module if is_sharded else module.to(device)
+
+
+def _move(batch: Batch, device: torch.device) -> Batch:
+    return batch._replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
+
+
+def _check_format(options: ParallelismOptions, batch: Batch) -> torch.memory_format:
+    """How inputs are stored. Raises ConfigurationError where they cannot be."""
+    if not options.channels_last:
+        return torch.preserve_format
+    if batch.inputs.dim() != 4:
+        raise ConfigurationError(
+            "channels_last: expected images (channels, height, width), found samples of shape "
+            f"{tuple(batch.inputs.shape[1:])}: leave out --channels-last"
+        )
+    return torch.channels_last
+
+
 def _make_slowdown(
     configuration: Configuration,
-    start: _Start,
+    start: Start,
     place: int,
     workers: tuple[int, ...],
 ) -> Slowdown | None:
@@ -179,65 +189,12 @@ def _make_slowdown(
         return None
     straggler = parse_straggler(configuration.straggler)
     check_straggler(straggler, workers)
-    module, device = start.module, start.batch.inputs.device
+    device = start.batch.inputs.device
+    module = start.module.to(device)
     part = split_batch(start.batch, configuration.accumulation_steps)[0]
     with rehearse(module, module, part, start.forward) as take_pass:
         seconds = time_pass(take_pass, device) * configuration.accumulation_steps
     return Slowdown(straggler, place, workers, configuration.seed, seconds, device)
-
-
-def _start_engine(
-    configuration: Configuration,
-    session: Session,
-    roles: Roles | None,
-    start: _Start,
-    fail: Callable[[BaseException], object],
-) -> tuple[Configuration, Engine, overlap.Pace | None]:
-    module, forward, rate = start.module, start.forward, start.rate
-    passes = configuration.accumulation_steps
-    skips = configuration.on_nan == "skip"
-    clock = make_clock(session.device)
-    if roles is not None:
-        module.to(session.device)
-        serving = serve(configuration, session, roles, module, rate, fail)
-        guard = LossGuard(module, skips=skips, marked=None)
-        engine = Engine(
-            module,
-            module,
-            serving,
-            guard,
-            forward,
-            passes,
-            clock=clock,
-            traffic=ServerTraffic(serving),
-        )
-        return configuration, engine, None
-    replica = replicate(module, session.device, configuration)
-    part = split_batch(start.batch, passes)[0]
-    configuration, pace = overlap.settle(configuration, replica, part, forward)
-    update = _make_update(configuration, module, rate, replica.marked, forward.precision)
-    guard = LossGuard(module, skips=skips, marked=replica.marked)
-    hold = replica.model.no_sync
-    traffic = observe(replica.model, replica.hook)
-    time_buffers(clock, replica.model, module)
-    engine = Engine(
-        replica.model, module, update, guard, forward, passes, hold, clock=clock, traffic=traffic
-    )
-    return configuration, engine, pace
-
-
-def _make_update(
-    configuration: Configuration,
-    module: nn.Module,
-    rate: LearningRate,
-    refusal: Refusal | None,
-    precision: Precision,
-) -> LocalUpdate:
-    optimizer = make_optimizer(configuration, list(module.parameters()))
-    decay = configuration.ema
-    average = None if decay is None else MovingAverage(module, decay)
-    treatment = Treatment(refusal, precision.scaler, configuration.clip_norm, average)
-    return LocalUpdate(optimizer, rate, treatment)
 
 
 def _share_batches(

@@ -63,10 +63,12 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
     survey = _find(configuration, session, ranks)
     found, changed = survey.newest, list[str]()
     if found is not None:
+        # What was measured then is not measured again.
+        for name in ("overlap", "bucket_mb"):
+            before = found.manifest.configuration.get(name, "auto")
+            if getattr(configuration, name) == "auto":
+                configuration = replace(configuration, **{name: before})
         changed = check_fit(found, name_values(configuration))
-        overlap = found.manifest.configuration.get("overlap", "auto")
-        if configuration.overlap == "auto" and overlap in ("on", "off"):
-            configuration = replace(configuration, overlap=overlap)
     return Plan(ranks, survey, configuration, changed)
 
 

@@ -21,10 +21,10 @@ def find_local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def collect(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The whole tensor on every rank; collective where it is sharded.
-
-    ``device``: where ranks exchange tensors.
-    """
+def collect(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor on every rank, where ranks exchange it; collective where it is sharded."""
+    if not is_sharded(tensor):
+        return tensor
     found: Any = tensor
-    return found.to(device).full_tensor() if is_sharded(tensor) else tensor
+    whole: torch.Tensor = found.to(found.device_mesh.device_type).full_tensor()
+    return whole

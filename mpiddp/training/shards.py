@@ -265,6 +265,19 @@ def read_shards(directory: Path, prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
+def read_shapes(directory: Path, prefix: str) -> dict[str, torch.Size]:
+    """Of the tensors whose names begin with ``prefix``, by the rest of their names."""
+    return {name: each.size for name, each in _list_tensors(directory, prefix).items()}
+
+
+def _list_tensors(directory: Path, prefix: str) -> dict[str, TensorStorageMetadata]:
+    return {
+        name.removeprefix(prefix): each
+        for name, each in read_metadata(directory).state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
+    }
+
+
 def load_into(
     directory: Path, prefix: str, targets: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
@@ -273,11 +286,7 @@ def load_into(
     Targets may be sharded over ranks. Raises KeyError where the checkpoint lacks one of them, and
     ValueError where it has another shape.
     """
-    stored = {
-        name.removeprefix(prefix): each
-        for name, each in read_metadata(directory).state_dict_metadata.items()
-        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
-    }
+    stored = _list_tensors(directory, prefix)
     found = {}
     for name, each in stored.items():
         target = targets.get(name)

@@ -30,6 +30,8 @@ class Forward:
     loss: Loss
     """Of training: with smoothed labels, if any."""
     precision: Precision
+    memory_format: torch.memory_format = torch.preserve_format
+    """Of inputs."""
     compute: Compute | None = None
     """A script's own, in place of the model and the loss."""
 
@@ -38,8 +40,14 @@ class Forward:
         with self.precision.autocast():
             if self.compute is not None:
                 return self.compute(model, batch)
-            outputs = model(batch.inputs)
+            outputs = model(self.arrange(batch.inputs))
             return outputs, self.loss(outputs, batch.targets)
+
+    def arrange(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The inputs, as they are to be stored."""
+        if self.memory_format == torch.preserve_format:
+            return inputs
+        return inputs.contiguous(memory_format=self.memory_format)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,10 @@ class Engine:
     """Around all passes of a step but the last: ranks exchange gradients in the last one only."""
     clock: StageClock = field(default_factory=StageClock)
     traffic: Traffic = field(default_factory=Traffic)
+    about: str = ""
+    """How ranks share the model: a line for the console, or nothing."""
+    gathers: bool = False
+    """Whether every forward pass is collective, and parameters are parts of sharded ones."""
 
     def at_average(self) -> AbstractContextManager[object]:
         """Within it the module goes by the moving average of its weights, if there is one."""

@@ -36,6 +36,7 @@ from mpiddp.training.reports import Reports, say, warn
 from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.samples import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.saving import Saver, look_for_checkpoint
+from mpiddp.training.sharded_tensors import collect
 from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
 from mpiddp.training.straggler import describe_straggler, parse_straggler
@@ -182,24 +183,30 @@ def evaluate(
 ) -> metrics.Average:
     """Return loss and metrics over the batches of all ranks; collective.
 
-    The model is one rank's own, not wrapped: ranks may have different numbers of batches.
+    Ranks may have different numbers of batches where forward passes are not collective. Those of
+    weight 0 are not counted.
     """
     totals = metrics.Totals(device, task.metrics)
     model.eval()
     with torch.no_grad():
-        for features, labels, _ in batches:
+        for features, labels, weight in batches:
             targets = labels.to(device)
             outputs = model(features.to(device))
-            totals.add(task.loss(outputs, targets), outputs, targets)
+            if weight > 0:
+                totals.add(task.loss(outputs, targets), outputs, targets)
     return totals.reduce()
 
 
 def digest_parameters(model: nn.Module) -> str:
-    """Return the SHA-256 over the bytes of all parameters and buffers, in their order."""
+    """Return the SHA-256 over the bytes of all parameters and buffers, in their order.
+
+    Collective where they are sharded.
+    """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        whole: Any = collect(tensor.detach()).cpu().contiguous()
+        digest.update(whole.view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
@@ -261,6 +268,8 @@ def _describe_start(training: Training) -> list[str]:
         training.configuration.batch_size,
         len(training.workers),
     )
+    if training.engine.about:
+        lines.append(training.engine.about)
     if training.configuration.base_batch is not None:
         batch = training.configuration.batch_size * len(training.workers)
         lines.append(describe_scaling(training.configuration, batch))
@@ -431,9 +440,10 @@ def _add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
     begin = time.perf_counter()
     engine = training.engine
     with engine.at_average(), engine.forward.precision.autocast():
-        average = evaluate(
-            training.task, engine.module, training.evaluation, training.session.device
-        )
+        batches: Iterable[Batch] = training.evaluation
+        if engine.gathers:
+            batches = evaluation.fill_up(training.evaluation)
+        average = evaluate(training.task, engine.module, batches, training.session.device)
     _refuse_divergence("test", average, row.epoch)
     return replace(
         row,

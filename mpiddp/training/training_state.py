@@ -26,7 +26,7 @@ from mpiddp.training.metrics import Row, Totals
 from mpiddp.training.packing import pack, unpack
 from mpiddp.training.preparation import Training
 from mpiddp.training.random_state import mix_seed, read_generators, seed_generators, set_generators
-from mpiddp.training.shards import read_shards
+from mpiddp.training.shards import load_into, read_shapes, read_shards
 from mpiddp.training.stages import Costs
 
 
@@ -124,7 +124,7 @@ def _restore(training: Training, found: Found) -> Restored:
     is_same_world = found.manifest.world == session.world.size
 
     def read(part: str) -> Any:
-        return unpack(read_shards(found.path, f"{part}."))
+        return unpack(load_into(found.path, f"{part}.", _find_targets(training, found, part)))
 
     position = read_position(found)
     module = training.engine.module
@@ -148,6 +148,25 @@ def _restore(training: Training, found: Found) -> Restored:
             epoch.seconds = every[0]["seconds"]
             epoch.costs = Costs(**every[0]["costs"])
     return Restored(position, epoch)
+
+
+def _find_targets(training: Training, found: Found, part: str) -> dict[str, torch.Tensor]:
+    """For tensors of which this rank has a part only, what takes it; by name within ``part``."""
+    if not training.engine.gathers:
+        return {}
+    named = dict(training.engine.module.named_parameters())
+    parameters, targets = list(named.values()), dict[str, torch.Tensor]()
+    for name, shape in read_shapes(found.path, f"{part}.").items():
+        owner = named.get(name) if part == "model" else None
+        if part == "optimizer":
+            what, _, rest = name.partition(".")
+            if what == "average":
+                owner = named.get(rest)
+            elif what == "state":
+                owner = parameters[int(rest.partition(".")[0])]
+        if owner is not None and owner.shape == shape:
+            targets[name] = torch.empty_like(owner.detach())
+    return targets
 
 
 def _copy_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -13,9 +13,12 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook
+from mpiddp.training import buckets
 from mpiddp.training.config import parse
 from mpiddp.training.trainer import train
 
+SIZES = (0.0002, 0.0005)
+"""MB of DDP's buckets to choose from. Either makes two buckets of the mlp for the toy data."""
 LAYERS = (nn.Linear, nn.Conv2d)
 
 
@@ -25,6 +28,8 @@ class Observation:
 
     types: set[torch.dtype] = field(default_factory=set)
     """Of layers' outputs while training."""
+    computed: int = 0
+    """Linear layers, in forward passes and for gradients."""
     layers: int = 0
     """Calls of layers while training."""
     predictions: int = 0
@@ -53,14 +58,32 @@ class Observation:
         if outputs.dim() == 4 and outputs.shape[1] > 1:
             self.channels_last |= outputs.is_contiguous(memory_format=torch.channels_last)
 
-    def count(self, average: Callable[..., Any]) -> Callable[..., Any]:
-        """The schedules' function that averages a bucket, with its calls counted."""
+    def count(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls are counted in the attribute."""
 
-        def average_and_count(*arguments: Any) -> Any:
-            self.buckets += 1
-            return average(*arguments)
+        def count_and_call(*arguments: Any) -> Any:
+            setattr(self, name, getattr(self, name) + 1)
+            return function(*arguments)
 
-        return average_and_count
+        return count_and_call
+
+
+def observe_on_nodes(
+    session: Session, size: int, *command_lines: Sequence[str]
+) -> list[Observation]:
+    """As ``observe``, where ``size`` ranks each are said to be a node."""
+    world = session.world
+    session.world = replace(
+        world,
+        node_rank=world.rank // size,
+        local_rank=world.rank % size,
+        local_size=size,
+        node_count=-(-world.size // size),
+    )
+    try:
+        return observe(session, *command_lines)
+    finally:
+        session.world = world
 
 
 def observe(session: Session, *command_lines: Sequence[str]) -> list[Observation]:
@@ -70,7 +93,13 @@ def observe(session: Session, *command_lines: Sequence[str]) -> list[Observation
     for words in command_lines:
         observation = Observation()
         hook = register_module_forward_hook(observation.note)
-        with mock.patch.object(ScheduleHook, "_average", observation.count(ScheduleHook._average)):
+        average = observation.count("buckets", ScheduleHook._average)
+        forward = observation.count("computed", nn.Linear.forward)
+        with (
+            mock.patch.object(ScheduleHook, "_average", average),
+            mock.patch.object(nn.Linear, "forward", forward),
+            mock.patch.object(buckets, "SIZES", SIZES),
+        ):
             try:
                 handler = session._resources.failure_handler
                 observation.row = vars(train(parse(list(words)), session, handler))

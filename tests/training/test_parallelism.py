@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import fsdp_memory
 import observed
 import trainings
+from mpiddp.errors import ConfigurationError
+from mpiddp.training import buckets, engine
+from mpiddp.training.config import Configuration, read_toml
+from mpiddp.training.overlap import WARM_UP
 from observed import Observation
 from pool import Pools
 
@@ -82,8 +88,171 @@ def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> Non
     assert plain.row["learning_rate"] < 0.01
 
 
+SHARDED = ("--parallel", "fsdp", "--wrap-parameters", "100")
+IMAGES = (
+    "--data", "synthetic", "--samples", "60", "--epochs", "1", "--batch-size", "8",
+    "--save-every", "never",
+)  # fmt: skip
+
+
+@pytest.mark.mpi
+def test_fsdp_does_what_ddp_does(pool: Pools, tmp_path: Path) -> None:
+    more: dict[str, tuple[str, ...]] = {
+        "plain": (),
+        "adamw": ("--optimizer", "adamw", "--accumulation-steps", "4"),
+        "clipped": ("--clip-norm", "0.1"),
+        "averaged": ("--ema", "0.9", "--on-nan", "skip"),
+        "narrow": ("--precision", "bf16"),
+    }
+    ways = {name: (*TOY, *options) for name, options in more.items()}
+    ways |= {f"sharded-{name}": (*options, *SHARDED) for name, options in ways.items()}
+    seen, weights, printed = train_each(pool, tmp_path, ways)
+    for name in more:
+        one, other = seen[name], seen[f"sharded-{name}"]
+        bound = 1e-3 if name == "narrow" else 1e-6
+        assert find_difference(weights[name], weights[f"sharded-{name}"]) < bound, name
+        assert other.row["test_loss"] == pytest.approx(one.row["test_loss"], rel=bound)
+        assert (other.types, other.samples) == (one.types, one.samples)
+        # No passes before the first step.
+        assert other.layers == one.layers - REHEARSED * LAYERS
+    line = "Parameters: 652 sharded over 2 ranks, in 2 groups of up to 550"
+    assert printed.count(line) == len(more)
+
+
+@pytest.mark.mpi
+def test_fsdp_evaluates_where_ranks_have_different_numbers_of_samples(
+    pool: Pools, tmp_path: Path
+) -> None:
+    few = ("--data", "toy", "--samples", "10", "--batch-size", "2", "--epochs", "1")
+    ways = {"plain": few, "sharded": (*few, *SHARDED)}
+    seen, weights, _ = train_each(pool, tmp_path, ways, ranks=3)
+    assert find_difference(weights["plain"], weights["sharded"]) < 1e-6
+    # Two test samples for three ranks: each is counted once.
+    for name in ("test_loss", "test_metrics"):
+        assert seen["sharded"].row[name] == pytest.approx(seen["plain"].row[name], rel=1e-5)
+
+
+@pytest.mark.mpi
+def test_each_node_may_have_a_whole_copy(pool: Pools, tmp_path: Path) -> None:
+    lines = [
+        [*TOY, "--name", "plain", "--export", "plain.pt"],
+        [*TOY, *SHARDED, "--shard-within", "node", "--name", "hybrid", "--export", "hybrid.pt"],
+    ]
+    called = pool("openmpi", 4).call(
+        observed.observe_on_nodes, 2, *lines, timeout=120, cwd=tmp_path
+    )
+    weights = [
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("plain", "hybrid")
+    ]
+    assert find_difference(*weights) < 1e-6
+    assert "652 sharded over 2 ranks, a copy on each of 2 nodes, in 2 groups" in called.printed
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_rank_has_its_part_and_three_groups_in_memory(ranks: int, pool: Pools) -> None:
+    for found in pool("openmpi", ranks).call(fsdp_memory.measure, "fsdp").values:
+        assert found.peak < 1.1 * (found.total / ranks + 3 * found.largest)
+        assert found.peak > found.total / ranks
+
+
+@pytest.mark.mpi
+def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) -> None:
+    small = ("--wrap-parameters", "100")
+    ways: dict[str, tuple[str, ...]] = {
+        "plain": TOY,
+        "again": (*TOY, "--activation-checkpointing", *small),
+        "sharded-again": (*TOY, "--activation-checkpointing", *SHARDED),
+        "deterministic": (*TOY, "--deterministic"),
+        "images": IMAGES,
+        "last": (*IMAGES, "--channels-last"),
+    }
+    seen, weights, _ = train_each(pool, tmp_path, ways)
+    for name in ("again", "deterministic"):
+        assert find_difference(weights["plain"], weights[name]) == 0, name
+    assert find_difference(weights["plain"], weights["sharded-again"]) < 1e-6
+    # Each of the two layers is computed once more in every step.
+    done = seen["plain"].predictions + seen["plain"].layers
+    assert seen["plain"].computed == done
+    assert seen["again"].computed == done + STEPS * LAYERS + REHEARSED * LAYERS
+    assert seen["sharded-again"].computed == 2 * STEPS * LAYERS + seen["plain"].predictions
+    assert not seen["plain"].is_deterministic
+    assert seen["deterministic"].is_deterministic
+    assert not seen["images"].channels_last
+    assert seen["last"].channels_last
+    assert find_difference(weights["images"], weights["last"]) < 1e-5
+
+
+@pytest.mark.mpi
+def test_a_bucket_size_is_measured_once(pool: Pools, tmp_path: Path) -> None:
+    ways: dict[str, tuple[str, ...]] = {
+        "usual": (*TOY, "--sync", "direct", "--overlap", "off"),
+        "auto": (*TOY, "--sync", "direct", "--overlap", "off", "--bucket-mb", "auto"),
+    }
+    seen, weights, _ = train_each(pool, tmp_path, ways)
+    settings = read_toml(tmp_path / "runs" / "auto" / "config.toml")
+    assert float(settings["bucket_mb"]) in observed.SIZES
+    assert find_difference(weights["usual"], weights["auto"]) < 1e-6
+    # The measurement leaves nothing behind that would send gradients twice.
+    given = {"given": (*ways["usual"], "--bucket-mb", settings["bucket_mb"])}
+    again, _, _ = train_each(pool, tmp_path, given)
+    assert again["given"].row["parameters"] == seen["auto"].row["parameters"]
+    # One bucket in a wrapper's first pass, two in each later one.
+    assert again["given"].buckets == 1 + 2 * (STEPS + WARM_UP - 1)
+    visit = 1 + 2 * (WARM_UP + buckets.PASSES - 1)
+    measured = len(observed.SIZES) * buckets.VISITS * visit
+    assert seen["auto"].buckets == again["given"].buckets + measured
+    # A run that goes on takes the size of its checkpoint.
+    words = [*ways["auto"], "--epochs", "1", "--save-every", "1epoch", "--name", "kept"]
+    pool("openmpi", 2).call(observed.observe, words, cwd=tmp_path)
+    run = tmp_path / "runs" / "kept"
+    first = read_toml(run / "config.toml")["bucket_mb"]
+    (run / "outcome.json").unlink()
+    # This program measures among other sizes.
+    words = [*words, "--epochs", "2"]
+    called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    assert read_toml(run / "config.toml")["bucket_mb"] == first
+    assert "changed since then: epochs\n" in called.printed
+
+
+def test_only_bucket_sizes_that_differ_are_measured() -> None:
+    assert buckets.list_sizes(nn.Linear(100, 100)) == [1]
+    assert buckets.list_sizes(nn.Linear(1024, 1024)) == [1, 5]
+    assert buckets.list_sizes(nn.Linear(8192, 8192, device="meta")) == [1, 5, 25, 100]
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(400)
+def test_a_compiled_model_trains_alike(pool: Pools, tmp_path: Path) -> None:
+    lines = [
+        [*TOY, "--name", name, "--export", f"{name}.pt", *options]
+        for name, options in {
+            "plain": (),
+            "compiled": ("--compile",),
+            "sharded": ("--compile", *SHARDED),
+        }.items()
+    ]
+    pool("openmpi", 2).call(observed.observe, *lines, timeout=300, cwd=tmp_path)
+    plain, *others = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        for name in ("plain", "compiled", "sharded")
+    )
+    for found in others:
+        assert found.keys() == plain.keys()
+        assert find_difference(plain, found) < 1e-5
+
+
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "fp16": (("--precision", "fp16"), "precision: fp16 needs GPUs, found CPUs"),
+    "none": (("--parallel", "none"), "parallel: none is for one rank, found 2: start one, or use"),
+    "dp": (("--parallel", "dp"), "parallel: dp is for one rank, found 2"),
+    "offload": (("--parallel", "fsdp", "--cpu-offload"), "cpu_offload: expected GPUs"),
+    "groups": (("--activation-checkpointing",), "activation_checkpointing: expected modules with"),
+    "images": (("--channels-last",), "channels_last: expected images"),
+}
+ALONE = {
+    "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs"),
 }
 
 
@@ -96,3 +265,28 @@ def test_what_cannot_be_had_is_one_line(name: str, pool: Pools, tmp_path: Path) 
         assert said.startswith(f"2: {message}"), said
         assert "\n" not in said
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.mpi
+def test_one_rank_needs_no_wrapper(pool: Pools, tmp_path: Path) -> None:
+    ways = {"plain": TOY, "bare": (*TOY, "--parallel", "none", "--on-nan", "skip")}
+    seen, weights, _ = train_each(pool, tmp_path, ways, ranks=1)
+    assert find_difference(weights["plain"], weights["bare"]) == 0
+    assert seen["bare"].layers == seen["plain"].layers - REHEARSED * LAYERS
+    for options, message in ALONE.values():
+        called: Any = pool("openmpi", 1).call(trainings.refuse, *TOY, *options, cwd=tmp_path)
+        assert called.values[0].startswith(f"2: {message}")
+        assert "\n" not in called.values[0]
+
+
+def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("No working C++ compiler found\nin any place")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    with pytest.raises(ConfigurationError) as raised:
+        engine._compile(nn.Linear(1, 1), Configuration(compile=True))
+    assert str(raised.value) == (
+        "compile: torch.compile does not work here: RuntimeError: No working C++ compiler found: "
+        "leave out --compile"
+    )

@@ -36,9 +36,22 @@ WAYS = {
     "adamw": ("--optimizer", "adamw"),
     "auto": ("--sync", "auto", "--overlap", "on"),
     "narrow": ("--sync", "ring", "--wire-dtype", "bfloat16", "--overlap", "off"),
+    "fsdp": (
+        "--parallel",
+        "fsdp",
+        "--wrap-parameters",
+        "1000",
+        "--optimizer",
+        "adamw",
+        "--ema",
+        "0.9",
+        "--accumulation-steps",
+        "2",
+    ),
+    "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }
-DEFAULTS = ("framework", "ring", "served")
+DEFAULTS = ("framework", "ring", "served", "fsdp")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:

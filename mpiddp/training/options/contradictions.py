@@ -21,6 +21,8 @@ class Rule:
     """Whether this value of ``other`` goes together with them."""
     advice: str
     """What to give instead."""
+    unless: str = ""
+    """An option that, where it is given, makes them have an effect none the less."""
     values: tuple[Any, ...] = ()
     """Values of the options that are meant; without any, all but the default."""
 
@@ -61,6 +63,38 @@ RULES = (
         "give --sync parameter-server",
     ),
     Rule(
+        ("sync",),
+        "parallel",
+        lambda parallel: parallel == "ddp",
+        "its gradients are exchanged in another way: leave out --sync, or give --parallel ddp",
+    ),
+    Rule(("bucket_mb",), "parallel", lambda parallel: parallel == "ddp", "give --parallel ddp"),
+    Rule(
+        ("bucket_mb",),
+        "sync",
+        lambda sync: sync != PARAMETER_SERVER,
+        "servers get all gradients at once: give another --sync",
+    ),
+    Rule(
+        ("shard_within", "cpu_offload"),
+        "parallel",
+        lambda parallel: parallel == "fsdp",
+        "give --parallel fsdp",
+    ),
+    Rule(
+        ("wrap_parameters",),
+        "parallel",
+        lambda parallel: parallel == "fsdp",
+        "give --parallel fsdp, or --activation-checkpointing",
+        unless="activation_checkpointing",
+    ),
+    Rule(
+        ("cpu_offload",),
+        "clip_norm",
+        lambda longest: longest is None,
+        "GPUs cannot add up norms that are in main memory: leave out one of them",
+    ),
+    Rule(
         ("clip_norm", "ema"),
         "sync",
         lambda sync: sync != PARAMETER_SERVER,
@@ -85,7 +119,7 @@ RULES = (
 def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise ConfigurationError, with both names, for options that do not go together."""
     for rule in RULES:
-        if rule.allows(values[rule.other]):
+        if rule.allows(values[rule.other]) or (rule.unless and values[rule.unless]):
             continue
         other = _describe(rule.other, values[rule.other])
         for name in rule.options:
