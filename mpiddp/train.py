@@ -31,7 +31,7 @@ def main() -> None:
         signals.listen(parse_signals(configuration.preempt_signal))
         output = Output(configuration.log_dir, configuration.console, configuration.label)
         failure_handler.output = redirect(output, find_rank())
-        if is_first():
+        if is_first() and not configuration.summary:
             failure_handler.run_directory = forget_outcome(configuration)
         options = Options(
             backend=configuration.backend,
@@ -47,10 +47,13 @@ def main() -> None:
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
+            from mpiddp.training.model_summary import summarise
             from mpiddp.training.trainer import evaluate_only, train
 
             try:
-                if configuration.evaluate_only:
+                if configuration.summary:
+                    summarise(configuration, session)
+                elif configuration.evaluate_only:
                     evaluate_only(configuration, session, failure_handler)
                 else:
                     train(configuration, session, failure_handler, signals)

@@ -25,7 +25,22 @@ from mpiddp.training.vision import import_torchvision
 LOOKS = 256
 """Files of a split whose size and first bytes are compared between ranks; all names are."""
 FIRST_BYTES = 4096
-FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A data set whose files torchvision can fetch."""
+
+    loader: str
+    """Name of torchvision's class."""
+    folder: Path
+    """Where its files are, in the data directory."""
+
+
+KINDS = {
+    "mnist": Kind("MNIST", Path("MNIST/raw")),
+    "cifar10": Kind("CIFAR10", Path("cifar-10-batches-py")),
+}
 
 
 @dataclass(frozen=True)
@@ -114,21 +129,20 @@ def _import_transforms() -> Any:
 
 def load_mnist(configuration: Configuration) -> DataSet:
     """Return 60,000 and 10,000 handwritten digits, 1 x 28 x 28."""
-    return _load(configuration, "MNIST", MNIST, Shift(28, 2, flips=False))
+    return _load(configuration, MNIST, Shift(28, 2, flips=False))
 
 
 def load_cifar10(configuration: Configuration) -> DataSet:
     """Return 50,000 and 10,000 photographs of 10 kinds of things, 3 x 32 x 32."""
-    return _load(configuration, "CIFAR10", CIFAR10, Shift(32, 4, flips=True))
+    return _load(configuration, CIFAR10, Shift(32, 4, flips=True))
 
 
-def _load(
-    configuration: Configuration, kind: str, normalisation: Normalisation, shift: Shift
-) -> DataSet:
+def _load(configuration: Configuration, normalisation: Normalisation, shift: Shift) -> DataSet:
     import_torchvision()
     from torchvision import datasets
 
     directory = configuration.data_dir
+    kind = KINDS[configuration.data].loader
     augment = shift if configuration.augment else None
     try:
         parts = [getattr(datasets, kind)(directory, train=train) for train in (True, False)]
@@ -153,8 +167,9 @@ def _make_split(found: Any, normalisation: Normalisation) -> Split:
 
 def _describe_damage(configuration: Configuration, error: Exception) -> str:
     name = configuration.data
-    folder = configuration.data_dir / FOLDERS[name]
+    folder = configuration.data_dir / KINDS[name].folder
     fetch = f"python -m mpiddp.train --data {name} --data-dir {configuration.data_dir} --download"
+    fetch += " --summary"
     if not folder.exists():
         return f"data_dir: expected {name} in {folder}, found nothing there: fetch it with {fetch}"
     reason = " ".join(str(error).split()) or type(error).__name__

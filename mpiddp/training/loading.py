@@ -6,6 +6,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet
+from mpiddp.training.download import fetch_on_all
 from mpiddp.training.reading import Reading
 from mpiddp.training.samples import Batch, Key, Samples
 from mpiddp.training.task import Task, load_data
@@ -16,6 +17,8 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
 
     Raises ConfigurationError, on all ranks alike, where one of them cannot load it or has another.
     """
+    if configuration.download:
+        settle(session, fetch_on_all(configuration.data, configuration.data_dir, session))
     data: DataSet | None = None
     problem = ""
     try:

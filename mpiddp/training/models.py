@@ -1,7 +1,8 @@
 """The models that come with mpiddp: small ones, quick to train on two cores, and a known one.
 
 Every builder takes the shape of one sample, which is (channels, height, width) for images, and the
-number of classes. The module maps (samples, *shape) to (samples, classes). Its initial parameters
+number of classes. The module maps (samples, *shape) to (samples, classes), or, where each place
+of a sequence has a class, to (samples, classes, length). Its initial parameters
 are drawn from torch's default generator. The small ones have no batch normalisation, whose running
 averages every rank makes from its own samples.
 """
@@ -15,6 +16,7 @@ from torch import nn
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.factories import call_factory, find_factory
 from mpiddp.training.registry import MODELS
+from mpiddp.training.transformer import Transformer
 from mpiddp.training.vision import import_torchvision
 
 HIDDEN = 50
@@ -63,18 +65,41 @@ def build_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return torchvision's ResNet-18, with 11 million parameters, for images of 4 x 4 or more.
+    """Return torchvision's ResNet-18, with 11 million parameters, for images of 4 x 4 or more."""
+    return _build_resnet("resnet18", shape, classes)
+
+
+def build_resnet50(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return torchvision's ResNet-50, with 25 million parameters, for images of 4 x 4 or more."""
+    return _build_resnet("resnet50", shape, classes)
+
+
+def build_transformer(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a small transformer with 0.9 million parameters, for sequences of class numbers.
+
+    It scores every place: (samples, length) becomes (samples, classes, length).
+    """
+    if len(shape) != 1:
+        raise ConfigurationError(
+            f"model: transformer expects sequences (length,), found samples of shape {shape}: try "
+            "--data text"
+        )
+    return Transformer(classes, shape[0])
+
+
+def _build_resnet(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a residual network with a stem that fits the images.
 
     Images of less than 64 x 64 enter it as those of CIFAR-10 do: through a convolution of 3 x 3
     without stride, and no pooling (He et al., Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2).
     """
-    _check_images("resnet18", shape)
+    _check_images(name, shape)
     channels, height, width = shape
     import_torchvision()
-    from torchvision.models import resnet18
+    from torchvision import models
 
-    model: nn.Module = resnet18(num_classes=classes)
+    model: nn.Module = getattr(models, name)(num_classes=classes)
     if min(height, width) < SMALL:
         model.conv1 = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
         model.maxpool = nn.Identity()

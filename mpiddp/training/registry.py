@@ -26,6 +26,7 @@ DATASETS: dict[str, DataSource] = {
     "imagefolder": DataSource("mpiddp.training.image_data:load_images", model="resnet18"),
     "mnist": DataSource("mpiddp.training.image_data:load_mnist", model="convnet"),
     "synthetic": DataSource("mpiddp.training.data:make_synthetic", model="convnet"),
+    "text": DataSource("mpiddp.training.text_data:load_text", model="transformer"),
     "toy": DataSource("mpiddp.training.data:make_toy", model="mlp"),
 }
 
@@ -33,5 +34,7 @@ MODELS: dict[str, str] = {
     "convnet": "mpiddp.training.models:build_convnet",
     "mlp": "mpiddp.training.models:build_mlp",
     "resnet18": "mpiddp.training.models:build_resnet18",
+    "resnet50": "mpiddp.training.models:build_resnet50",
+    "transformer": "mpiddp.training.models:build_transformer",
 }
 """Name to reference of a function ``(shape, classes) -> torch.nn.Module``."""

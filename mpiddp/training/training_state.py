@@ -192,9 +192,9 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-_FIXED = ("data", "samples", "shape", "image_size", "model", "optimizer", "seed")
+_FIXED = ("data", "samples", "shape", "image_size", "text", "context", "model", "optimizer", "seed")
 _FREE = (
-    "data_dir", "workers",
+    "data_dir", "workers", "download", "summary",
     "name", "runs_dir", "evaluate_every", "straggler", "save_every", "checkpoint_dir", "keep",
     "resume", "on_save_error", "preempt_signal", "on_nan", "on_bad_sample", "export",
     "evaluate_only", "weights", "backend", "interface", "timeout", "allow_shared_gpu", "overlap",

@@ -74,6 +74,7 @@ def test_data_types_and_licences_are_inside(members, wheel):
         "mpiddp/py.typed",
         "mpiddp/training/digits.csv.gz",
         "mpiddp/training/digits.LICENSE.txt",
+        "mpiddp/training/text.txt",
     }
     information = f"mpiddp-{mpiddp.__version__}.dist-info"
     assert f"{information}/licenses/LICENSE" in members

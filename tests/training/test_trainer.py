@@ -87,7 +87,7 @@ def test_the_default_model_learns_each_data_set(
     "model",
     [
         pytest.param(name, marks=[pytest.mark.long] * (name == "resnet18"))
-        for name in sorted(MODELS)
+        for name in sorted(set(MODELS) - {"resnet50", "transformer"})
     ],
 )
 def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Path) -> None:

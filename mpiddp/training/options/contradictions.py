@@ -42,6 +42,11 @@ RULES = (
         lambda name: name in ("mnist", "cifar10", "imagefolder"),
         "it is for mnist, cifar10 and imagefolder",
     ),
+    Rule(
+        ("download",), "data", lambda name: name in ("mnist", "cifar10"), "it is for mnist, cifar10"
+    ),
+    Rule(("text", "context"), "data", lambda name: name == "text", "give --data text"),
+    Rule(("evaluate_only",), "summary", lambda only: not only, "leave out one of them"),
     Rule(("image_size",), "data", lambda name: name == "imagefolder", "it is for imagefolder"),
     Rule(("shape",), "data", lambda name: name == "synthetic", "it is for synthetic"),
     Rule(

@@ -34,6 +34,9 @@ class DataOptions:
     data_dir: Path = Path("data")
     """Directory of mnist, cifar10 and imagefolder."""
 
+    download: bool = False
+    """Fetch mnist or cifar10 into the data directory, where it is not there yet."""
+
     workers: int = 0
     """Processes of each rank that read batches ahead; 0 for none."""
 
@@ -49,6 +52,12 @@ class DataOptions:
     shape: str = "1x8x8"
     """Shape of a sample of the synthetic data; images are channels x height x width."""
 
+    text: Path | None = None
+    """File whose bytes are the text (default: one that comes with the package)."""
+
+    context: int = 128
+    """Bytes of a sample of the text."""
+
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """Where a sample cannot be read: end the run, or leave out the sample."""
 
@@ -57,7 +66,8 @@ class DataOptions:
         check("batch_size", self.batch_size >= 1, "1 or more", self.batch_size)
         check("workers", self.workers >= 0, "0 or more", self.workers)
         check("image_size", self.image_size >= 1, "1 or more pixels", self.image_size)
-        check_text(self, "data_dir")
+        check_text(self, "data_dir", "text")
+        check("context", self.context >= 1, "1 or more bytes", self.context)
         parse_shape(self.shape)
         check("samples", self.samples >= 2, "2 or more", self.samples)
 

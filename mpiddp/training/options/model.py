@@ -22,6 +22,9 @@ class ModelOptions:
     task: Annotated[str | None, one_of([REFERENCE])] = None
     """Function without parameters that returns an mpiddp.Task: model, data, loss and metrics."""
 
+    summary: bool = False
+    """Print the model's layers, parameters and memory; nothing is trained."""
+
     def __post_init__(self) -> None:
         check_reference("model", self.model, [AUTO, *MODELS])
         if self.task is not None:

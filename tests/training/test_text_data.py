@@ -1,0 +1,77 @@
+"""Text, and the model that predicts it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import Split, load
+from mpiddp.training.models import build
+from mpiddp.training.samples import Key, Samples
+from mpiddp.training.task import cross_entropy
+
+
+def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
+    content = bytes(np.random.default_rng(0).integers(0, 256, 1003, dtype=np.uint8))
+    (tmp_path / "text").write_bytes(content)
+    data = load(Configuration(data="text", text=tmp_path / "text", context=9))
+    assert (data.shape, data.classes) == ((9,), 256)
+    start = 0
+    for split, length in ((data.train, 903), (data.test, 100)):
+        inputs, targets, _ = Samples(split).read(Key(1, list(range(len(split)))))
+        assert len(split) == (length - 1) // 9
+        part = list(content[start : start + length])
+        assert inputs.flatten().tolist() == part[: 9 * len(split)]
+        assert targets.flatten().tolist() == part[1 : 9 * len(split) + 1]
+        start += length
+
+
+def test_a_text_that_is_too_short_or_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"x" * 90)
+    with pytest.raises(ConfigurationError, match=r"more than 90 bytes .* found 90 in"):
+        load(Configuration(data="text", text=tmp_path / "short", context=9))
+    with pytest.raises(ConfigurationError, match=r"cannot read .*No such file"):
+        load(Configuration(data="text", text=tmp_path / "none"))
+
+
+def test_the_transformer_sees_no_later_byte() -> None:
+    torch.manual_seed(0)
+    model = build("transformer", (12,), 256).eval()
+    sequence = torch.randint(0, 256, (1, 12))
+    other = sequence.clone()
+    other[0, 7] += 1
+    first, second = model(sequence), model(other)
+    assert first.shape == (1, 256, 12)
+    assert torch.allclose(first[..., :7], second[..., :7], atol=1e-6)
+    assert not torch.allclose(first[..., 7:], second[..., 7:], atol=1e-3)
+    with pytest.raises(ConfigurationError, match="transformer expects sequences"):
+        build("transformer", (1, 8, 8), 10)
+
+
+def test_the_transformer_learns_more_than_how_often_bytes_occur() -> None:
+    """The loss falls below the entropy of single bytes, which needs the bytes before."""
+    data = load(Configuration(data="text", context=32))
+    assert isinstance(data.train, Split)
+    counts = Counter(data.train.labels.flatten().tolist())
+    shares = [each / counts.total() for each in counts.values()]
+    entropy = -sum(share * math.log(share) for share in shares)
+    torch.manual_seed(0)
+    model = build("transformer", data.shape, data.classes)
+    samples = Samples(data.train)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for step in range(150):
+        places = [(16 * step + each) % len(data.train) for each in range(16)]
+        inputs, targets, _ = samples.read(Key(1, places))
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    inputs, targets, _ = Samples(data.test).read(Key(0, list(range(100))))
+    with torch.no_grad():
+        assert cross_entropy(model(inputs), targets).item() < 0.95 * entropy
