@@ -27,6 +27,7 @@ LAUNCHED = {
 """Those that are started by their own command, and what they print; the others run on the ranks of
 a pool, which saves a launch."""
 MEASURED = {
+    "cifar_fsdp": ("test_accuracy", 0.5, 1.0),
     "own_data": ("test_accuracy", 0.9, 1.0),
     "own_loop": ("test_accuracy", 0.9, 1.0),
     "own_loss": ("test_mean_error", 0.0, 0.1),
