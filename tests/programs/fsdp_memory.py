@@ -28,6 +28,8 @@ from mpiddp.training.parallel import replicate
 from mpiddp.training.sharded_tensors import find_local
 
 WIDTH, LAYERS, SAMPLES, STEPS = 384, 12, 2, 3
+GPU_WIDTH = 2048
+"""So that what CUDA's libraries take for themselves is little beside it."""
 STATES = 4
 """Bytes per byte of parameters: parameters, gradients, AdamW's two moments."""
 
@@ -66,19 +68,22 @@ class Memory:
     """The most in a step."""
 
 
-def make_model() -> nn.Module:
+def make_model(width: int) -> nn.Module:
     torch.manual_seed(0)
-    layers = [each for _ in range(LAYERS) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+    layers = [each for _ in range(LAYERS) for each in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
 def measure(session: Session, parallel: str) -> Memory:
     """Train for some steps; collective."""
     torch.set_num_threads(1)
     chosen: dict[str, Any] = {"parallel": parallel, "optimizer": "adamw"}
+    device = session.device
+    width = GPU_WIDTH if device.type == "cuda" else WIDTH
     # Each linear layer is a group.
-    options = replace(Configuration(**chosen).resolve(), wrap_parameters=WIDTH * WIDTH)
-    module, device = make_model(), session.device
+    options = replace(Configuration(**chosen).resolve(), wrap_parameters=width * width)
+    module = make_model(width)
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     counts = count_parameters(module, find_groups(module, options.wrap_parameters))
     if parallel == "fsdp":
         shard(module, session, options)
@@ -86,7 +91,7 @@ def measure(session: Session, parallel: str) -> Memory:
     else:
         model = replicate(module, device, options).model
     optimizer = make_optimizer(options, list(module.parameters()))
-    inputs = torch.randn(SAMPLES, WIDTH, device=device)
+    inputs = torch.randn(SAMPLES, width, device=device)
     labels = torch.zeros(SAMPLES, dtype=torch.int64, device=device)
 
     def take_step() -> None:
@@ -94,8 +99,9 @@ def measure(session: Session, parallel: str) -> Memory:
         torch.autograd.backward(nn.functional.cross_entropy(model(inputs), labels))
         optimizer.step()
 
-    peak = _find_cuda_peak(take_step) if device.type == "cuda" else 0
-    if not peak:
+    if device.type == "cuda":
+        peak = _find_cuda_peak(take_step) - before
+    else:
         with LiveBytes() as live:
             live.see(list(module.parameters()))
             for _ in range(STEPS):

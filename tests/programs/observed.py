@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,6 +85,13 @@ def observe_on_nodes(
         return observe(session, *command_lines)
     finally:
         session.world = world
+
+
+def observe_compiled(session: Session, *command_lines: Sequence[str]) -> list[Observation]:
+    """As ``observe``, without the warnings that torch's compiler has about its own modules."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return observe(session, *command_lines)
 
 
 def observe(session: Session, *command_lines: Sequence[str]) -> list[Observation]:

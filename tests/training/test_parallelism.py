@@ -233,7 +233,7 @@ def test_a_compiled_model_trains_alike(pool: Pools, tmp_path: Path) -> None:
             "sharded": ("--compile", *SHARDED),
         }.items()
     ]
-    pool("openmpi", 2).call(observed.observe, *lines, timeout=300, cwd=tmp_path)
+    pool("openmpi", 2).call(observed.observe_compiled, *lines, timeout=300, cwd=tmp_path)
     plain, *others = (
         torch.load(tmp_path / f"{name}.pt", weights_only=True)
         for name in ("plain", "compiled", "sharded")

@@ -200,11 +200,15 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         "schedule": ("--sync", "auto"),
         "central": SERVED,
         "sharded": (*SERVED, "--servers", "3"),
+        "fsdp": ("--parallel", "fsdp", "--wrap-parameters", "100"),
         "unbounded": (*SERVED, "--servers", "2", "--staleness", "unlimited"),
     }
     small = {name: (*SMALL, *options) for name, options in ways.items()}
     _, rows = train_each(cluster_pool(launcher, 4), tmp_path, small)
     losses = {name: row["test_loss"] for name, row in rows.items()}
-    for name in ("schedule", "central", "sharded"):
+    for name in ("schedule", "central", "sharded", "fsdp"):
         assert losses[name] == pytest.approx(losses["plain"], rel=1e-4), losses
     assert losses["unbounded"] == pytest.approx(losses["plain"], rel=0.3), losses
+    words = [*SMALL, "--parallel", "fsdp", "--shard-within", "node"]
+    for said in cluster_pool(launcher, 4).call(trainings.refuse, *words, cwd=tmp_path).values:
+        assert "equally many ranks on each node, found 3, 1: use --shard-within world" in said

@@ -1,0 +1,95 @@
+"""How a step is computed, and how ranks share a model, on real GPUs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fsdp_memory
+import observed
+from observed import Observation
+from pool import Pool, Pools
+
+DEADLINE = 170.0
+SMALL = ("--data", "synthetic", "--samples", "400", "--epochs", "2", "--save-every", "1epoch")
+SHARDED = ("--parallel", "fsdp", "--wrap-parameters", "1000")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(find_spec("tyro") is None, reason="tyro is not installed"),
+]
+
+
+def train_each(
+    pool: Pool, folder: Path, ways: dict[str, tuple[str, ...]]
+) -> tuple[dict[str, Observation], dict[str, dict[str, torch.Tensor]]]:
+    """What rank 0 saw in each training, and the exported weights."""
+    lines = [
+        [*SMALL, *options, "--name", name, "--export", f"{name}.pt"]
+        for name, options in ways.items()
+    ]
+    called = pool.call(observed.observe_compiled, *lines, timeout=DEADLINE, cwd=folder)
+    weights = {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in ways}
+    return dict(zip(ways, called.values[0], strict=True)), weights
+
+
+def find_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name].cpu() - other[name].cpu()).abs().max()) for name in one)
+
+
+def test_number_formats_and_layouts(gpu: dict[str, str], pool: Pools, tmp_path: Path) -> None:
+    ways: dict[str, tuple[str, ...]] = {
+        "plain": ("--deterministic",),
+        "again": ("--deterministic",),
+        "bf16": ("--precision", "bf16", "--channels-last"),
+        "fp16": ("--precision", "fp16", "--accumulation-steps", "2", "--clip-norm", "10"),
+        "compiled": ("--compile", "--precision", "bf16"),
+    }
+    seen, weights = train_each(pool("openmpi", 1, **gpu), tmp_path, ways)
+    assert find_difference(weights["plain"], weights["again"]) == 0
+    assert seen["bf16"].types == {torch.bfloat16}
+    assert seen["bf16"].channels_last
+    assert seen["fp16"].types == {torch.float16}
+    for name in ("bf16", "fp16", "compiled"):
+        loss = seen[name].row["test_loss"]
+        assert loss == pytest.approx(seen["plain"].row["test_loss"], rel=0.1), name
+
+
+def test_fsdp_does_what_ddp_does(gpu_pool: Pool, tmp_path: Path) -> None:
+    clipped = ("--clip-norm", "0.5")
+    ways: dict[str, tuple[str, ...]] = {
+        "plain": ("--deterministic",),
+        "sharded": ("--deterministic", *SHARDED),
+        "offloaded": ("--deterministic", *SHARDED, "--cpu-offload"),
+        "clipped": ("--deterministic", *clipped),
+        "sharded-clipped": ("--deterministic", *SHARDED, *clipped),
+        "fp16": (*SHARDED, "--precision", "fp16"),
+    }
+    seen, weights = train_each(gpu_pool, tmp_path, ways)
+    for one, other in (
+        ("plain", "sharded"),
+        ("plain", "offloaded"),
+        ("clipped", "sharded-clipped"),
+    ):
+        assert find_difference(weights[one], weights[other]) < 1e-4, other
+    assert seen["fp16"].types == {torch.float16}
+
+
+def test_a_rank_has_its_part_and_three_groups_in_memory(gpu_pool: Pool) -> None:
+    found: Any = gpu_pool.call(fsdp_memory.measure, "fsdp", timeout=DEADLINE).values
+    for each in found:
+        assert each.peak < 1.1 * (each.total / len(found) + 3 * each.largest)
+
+
+def test_one_process_spreads_a_batch_over_its_gpus(pool: Pools, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU or none")
+    ways: dict[str, tuple[str, ...]] = {"plain": (), "spread": ("--parallel", "dp")}
+    seen, _ = train_each(pool("openmpi", 1), tmp_path, ways)
+    assert seen["spread"].samples == {-(-16 // torch.cuda.device_count())}
+    for name in ("loss", "test_loss"):
+        assert seen["spread"].row[name] == pytest.approx(seen["plain"].row[name], rel=0.1)
