@@ -29,7 +29,7 @@ MANY = 20
 PANELS = (
     ("Loss", ("loss", "test_loss")),
     ("Accuracy, %", ("accuracy", "test_accuracy")),
-    ("Top-5 accuracy, %", ("top5", "test_top5")),
+    ("Top-5 accuracy, %", ("top5_accuracy", "test_top5_accuracy")),
     ("Perplexity", ("perplexity", "test_perplexity")),
     ("Learning rate", ("learning_rate",)),
     ("Samples per second", ("samples_per_second",)),

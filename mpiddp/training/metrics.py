@@ -19,7 +19,7 @@ from mpiddp.launch.launcher.hostnames import count_noun
 
 Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the targets to the sum over the samples, a scalar."""
-SHARES = frozenset({"accuracy"})
+SHARES = frozenset({"accuracy", "top5_accuracy"})
 """Metrics of 0 to 1 that are shown in percent."""
 SHOWN = 6
 """Values of a distribution that fit into a line."""

@@ -35,7 +35,7 @@ from mpiddp.training.rehearsal import rehearse, time_pass
 from mpiddp.training.samples import Batch
 from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
-from mpiddp.training.task import Task, build_model, check_task, choose_loss
+from mpiddp.training.task import Task, add_test_metrics, build_model, check_task, choose_loss
 
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""
@@ -59,6 +59,10 @@ class Training:
     batches: TrainingBatches | SharedBatches
     """Of a rank that computes; a dedicated server leaves them to the others."""
     evaluation: EvaluationBatches
+    tested: Task
+    """The task with the metrics of test samples."""
+    targets: torch.Tensor
+    """Of the first batch."""
     rate: LearningRate
     slowdown: Slowdown | None
 
@@ -139,6 +143,8 @@ def prepare(
     return Training(
         configuration=configuration,
         task=task,
+        tested=add_test_metrics(task, data.classes),
+        targets=batch.targets,
         session=session,
         failure_handler=failure_handler,
         engine=engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -15,13 +16,17 @@ from mpiddp.training import models
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, load
 from mpiddp.training.factories import Factory, call_factory, describe, failed, find_factory
-from mpiddp.training.metrics import Metric, Row
+from mpiddp.training.metrics import Average, Metric, Row
 from mpiddp.training.options.data import DataOptions
 from mpiddp.training.options.model import AUTO, choose_model
 from mpiddp.training.samples import Batch
 
 Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the targets to the mean over the batch, a scalar."""
+
+
+LARGEST_EXPONENT = 700.0
+"""Whose power of e is a float."""
 
 
 def cross_entropy(
@@ -34,6 +39,12 @@ def cross_entropy(
 def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """For each sample the share of its labels that have the highest score; the sum of that."""
     hits = outputs.argmax(dim=1) == targets
+    return hits.sum() * (len(targets) / targets.numel())
+
+
+def count_top5(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """For each sample the share of its labels among the five highest scores; the sum of that."""
+    hits = outputs.topk(5, dim=1).indices == targets.unsqueeze(1)
     return hits.sum() * (len(targets) / targets.numel())
 
 
@@ -65,6 +76,22 @@ class Task:
     data: Factory | None = None
     loss: Loss = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": count_correct})
+
+
+def add_test_metrics(task: Task, classes: int) -> Task:
+    """The task with what is only reported of test samples, for the loss and metric of mpiddp."""
+    if task.metrics.get("accuracy") is not count_correct or classes <= 5:
+        return task
+    own = {name: metric for name, metric in task.metrics.items() if name != "accuracy"}
+    return replace(task, metrics={"accuracy": count_correct, "top5_accuracy": count_top5, **own})
+
+
+def add_perplexity(task: Task, targets: torch.Tensor, average: Average) -> Average:
+    """The averages with the perplexity, if targets are sequences: (samples, length)."""
+    if task.loss is not cross_entropy or targets.dim() < 2:
+        return average
+    perplexity = math.exp(min(average.loss, LARGEST_EXPONENT))
+    return replace(average, metrics={**average.metrics, "perplexity": perplexity})
 
 
 def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, Configuration]:

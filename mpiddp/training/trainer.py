@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from tqdm import tqdm
 
 from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
@@ -40,7 +39,7 @@ from mpiddp.training.sharded_tensors import collect
 from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
 from mpiddp.training.straggler import describe_straggler, parse_straggler
-from mpiddp.training.task import Task, find_task
+from mpiddp.training.task import Task, add_perplexity, find_task
 from mpiddp.training.trackers import check_library
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import export_weights
@@ -361,6 +360,7 @@ def _train_epoch(
     average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
     _refuse_divergence("training", average, position.epoch)
+    average = add_perplexity(training.task, training.targets, average)
     last = training.find_rate_step(position.epoch + 1, 0)
     return metrics.Row(
         attempt=training.failure_handler.attempt,
@@ -443,8 +443,9 @@ def _add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
         batches: Iterable[Batch] = training.evaluation
         if engine.gathers:
             batches = evaluation.fill_up(training.evaluation)
-        average = evaluate(training.task, engine.module, batches, training.session.device)
+        average = evaluate(training.tested, engine.module, batches, training.session.device)
     _refuse_divergence("test", average, row.epoch)
+    average = add_perplexity(training.task, training.targets, average)
     return replace(
         row,
         test_loss=average.loss,
@@ -474,14 +475,10 @@ def _show_progress(training: Training, position: Position) -> Iterator[Batch | N
         update = training.engine.update
         assert isinstance(update, Serving)
         return update.follow_steps(left) if training.can_pause else iter([])
-    is_shown = rank == 0 and sys.stderr.isatty()
-    return iter(
-        tqdm(
-            training.batches.start(position.epoch, position.samples),
-            desc=f"Epoch {position.epoch}",
-            total=left,
-            unit="batch",
-            leave=False,
-            disable=not is_shown,
-        )
-    )
+    batches = training.batches.start(position.epoch, position.samples)
+    if rank > 0 or not sys.stderr.isatty():
+        return iter(batches)
+    from tqdm import tqdm
+
+    what = f"Epoch {position.epoch}"
+    return iter(tqdm(batches, desc=what, total=left, unit="batch", leave=False))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,17 @@ from torch import nn
 import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration
+from mpiddp.training.metrics import Average
 from mpiddp.training.samples import Batch
 from mpiddp.training.task import (
     Task,
+    add_perplexity,
+    add_test_metrics,
     build_model,
     check_task,
     choose_loss,
     count_correct,
+    count_top5,
     find_task,
     load_data,
 )
@@ -196,3 +202,31 @@ def test_correct_labels_are_counted_per_sample() -> None:
     # Two samples of two labels each: all of the first are right, and one of the second.
     tokens = scores.T.expand(2, 2, 2)
     assert count_correct(tokens, torch.tensor([[1, 0], [0, 0]])).item() == 1.5
+
+
+def test_the_five_highest_scores_are_looked_at() -> None:
+    scores = torch.arange(7.0).repeat(4, 1)
+    labels = torch.tensor([6, 2, 1, 0])
+    assert count_top5(scores, labels) == 2
+    # Sequences: (samples, classes, length), each sample's share.
+    assert count_top5(scores.T.unsqueeze(0), labels.unsqueeze(0)) == 0.5
+
+
+def test_more_is_told_of_test_samples() -> None:
+    assert list(add_test_metrics(Task(), 6).metrics) == ["accuracy", "top5_accuracy"]
+    assert add_test_metrics(Task(), 5) == Task()
+    other = Task(metrics={"accuracy": lambda outputs, targets: outputs.sum()})
+    assert add_test_metrics(other, 10) == other
+
+
+def test_sequences_have_a_perplexity() -> None:
+    average = Average(math.log(50.0), {"accuracy": 0.1}, 8)
+    labels = torch.zeros(2, dtype=torch.int64)
+    assert add_perplexity(Task(), labels, average) == average
+    found = add_perplexity(Task(), labels.unsqueeze(0), average)
+    assert found.metrics == {"accuracy": 0.1, "perplexity": pytest.approx(50.0)}
+    assert math.isfinite(
+        add_perplexity(Task(), labels.unsqueeze(0), replace(average, loss=1e9)).metrics[
+            "perplexity"
+        ]
+    )
