@@ -37,6 +37,7 @@ def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namesp
     add("--list", action="store_true", help="show the faults, and make nothing")
     add("--table", action="store_true", help="show the table of what was made, and make nothing")
     add("--json", type=Path, metavar="FILE", help="write the table into this file as well")
+    add("--document", type=Path, metavar="FILE", help="put the table into this document")
     add("--results", type=Path, default=attempts.RESULTS, metavar="DIR", help="where records are")
     options = parser.parse_args(words)
     try:
@@ -112,6 +113,8 @@ def main() -> int:
     file.path.parent.mkdir(parents=True, exist_ok=True)
     for path in [file.path.with_suffix(".json"), *([options.json] if options.json else [])]:
         path.write_text(text, encoding="utf-8")
+    if options.document is not None:
+        table.put_into(options.document, commit, machine, rows)
     wanted = set(options.places)
     return int(any(not each.passed and (each.fault, each.number) in wanted for each in records))
 

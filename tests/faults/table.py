@@ -6,11 +6,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from attempts import Record
 from campaign import Campaign
 
+BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+"""The marks between which a document has the table."""
 HEADINGS = (
     "fault", "attempts", "passed", "detected in, median / worst", "lost steps, worst", "outcome",
 )  # fmt: skip
@@ -85,6 +88,21 @@ def _list_cells(row: Row) -> list[str]:
         for text, count in row.outcomes.items()
     )
     return [f"{row.fault}: {row.title}", made, f"{row.passed}", detected, lost, outcomes or "–"]
+
+
+def put_into(path: Path, commit: str, machine: str, rows: Sequence[Row]) -> None:
+    """Write the table between the marks of a document. Raises ValueError where there are none."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{path}: expected {BEGIN} and {END}")
+    made, planned = sum(row.made for row in rows), sum(row.planned for row in rows)
+    minutes = sum(row.seconds for row in rows) / 60
+    text = (
+        f"{made} of {planned} attempts at commit `{commit}`, in {minutes:.0f} minutes on\n"
+        f"{machine}:\n\n{describe(rows)}"
+    )
+    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
 
 def to_values(commit: str, machine: str, rows: Iterable[Row]) -> dict[str, Any]:

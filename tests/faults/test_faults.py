@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import launchers
 import table
 from attempts import Family, Finding, Record, ResultFile
 from campaign import Campaign, CampaignError, Fault, read_campaign
-from families import FAMILIES
+from families import FAMILIES, damage
 from laboratory import Laboratory
 
 CAMPAIGN = read_campaign()
@@ -221,6 +222,29 @@ def test_the_table_sums_up() -> None:
     assert "| 1 of 4 | 1 | 0.50 / 0.50 s | 3 | good |" in table.describe([few])
 
 
+def test_the_table_is_put_into_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    rows = table.make_rows(MADE_UP, [RECORD])
+    for _ in range(2):
+        table.put_into(path, "abc", "a machine", rows)
+    first, *lines, last = path.read_text().splitlines()
+    assert (first, last) == ("before", "after")
+    assert "1 of 14 attempts at commit `abc`, in 0 minutes on" in lines
+    assert "\n".join(lines).count(table.describe(rows)) == 1
+    path.write_text("nothing")
+    with pytest.raises(ValueError, match="expected <!-- faults"):
+        table.put_into(path, "abc", "a machine", rows)
+
+
+def test_the_chapter_has_all_faults() -> None:
+    text = (launchers.ROOT / "docs" / "reliability.md").read_text("utf-8")
+    (found,) = re.findall(f"{table.BEGIN}(.*){table.END}", text, re.DOTALL)
+    assert re.findall(r"^\| ([\w-]+): (.*?) \|", found, re.MULTILINE) == [
+        (name, fault.title) for name, fault in CAMPAIGN.faults.items()
+    ]
+
+
 # Attempts
 
 
@@ -230,14 +254,15 @@ def laboratory() -> Iterator[Laboratory]:
         yield made
 
 
-def find_first(fault: str, suits: Callable[[dict[str, Any]], bool]) -> int:
-    """The first attempt whose choice suits."""
+def find_first(fault: str, wanted: dict[str, Any]) -> int:
+    """The first attempt with these choices."""
     found = CAMPAIGN.find(fault)
     for number in range(found.attempts):
         dice = CAMPAIGN.make_dice(fault, number)
-        if suits(FAMILIES[fault].choose(dice, number, found.parameters)):
+        choice = FAMILIES[fault].choose(dice, number, found.parameters)
+        if wanted.items() <= choice.items():
             return number
-    raise AssertionError(f"no attempt of {fault} suits")
+    raise AssertionError(f"no attempt of {fault} has {wanted}")
 
 
 def check(fault: str, number: int, laboratory: Laboratory) -> Record:
@@ -249,24 +274,63 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(180)
-def test_a_rank_is_killed(laboratory: Laboratory) -> None:
-    number = find_first(
-        "kill",
-        lambda choice: (
-            (choice["launcher"], choice["moment"], choice["ranks"]) == ("openmpi", "step", 2)
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("fault", "wanted"),
+    [
+        ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
+        ("save", {"point": "shards"}),
+        ("signal", {"way": "one rank", "ranks": 2}),
+        ("program", {"kind": "nan", "ranks": 2}),
+        *(
+            pytest.param(fault, wanted, marks=pytest.mark.long)
+            for fault, wanted in (
+                ("kill", {"launcher": "mpich", "moment": "start"}),
+                ("cut", {"way": "ddp"}),
+                ("cut", {"way": "fsdp"}),
+                ("disk", {"kind": "full", "policy": "continue"}),
+                ("disk", {"kind": "quota", "policy": "stop"}),
+                ("signal", {"way": "start-up"}),
+                ("still", {"way": "stopped", "victim": 0}),
+                ("endless", {"action": "spin"}),
+                ("program", {"kind": "crash"}),
+                ("world", {}),
+                ("stranger", {"way": "garbage"}),
+                ("stranger", {"way": "hostile list"}),
+            )
         ),
-    )
-    record = check("kill", number, laboratory)
-    assert record.detected is not None and record.gone is not None
-    assert 0 < record.detected <= record.gone
+    ],
+)
+def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> None:
+    number = find_first(fault, wanted)
+    record = check(fault, number, laboratory)
+    if record.gone is not None:
+        assert record.detected is not None and 0 < record.detected <= record.gone
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("fault", "wanted"),
+    [
+        ("kill", {"launcher": "srun"}),
+        ("requeue", {"way": "chain"}),
+        ("still", {"way": "link cut"}),
+        ("node", {"way": "cut off, and comes back"}),
+    ],
+)
+def test_an_attempt_on_the_cluster_passes(
+    fault: str, wanted: dict[str, Any], laboratory: Laboratory
+) -> None:
+    check(fault, find_first(fault, wanted), laboratory)
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_checkpoints_rot(laboratory: Laboratory) -> None:
-    for number in range(len(FAMILIES)):
-        check("damage", number, laboratory)
+    for kind in damage.KINDS:
+        check("damage", find_first("damage", {"kind": kind, "trains": False}), laboratory)
 
 
 def test_the_suite_is_a_command() -> None:
