@@ -193,4 +193,5 @@ def describe_machine() -> str:
         if line.startswith("model name")
     ]
     processor = names[0] if names else platform.machine()
-    return f"{len(os.sched_getaffinity(0))} cores of {processor}, Linux {platform.release()}"
+    release = ".".join(platform.release().split(".")[:2])
+    return f"{len(os.sched_getaffinity(0))} cores of {processor}, Linux {release}"

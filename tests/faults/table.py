@@ -37,6 +37,8 @@ class Row:
     """How often attempts that passed ended in a way."""
     seconds: float
     """That all attempts took together."""
+    load: float | None
+    """The median of `Record.load`."""
 
 
 def make_rows(campaign: Campaign, records: Iterable[Record]) -> list[Row]:
@@ -63,6 +65,7 @@ def _make_row(campaign: Campaign, name: str, records: Sequence[Record]) -> Row:
         lost_steps=max(lost, default=None),
         outcomes=dict(Counter(each.outcome for each in records if each.passed).most_common()),
         seconds=round(sum(each.seconds for each in records), 1),
+        load=statistics.median(each.load for each in records) if records else None,
     )
 
 
@@ -98,9 +101,11 @@ def put_into(path: Path, commit: str, machine: str, rows: Sequence[Row]) -> None
         raise ValueError(f"{path}: expected {BEGIN} and {END}")
     made, planned = sum(row.made for row in rows), sum(row.planned for row in rows)
     minutes = sum(row.seconds for row in rows) / 60
+    loads = [row.load for row in rows if row.load is not None]
     text = (
         f"{made} of {planned} attempts at commit `{commit}`, in {minutes:.0f} minutes on\n"
-        f"{machine}:\n\n{describe(rows)}"
+        f"{machine},\nwith a load of {statistics.median(loads or [0]):.1f} processes "
+        f"(median):\n\n{describe(rows)}"
     )
     path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 

@@ -206,14 +206,15 @@ def test_records_are_of_one_commit(tmp_path: Path) -> None:
 def test_the_table_sums_up() -> None:
     records = [
         RECORD,
-        replace(RECORD, number=1, detected=1.5, lost_steps=7),
+        replace(RECORD, number=1, detected=1.5, lost_steps=7, load=4.0),
         replace(RECORD, number=2, passed=False, detected=None, outcome="failed", lost_steps=None),
-        replace(RECORD, number=3, detected=0.7, outcome="other"),
+        replace(RECORD, number=3, detected=0.7, outcome="other", load=9.0),
         replace(RECORD, fault="gone since"),
     ]
     rows = table.make_rows(MADE_UP, records)
     assert [(row.fault, row.made) for row in rows] == [("made-up", 4), ("other", 0)]
     text = table.describe(rows)
+    assert [row.load for row in rows] == [2.5, None]
     (line,) = text.splitlines()[2:]
     assert line == ("| made-up: something | 4 | 3 | 0.70 / 1.50 s | 7 | good (2); other (1) |")
     values = table.to_values("commit", "machine", rows)

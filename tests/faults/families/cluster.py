@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -59,17 +60,18 @@ class Job:
         paths = [*self.folder.glob("logs/*"), *self.folder.glob("slurm-*.out")]
         return "\n".join(path.read_text(errors="replace") for path in sorted(paths))
 
-    def await_rows(self, run: str, count: int) -> None:
-        """Until the run whose name ends so has as many rows."""
+    def await_rows(self, run: str, count: int, attempt: int = 1) -> None:
+        """Until the run whose name ends so has as many rows of an attempt, counted from 1."""
         end = time.monotonic() + SECONDS
-        while count_rows(self.folder, run) < count:
+        while count_rows(self.folder, run, attempt) < count:
             assert time.monotonic() < end, "\n".join(self.records())
             time.sleep(0.05)
 
 
-def count_rows(folder: Path, run: str) -> int:
+def count_rows(folder: Path, run: str, attempt: int) -> int:
     paths = list(folder.glob(f"runs/*{run}/metrics.jsonl"))
-    return len(paths[0].read_text().splitlines()) if paths else 0
+    rows = [json.loads(line) for line in paths[0].read_text().splitlines()] if paths else []
+    return sum(row["attempt"] == attempt for row in rows)
 
 
 @contextlib.contextmanager
@@ -108,11 +110,11 @@ def choose_requeue(dice: Random, number: int, parameters: Mapping[str, Any]) -> 
     # A real time limit is a minute at least.
     way = "chain" if way == "time limit" and number % 10 != 4 else way
     epochs = parameters["epochs_of_a_minute" if way == "time limit" else "epochs"]
-    first = dice.randint(2, epochs // 3)
     return {
         "way": way,
         "epochs": epochs,
-        "rows": [first, first + dice.randint(2, epochs // 3)],
+        # Of the first run, and of the second.
+        "rows": [dice.randint(1, epochs // 3), dice.randint(1, epochs // 3)],
         "signal": dice.choice(("USR2", "USR1", "TERM")),
         "task": dice.randrange(3),
     }
@@ -147,8 +149,8 @@ def run_chain(
     limit = ["--time=1", "--signal=USR2@30"] if choice["way"] == "time limit" else []
     flags = ("--nodes=2", "--ntasks=2", *limit)
     with submit(cluster, folder, *flags, f"{JOBS}/train.sbatch", *words) as job:
-        for rows in [] if limit else choice["rows"]:
-            job.await_rows("", rows)
+        for attempt, rows in enumerate([] if limit else choice["rows"], start=1):
+            job.await_rows("", rows, attempt)
             # What sbatch --signal has Slurm do, without waiting for minutes. TERM would cancel it.
             name = "USR2" if choice["signal"] == "TERM" else choice["signal"]
             cluster.ask("scancel", f"--signal={name}", job.identity)
@@ -232,7 +234,7 @@ def break_node(choice: Mapping[str, Any], cluster: slurm.Cluster, job: Job) -> N
             assert time.monotonic() < end, job.read_output()[-3000:]
             time.sleep(0.1)
         if way_back == "heal":
-            job.await_rows("", choice["rows"] + 1)
+            job.await_rows("", 1, attempt=2)
     finally:
         cluster.must(way_back, node)
         for process in processes:

@@ -13,6 +13,7 @@ from typing import Any
 import launchers
 from attempts import Family, Finding
 from laboratory import (
+    SAVING,
     Laboratory,
     Times,
     Training,
@@ -23,7 +24,11 @@ from laboratory import (
 
 SAVED = r"\.partial"
 """In the path of whatever belongs to a save."""
+UNREACHABLE = 4
+"""The exit code of ranks that did not find each other in time."""
 MOMENTS = ("start", "step", "save", "evaluation", "last step")
+START_SECONDS = 30
+"""The start-up's --timeout under srun, which tells nobody of a rank that has gone."""
 CODES = (6, 128 + signal.SIGKILL, signal.SIGKILL)
 """The survivors', or the victim's as a launcher reports it; Hydra gives the signal alone."""
 
@@ -92,10 +97,17 @@ def break_off(
 
 
 def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
-    steps = laboratory.find_whole(choice["ranks"]).read_steps()
+    # Ranks that have not found each other yet have no lifeline.
+    waits = choice["launcher"] == "srun" and choice["moment"] == "start"
+    options = (*SAVING, *(["--timeout", str(START_SECONDS)] if waits else []))
+    steps = laboratory.find_whole(choice["ranks"], options).read_steps()
     with find_launcher(choice["launcher"], laboratory) as launcher:
-        training = Training(folder, choice["ranks"], launcher=launcher)
+        training = Training(folder, choice["ranks"], options, launcher)
         times, result = break_off(training, choice, steps)
+        if waits and result.returncode == UNREACHABLE:
+            training.finish()
+            laboratory.check_end(training)
+            return Finding("ended by --timeout, bitwise equal")
         assert result.returncode in CODES, result
         assert training.read_outcome().get("code", 6) == 6, result
         output = training.finish()
