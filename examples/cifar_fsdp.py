@@ -2,7 +2,7 @@
 
 python -m mpiddp -n 2 examples/cifar_fsdp.py
 
-For the real images: data="cifar10", data_dir="data", model="resnet18", and precision="bf16" on GPUs.
+For the real images: data="cifar10", download=True, model="resnet18"; on GPUs precision="bf16".
 """
 
 import mpiddp
