@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import data_files
 import interrupted
 import trainings
 from mpiddp.training.config import Configuration
@@ -114,6 +115,19 @@ def test_another_number_of_ranks_takes_each_sample_once(
     assert len(samples) - len(data) < worlds[-1]
     (row,) = read_rows(tmp_path / "runs" / "cut")
     assert row["step"] == 4 + -(-(128 - 2 * 8 * (worlds[0] + worlds[1])) // (8 * worlds[2]))
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(240)
+def test_workers_and_a_resumption_change_no_augmented_image(pool: Pools, tmp_path: Path) -> None:
+    data_files.write_mnist(tmp_path / "data", train=64, test=8)
+    words = ["--data", "mnist", "--model", "mlp", "--augment", *SMALL[4:]]
+    ranks = pool("openmpi", 2)
+    ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
+    cut = [*words, "--name", "cut", "--workers", "2"]
+    # The fork servers import torch.
+    ranks.call(interrupted.run, cut, [6], cwd=tmp_path, timeout=140)
+    assert_equal_ends(tmp_path, "cut")
 
 
 @pytest.mark.mpi
