@@ -97,6 +97,8 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "lifeline_timeout": ("7.5", "7.5", 7.5),
     "stall_timeout": ("0", "0", 0.0),
     "bind": ("numa", '"numa"', "numa"),
+    "log_every": ("7", "7", 7),
+    "track": ("mlflow", '"mlflow"', "mlflow"),
     "profile": ("all", '"all"', "all"),
     "log_dir": ("logs", '"logs"', Path("logs")),
     "console": ("0,3-5", '"0,3-5"', "0,3-5"),
