@@ -199,6 +199,15 @@ def test_what_has_no_end_is_shown_at_once_or_soon():
     assert messages.add(b"no\n") == b"no\n"
 
 
+@pytest.mark.parametrize("before", [f"{RULE}\n\r 1%", "[1/9] .", "Abs"])
+def test_what_grows_without_an_end_is_not_held_back_for_ever(before, monkeypatch):
+    messages = MessageFilter()
+    assert messages.add(before.encode()) == messages.add(b"\r") == b""
+    monkeypatch.setattr("mpiddp.launch.launcher.messages.PATIENCE_SECONDS", 0.0)
+    assert messages.add(b"\r 2%").decode() == f"{before}\r\r 2%"
+    assert messages.add(b"\r 3%") == b"\r 3%"
+
+
 def test_a_process_that_stays_behind_does_not_keep_the_front():
     code = "import subprocess; subprocess.Popen(['sleep', '60']); print(end='said')"
     command = [sys.executable, "-c", f"import os; os.dup2(2, 1); {code}"]

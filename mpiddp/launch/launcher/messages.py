@@ -79,15 +79,23 @@ class MessageFilter:
         """A line without an end."""
         self._is_begun = False
         """Whether the beginning of that line was let through already."""
+        self._since = 0.0
+        """Since when what precedes the end of that line is held back."""
 
     def add(self, data: bytes) -> bytes:
         """Return what is to be shown by now."""
+        now = time.monotonic()
+        if b"\n" in data or not self._tail:
+            self._since = now
         *lines, self._tail = (self._tail + data).split(b"\n")
         shown = b"".join(self._take(line) for line in lines)
         if self._warning and not self._is_begun:
             shown += self._release_warning()
         if self._state == _PASS and self._tail and not self._may_be_a_launchers():
             shown += self._release_tail()
+        if self._tail and now - self._since > PATIENCE_SECONDS:
+            # A progress bar, for example, which goes on without an end.
+            shown += self.release()
         return shown
 
     def release(self, *, at_end: bool = False) -> bytes:
