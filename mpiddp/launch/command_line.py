@@ -194,8 +194,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _split_option(word: str) -> tuple[str, str | None]:
-    """``--name=value``, ``-n4``."""
-    if word.startswith("-n") and word != "-n":
+    """``--name=value``, ``-n4``, ``-nauto``; not mpirun's ``-np``."""
+    if word.startswith("-n") and not word.startswith("-np") and word != "-n":
         return "-n", word[2:].removeprefix("=")
     name, equals, value = word.partition("=")
     return name, value if equals else None

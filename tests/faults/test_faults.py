@@ -295,6 +295,7 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
                 ("still", {"way": "stopped", "victim": 0}),
                 ("endless", {"action": "spin"}),
                 ("program", {"kind": "crash"}),
+                ("program", {"kind": "sample"}),
                 ("world", {}),
                 ("stranger", {"way": "garbage"}),
                 ("stranger", {"way": "hostile list"}),

@@ -95,6 +95,8 @@ def read_dry(*words: str, **variables: str) -> list[str]:
         ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
          "-x.py"),
         ("--allow-shared-gpu x.py", [], "--allow-shared-gpu", None, "x.py"),
+        # mpirun's: it is refused as an unknown option.
+        ("-np 2 x.py", [], "-np", None, "2 x.py"),
         ("", [], "", None, ""),
     ],
 )  # fmt: skip

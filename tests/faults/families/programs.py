@@ -42,12 +42,14 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     laboratory.check_end(training)
     fired = training.read_fired()
     lost = None if fired is None else max(0, fired["step"] - find_resumed(output))
-    return Finding("one report, resumed, bitwise equal", times.detected, times.gone, lost)
+    # When a sample is read that cannot be is not known.
+    seconds = (times.detected, times.gone) if times is not None else (None, None)
+    return Finding("one report, resumed, bitwise equal", *seconds, lost)
 
 
 def break_off(
     training: Training, choice: Mapping[str, Any], kind: str
-) -> tuple[launchers.Result, Times]:
+) -> tuple[launchers.Result, Times | None]:
     rule = {"rank": choice["victim"], "count": choice["step"]} | {
         "raise": {"event": "step", "action": "raise_error"},
         "crash": {"event": "step", "action": "read_address_zero"},
@@ -57,7 +59,7 @@ def break_off(
     wrapped = ["unreadable", str(choice["sample"])] if kind == "sample" else []
     with training.start([rule], data=wrapped) as job:
         if kind == "sample":
-            return job.wait(), Times(0, 0)
+            return job.wait(), None
         times = watch_end(job, training.await_fired(job)["time"])
         return job.wait(), times
 
