@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from mpiddp.sync.optimizer_state import load_optimizer_state
 from mpiddp.training.moving_average import MovingAverage
 from mpiddp.training.options.optimisation import OptimisationOptions
 from mpiddp.training.sharded_tensors import collect, is_sharded
@@ -150,7 +151,7 @@ class LocalUpdate:
     def load_state(self, read: Callable[[str], Any], step: int) -> None:
         state = read("optimizer")
         average, scaler = state.pop("average", None), state.pop("scaler", None)
-        self.optimizer.load_state_dict(state)
+        load_optimizer_state(self.optimizer, state)
         if self.average is not None:
             self.average.begin(average)
         if self._treatment.scaler is not None and scaler is not None:

@@ -28,6 +28,7 @@ import torch
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.pauses import Pauses
+from mpiddp.sync.optimizer_state import load_optimizer_state
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import LONGEST_PAUSE, Array, PendingMessage, Wire
 from mpiddp.sync.parameter_server.staleness import Clock
@@ -255,7 +256,7 @@ class Server:
         """
         with torch.no_grad():
             self._weights.copy_(weights)
-        self._optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(self._optimizer, state["optimizer"])
         self.clock.load_state(state["clock"], step)
 
     def _answer(self, place: int) -> None:
