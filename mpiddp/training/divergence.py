@@ -49,8 +49,13 @@ class MarkedModel(nn.Module):
         """Of the present step; None in passes that count for nothing."""
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        # torch has no types for either.
-        return _Mark.apply(self.module(*inputs), self.flag, self)  # type: ignore[no-untyped-call]
+        return self._mark(self.module(*inputs))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _mark(self, outputs: torch.Tensor) -> Any:
+        # Not compiled: a compiled backward pass would give the mark of the pass that it was made
+        # in, whatever the loss is. torch has no types for either.
+        return _Mark.apply(outputs, self.flag, self)  # type: ignore[no-untyped-call]
 
     def make_mark(self) -> torch.Tensor:
         """1 where this rank's loss is not finite, else 0; on the device, without waiting for it."""

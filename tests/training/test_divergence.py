@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -106,6 +107,21 @@ def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(
         json.loads(line) for line in (tmp_path / "runs/skip/metrics.jsonl").read_text().splitlines()
     ]
     assert sum(row["left_out"] for row in rows) == len(bad)
+
+
+def test_a_compiled_model_marks_a_bad_loss() -> None:
+    marked = MarkedModel(nn.Linear(3, 2))
+    compiled = torch.compile(marked, backend="aot_eager")
+    marks = []
+    # The first pass, which is compiled, is one of the rehearsed ones.
+    for loss in (None, torch.tensor(math.nan), torch.tensor(1.0)):
+        marked.begin_step()
+        outputs = compiled(torch.ones(4, 3))
+        marked.loss = loss
+        outputs.sum().backward()
+        assert marked.flag.grad is not None
+        marks.append(marked.flag.grad.item())
+    assert marks == [0, 1, 0]
 
 
 @pytest.mark.mpi
