@@ -132,8 +132,12 @@ class Row:
         return values
 
     def to_json(self) -> str:
-        """One line."""
-        return json.dumps(self.list_values(), allow_nan=False)
+        """One line. A metric that is not finite is null: JSON has no such numbers."""
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in self.list_values().items()
+        }
+        return json.dumps(values, allow_nan=False)
 
 
 class MetricsFile:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mpiddp.errors import CheckpointError, MpiddpError
+from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.training.checkpoint import (
@@ -140,12 +140,16 @@ class Saver:
         self.directory.open(plan.survey)
 
     def restore(self) -> Restored:
-        """The state to begin with; the training has it. Collective. Raises CheckpointError."""
+        """The state to begin with; the training has it. Collective.
+
+        Raises CheckpointError, ConfigurationError.
+        """
         found = self._plan.survey.newest
         if found is None:
             restored = Restored(Position(), EpochTotals.make(self._training))
         else:
             restored = self._load(found)
+            self._check_epochs(found, restored.position)
             attempt = self._training.failure_handler.attempt
             self._say(describe_resumption(found, restored, attempt, self._plan.changed))
         # Workers that may be apart would wait for each other only to agree.
@@ -153,6 +157,15 @@ class Saver:
             step = restored.position.step
             self._agreement = StepAgreement(self._training.session.device, step)
         return restored
+
+    def _check_epochs(self, found: Found, position: Position) -> None:
+        """Raises ConfigurationError where there is nothing left to do, and nothing to report."""
+        epochs = self._training.configuration.epochs
+        if position.epoch > epochs and position.row is None:
+            raise ConfigurationError(
+                f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
+                f"within epoch {position.epoch}, found {epochs}"
+            )
 
     def _load(self, found: Found) -> Restored:
         restored, problem = None, None

@@ -148,13 +148,29 @@ def choose_loss(task: Task, label_smoothing: float) -> Loss:
 def build_model(task: Task, data: DataSet) -> nn.Module:
     """A new module, on the CPU. Raises ConfigurationError."""
     assert task.model is not None
-    return call_factory("model", task.model, nn.Module, shape=data.shape, classes=data.classes)
+    module = call_factory("model", task.model, nn.Module, shape=data.shape, classes=data.classes)
+    if not any(each.requires_grad for each in module.parameters()):
+        raise ConfigurationError(
+            f"model: expected parameters to train, found none in {type(module).__name__}"
+        )
+    return module
 
 
 def load_data(task: Task, seed: int) -> DataSet:
-    """Raises ConfigurationError."""
+    """Raises ConfigurationError, also where a split is empty or its shape cannot be read."""
     assert task.data is not None
-    return call_factory("data", task.data, DataSet, seed=seed)
+    data = call_factory("data", task.data, DataSet, seed=seed)
+    name = describe(task.data)
+    try:
+        empty = [each for each in ("train", "test") if len(getattr(data, each)) == 0]
+        if not empty:
+            # Read for the shape; an index or a file may be wrong.
+            _ = data.shape
+    except Exception as error:
+        raise failed("data", f"the first sample of {name} cannot be read", error) from error
+    if empty:
+        raise ConfigurationError(f"data: expected samples, found none in {empty[0]} of {name}")
+    return data
 
 
 def check_task(task: Task, module: nn.Module, batch: Batch) -> None:

@@ -219,6 +219,9 @@ def _open_run(
         try:
             if configuration.track is not None:
                 check_library(configuration.track)
+            export = configuration.export
+            if export is not None and not export.parent.is_dir():
+                raise ConfigurationError(f"export: {export.parent} is no directory")
             run = run_directory.open_run(configuration)
             answer = (run.path, run.attempt)
         except ConfigurationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import resource
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
     path.write_text('{"epoch": 1}\n{"epoch": 2, "los')
     MetricsFile(path).append(ROW)
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 1]
+
+
+def test_a_metric_that_is_not_finite_is_null() -> None:
+    row = replace(ROW, metrics={"ratio": math.inf, "gap": 1.5}, test_metrics={"ratio": math.nan})
+    values = json.loads(row.to_json())
+    assert (values["ratio"], values["gap"], values["test_ratio"]) == (None, 1.5, None)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ import interrupted
 import trainings
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
+from mpiddp.training.packing import unpack
 from mpiddp.training.random_state import seed_generators
+from mpiddp.training.shards import read_shards
 from pool import Pools
 
 TIMES = {"seconds", "samples_per_second", "stages", "bandwidth", "host_memory", "evaluate_seconds"}
@@ -158,6 +160,23 @@ def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> Non
     assert len(list(folder.iterdir())) == 2
     ranks.call(interrupted.run, [*words, "--resume", "never"], [], cwd=tmp_path)
     assert read_rows(tmp_path / "runs" / "lost")[-1]["step"] == 6
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_path: Path) -> None:
+    ranks = pool("openmpi", 3)
+    ranks.call(interrupted.run, [*SMALL, "--name", "first"], [7], False, cwd=tmp_path)
+    words = [*SMALL, "--resume", "runs/first/checkpoints/step-7"]
+    short = [*words, "--epochs", "1", "--name", "short"]
+    for said in ranks.call(trainings.refuse, *short, cwd=tmp_path).values:
+        assert said.startswith("2: epochs: expected 2 or more") and said.endswith("found 1")
+    # torch has no fused SGD for it, which the first run had.
+    sharded = ("--parallel", "fsdp", "--wrap-parameters", "1000", "--weight-decay", "0.5")
+    ranks.call(trainings.run, [*words, *sharded, "--name", "sharded"], cwd=tmp_path)
+    last = tmp_path / "runs" / "sharded" / "checkpoints" / "step-12"
+    (group,) = unpack(read_shards(last, "optimizer."))["param_groups"]
+    assert group["weight_decay"] == 0.5
 
 
 def test_a_seed_is_for_all_generators():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration
+from mpiddp.training.data import DataSet
 from mpiddp.training.metrics import Average
 from mpiddp.training.samples import Batch
 from mpiddp.training.task import (
@@ -130,6 +132,7 @@ def refuse(options: dict[str, str]) -> str:
         ({"model": "MINE:constant"}, ["model", "a function constant", "found int"]),
         ({"model": "MINE:gap"}, ["model", "MINE:gap", "shape and classes", "outputs"]),
         ({"model": "MINE:no_task"}, ["model", "MINE:no_task to return a Module, found int"]),
+        ({"model": "torch.nn:Flatten"}, ["model", "parameters to train", "none in", "Flatten"]),
         ({"data": "MINE:no_task", "model": "mlp"}, ["data", "return a DataSet, found int"]),
         (
             {"task": "MINE:broken"},
@@ -149,6 +152,27 @@ def test_a_factory_that_cannot_be_used_is_refused(
     message = refuse(given)
     assert "\n" not in message
     assert [each for each in fragments if each.replace("MINE", mine) not in message] == []
+
+
+class Unreadable(list[int]):
+    def __getitem__(self, position: object) -> int:
+        raise OSError("the file\nis gone")
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "fragments"),
+    [
+        ([(torch.ones(2), 0)], [], ["expected samples, found none in test of"]),
+        ([], [(torch.ones(2), 0)], ["expected samples, found none in train of"]),
+        (Unreadable([1]), [1], ["first sample", "OSError: the file is gone"]),
+        (iter([1]), [1], ["first sample", "has no len()"]),
+    ],
+    ids=["no test", "no train", "unreadable", "iterable"],
+)
+def test_data_that_cannot_be_used_are_refused(train: Any, test: Any, fragments: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"^data: ") as caught:
+        load_data(Task(data=lambda: DataSet(train, test, classes=2)), seed=0)
+    assert [each for each in fragments if each not in str(caught.value)] == []
 
 
 def scalar(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,10 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
     words = [*SMALL, "--name", "first", "--export", "first.pt"]
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     assert "Weights written: first.pt\n" in called.printed
+    refused = [*SMALL, "--name", "refused", "--export", "absent/w.pt"]
+    for said in pool("openmpi", 2).call(trainings.refuse, *refused, cwd=tmp_path).values:
+        assert said.startswith("2: export: absent is no directory")
+    assert not (tmp_path / "runs" / "refused").exists()
 
     data = load(Configuration(data="toy", samples=215))
     model = models.build("mlp", data.shape, data.classes)
