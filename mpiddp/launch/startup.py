@@ -389,7 +389,7 @@ class Starter:
             world=world,
             roster=roster,
             address=f"{self.route.meeting.address}:{self.route.meeting.port}",
-            backend=resources.backend,
+            backend=summary.describe_backend(resources.backend),
             has_group=resources.has_group,
             library=module.Get_library_version() if module is not None else None,
             reports=reports,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpiddp.launch import nccl
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.world import Roster, World
@@ -44,6 +45,12 @@ def describe_device(device: torch.device, threads: int) -> str:
         initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
     return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
+
+
+def describe_backend(backend: str) -> str:
+    """``nccl 2.30.7``, with the version of the library that is loaded, or ``gloo``."""
+    version = nccl.find_version() if backend == "nccl" else ()
+    return " ".join([backend, *[".".join(map(str, version))] * bool(version)])
 
 
 def describe_cores(masks: Sequence[frozenset[int]]) -> str:
@@ -86,6 +93,7 @@ class Start:
     address: str
     """Address and port of the store."""
     backend: str
+    """As `describe_backend` words it."""
     has_group: bool
     library: str | None
     """What MPI_Get_library_version says; None without MPI."""

@@ -45,16 +45,16 @@ def predict_all(
     module = build_model(task, data).to(session.device)
     load_weights(module, configuration.weights)
     world, device = session.world, session.device
-    _, tests = choose_samples(configuration, data)
+    _, tests = choose_samples(configuration, data, session.device)
     batches = make_evaluation_batches(
         tests, Cut(EVALUATION_BATCH, world.rank, world.size), choose_reading(configuration, session)
     )
     rows, totals = list[Row](), metrics.Totals(device, task.metrics)
     module.eval()
     with torch.no_grad():
-        for inputs, labels, _ in batches:
-            targets = labels.to(device)
-            outputs = module(inputs.to(device))
+        for batch in batches:
+            inputs, targets, _ = batch.to(device)
+            outputs = module(inputs)
             samples = zip(torch.split(outputs, 1), torch.split(targets, 1), strict=True)
             losses = torch.stack([task.loss(*sample) for sample in samples])
             totals.add(losses.mean(), outputs, targets)

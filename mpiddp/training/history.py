@@ -11,7 +11,7 @@ from typing import Any
 from mpiddp.errors import ConfigurationError
 
 METRICS = "metrics.jsonl"
-STAGES = ("read", "preprocess", "transfer", "forward", "backward", "communication", "update")
+STAGES = ("read", "transfer", "forward", "backward", "communication", "update")
 """Of a training step, in their order (`mpiddp.training.stages`)."""
 NEEDED = ("epoch", "step", "loss")
 LARGEST = 1e300

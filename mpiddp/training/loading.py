@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet
+from mpiddp.training.device_data import place
 from mpiddp.training.download import fetch_on_all
 from mpiddp.training.reading import Reading
 from mpiddp.training.samples import Batch, Key, Samples
@@ -45,12 +48,14 @@ def settle(session: Session, problem: str) -> None:
     raise ConfigurationError(found[bad[0]] + only)
 
 
-def choose_samples(configuration: Configuration, data: DataSet) -> tuple[Samples, Samples]:
-    """The training and the test samples, as the options have them read."""
+def choose_samples(
+    configuration: Configuration, data: DataSet, device: torch.device
+) -> tuple[Samples, Samples]:
+    """The training and the test samples, as the options have them read, for this device."""
     skips = configuration.on_bad_sample == "skip"
     return (
-        Samples(data.train, "training", configuration.seed, skips),
-        Samples(data.test, "test", configuration.seed, skips),
+        Samples(place(data.train, device), "training", configuration.seed, skips),
+        Samples(place(data.test, device), "test", configuration.seed, skips),
     )
 
 
@@ -64,5 +69,4 @@ def read_first(samples: Samples, count: int, session: Session) -> Batch:
     if answer.batch is None:
         assert answer.problem is not None
         raise answer.problem
-    inputs, targets, _ = answer.batch
-    return Batch(inputs.to(session.device), targets.to(session.device))
+    return answer.batch.to(session.device)

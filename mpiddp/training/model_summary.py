@@ -41,7 +41,8 @@ def summarise(configuration: Configuration, session: Session) -> None:
     agree(configuration, session)
     data = load_on_all(configuration, task, session)
     module = build_model(task, data).to(session.device)
-    train, _ = choose_samples(configuration, data)
+    # One sample is read: the others are not worth moving.
+    train, _ = choose_samples(configuration, data, torch.device("cpu"))
     batch = read_first(train, 1, session)
     check_task(task, module, batch)
     if session.world.rank == 0:

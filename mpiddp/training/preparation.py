@@ -119,7 +119,7 @@ def prepare(
     data = load_on_all(configuration, task, session)
     check_share(len(data.train), len(workers), configuration.batch_size)
     place = workers.index(world.rank) if world.rank in workers else 0
-    train, test = choose_samples(configuration, data)
+    train, test = choose_samples(configuration, data, session.device)
     reading = choose_reading(configuration, session)
     drops = configuration.last_batch == "drop"
     cut = Cut(configuration.batch_size, place, len(workers), drops)
@@ -129,7 +129,7 @@ def prepare(
     seed_generators(configuration.seed)
     set_determinism(configuration.deterministic)
     module = _place(configuration, build_model(task, data), session.device)
-    check_task(task, module, _move(batch, next(module.parameters()).device))
+    check_task(task, module, batch.to(next(module.parameters()).device))
     loss = choose_loss(task, configuration.label_smoothing)
     precision = Precision(configuration.precision, session.device)
     forward = Forward(loss, precision, _check_format(configuration, batch))
@@ -167,10 +167,6 @@ def _place(options: ParallelismOptions, module: nn.Module, device: torch.device)
     if options.channels_last and not is_sharded:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module if is_sharded else module.to(device)
-
-
-def _move(batch: Batch, device: torch.device) -> Batch:
-    return batch._replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
 
 
 def _check_format(options: ParallelismOptions, batch: Batch) -> torch.memory_format:

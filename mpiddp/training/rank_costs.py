@@ -18,7 +18,6 @@ SLOW = 1.5
 """How many times as long as the others' median a rank's own work takes that is told."""
 SHORTEST = 0.5
 """Seconds of an epoch below which a difference is not told."""
-READING = (Stage.READ, Stage.PREPROCESS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class RankCosts:
     @property
     def reading(self) -> float:
         """Seconds of a step."""
-        return sum(self.costs.seconds[stage] for stage in READING) / self.costs.steps
+        return self.costs.seconds[Stage.READ] / self.costs.steps
 
     @property
     def computing(self) -> float:

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
+from mpiddp.training.device_data import DeviceSplit
 from mpiddp.training.samples import Answer, Batch, Key, Samples, UnreadableSampleError
 
 GRACE = 1.0
@@ -34,7 +35,7 @@ class Reading:
     """How batches are read."""
 
     workers: int = 0
-    """Processes that read ahead; 0 for none."""
+    """Processes that read ahead; 0 for none. What is on a device needs none."""
     pins: bool = False
     """Whether batches are in pinned memory, from which a GPU can copy them meanwhile."""
 
@@ -57,7 +58,7 @@ class Reader:
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
         """Raises UnreadableSampleError, MpiddpError for a worker that died."""
-        if self._reading.workers:
+        if self._reading.workers and not isinstance(self._samples.split, DeviceSplit):
             return map(self._accept, self._read_ahead(list(keys)))
         return map(self._pin, map(self._accept, map(self._samples.__getitem__, keys)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data import MapStyle, Split
+from mpiddp.training.device_data import DeviceSplit
 from mpiddp.training.random_state import kept_generators, mix_seed, seed_cpu_generators
 
 SHOWN = 8
@@ -39,6 +41,11 @@ class Batch(NamedTuple):
     over all samples of the step. 0 where the step had no sample for this rank: the one here is
     another rank's, and is not counted."""
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on the device. A copy from pinned memory to a GPU is not waited for."""
+        move = partial(torch.Tensor.to, device=device, non_blocking=device.type == "cuda")
+        return self._replace(inputs=move(self.inputs), targets=move(self.targets))
+
 
 class Key(NamedTuple):
     """What a loader asks for."""
@@ -65,7 +72,7 @@ class UnreadableSampleError(MpiddpError):
 class Samples(Dataset[Answer]):
     """A split; what is drawn for a sample depends on seed, epoch and position alone."""
 
-    split: Split | MapStyle
+    split: Split | MapStyle | DeviceSplit
     what: str = "training"
     """The split's name, for messages."""
     seed: int = 0
@@ -74,7 +81,9 @@ class Samples(Dataset[Answer]):
 
     def read(self, key: Key) -> Batch:
         """Raises whatever the data set raises."""
-        if isinstance(self.split, Split) and self.split.augment is None:
+        if isinstance(self.split, DeviceSplit) or (
+            isinstance(self.split, Split) and self.split.augment is None
+        ):
             return Batch(*self.split.read(key.positions))
         pairs = []
         with kept_generators():

@@ -21,16 +21,15 @@ class Stage(IntEnum):
     """The stages of a step, as `STAGES` names them."""
 
     READ = 0
-    """Waiting for a batch."""
-    PREPROCESS = 1
-    TRANSFER = 2
+    """Waiting for a batch, whose samples are transformed meanwhile."""
+    TRANSFER = 1
     """To the device."""
-    FORWARD = 3
+    FORWARD = 2
     """With the loss."""
-    BACKWARD = 4
-    COMMUNICATION = 5
+    BACKWARD = 3
+    COMMUNICATION = 4
     """What the rank waits for gradients, weights and buffers of others."""
-    UPDATE = 6
+    UPDATE = 5
 
 
 @dataclass

@@ -94,7 +94,7 @@ class Engine:
         parts = split_batch(batch, self.passes)
         for number, part in enumerate(parts, start=1):
             with self.hold() if number < len(parts) else nullcontext():
-                inputs, targets = part.inputs.to(device), part.targets.to(device)
+                inputs, targets, _ = part.to(device)
                 self.clock.end(Stage.TRANSFER)
                 outputs, loss = self.forward(self.model, Batch(inputs, targets))
                 if self.guard.examine(loss, describe):

@@ -188,9 +188,9 @@ def evaluate(
     totals = metrics.Totals(device, task.metrics)
     model.eval()
     with torch.no_grad():
-        for features, labels, weight in batches:
-            targets = labels.to(device)
-            outputs = model(features.to(device))
+        for batch in batches:
+            inputs, targets, weight = batch.to(device)
+            outputs = model(inputs)
             if weight > 0:
                 totals.add(task.loss(outputs, targets), outputs, targets)
     return totals.reduce()

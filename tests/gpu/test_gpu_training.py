@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fsdp_memory
+import loading
 import observed
 from observed import Observation
 from pool import Pool, Pools
@@ -39,6 +40,11 @@ def train_each(
 
 def find_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name].cpu() - other[name].cpu()).abs().max()) for name in one)
+
+
+def test_data_that_fits_is_moved_once(gpu: dict[str, str], pool: Pools) -> None:
+    found = pool("openmpi", 1, **gpu).call(loading.read_on_gpu, timeout=DEADLINE).values[0]
+    assert found == {"on the GPU": True, "pinned": True, "alike": [True, True]}
 
 
 def test_number_formats_and_layouts(gpu: dict[str, str], pool: Pools, tmp_path: Path) -> None:

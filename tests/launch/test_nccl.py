@@ -17,6 +17,7 @@ from facts import messages
 from mpiddp.errors import PeerLostError
 from mpiddp.launch import nccl
 from mpiddp.launch.rendezvous.store import find_group_timeout
+from mpiddp.launch.summary import describe_backend
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,8 @@ def load(monkeypatch):
 def test_the_library_that_is_loaded_is_asked(load, name, version):
     load(name, 23_007)
     assert nccl.find_version() == version
+    assert describe_backend("nccl") == f"nccl {'.'.join(map(str, version))}"
+    assert describe_backend("gloo") == "gloo"
 
 
 def test_a_torch_without_nccl_has_no_version(monkeypatch):

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 import data_files
+import loading
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from mpiddp.training.download import fetch
 from mpiddp.training.vision import import_torchvision
+from pool import Pools
 
 
 @pytest.fixture
@@ -71,6 +73,26 @@ def test_a_data_set_is_fetched_once(requests: Counter[str], tmp_path: Path) -> N
     assert {path.name for path in target.iterdir()} == {"MNIST", ".mnist.lock"}
     same = Configuration(data="mnist", data_dir=tmp_path / "original")
     assert load(Configuration(data="mnist", data_dir=target)).digest() == load(same).digest()
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+def test_ranks_on_one_file_system_fetch_once(
+    requests: Counter[str], pool: Pools, tmp_path: Path
+) -> None:
+    from torchvision.datasets import MNIST
+
+    fetch("mnist", tmp_path / "other")
+    once = Counter(requests)
+    words = ["--data", "mnist", "--data-dir", "data", "--download"]
+    found = pool("openmpi", 2).call(
+        loading.fetch_mnist, MNIST.mirrors[0], MNIST.resources, *words,
+        cwd=tmp_path, env={"no_proxy": "127.0.0.1"},
+    )  # fmt: skip
+    assert requests - once == once
+    original = Configuration(data="mnist", data_dir=tmp_path / "original")
+    assert found.values == [load(original).digest()] * 2
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"MNIST", ".mnist.lock"}
 
 
 def test_what_was_fetched_in_part_has_no_name(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import data_files
+import loading
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import Split, load
 from mpiddp.training.samples import Key, Samples
+from pool import Pools
 
 
 def test_mnist_is_what_the_files_hold(tmp_path: Path) -> None:
@@ -112,6 +115,34 @@ def test_missing_and_damaged_files_are_told_with_the_command_that_fetches_them(
     files[-1].unlink()
     with pytest.raises(ConfigurationError, match="damaged or not complete"):
         load(configuration)
+
+
+@pytest.mark.mpi
+def test_all_ranks_refuse_what_one_of_them_does_not_find(pool: Pools, tmp_path: Path) -> None:
+    ranks, words = pool("openmpi", 2), ["--data", "imagefolder", "--data-dir", "data"]
+
+    def refuse() -> str:
+        called: Any = ranks.call(loading.refuse_apart, tmp_path, *words)
+        assert called.output == "" and len(set(called.values)) == 1, called
+        said: str = called.values[0]
+        assert said.startswith("2: ") and "\n" not in said
+        return said
+
+    first, second = (tmp_path / f"rank-{rank}" / "data" for rank in range(2))
+    for each in (first, second):
+        each.parent.mkdir()
+    assert refuse().startswith("2: data_dir: expected images as data/train/CLASS/IMAGE")
+    data_files.write_images(first)
+    said = refuse()
+    assert said.startswith("2: data_dir: expected images as data/train/CLASS/IMAGE")
+    assert said.endswith("(on 1 of 2 ranks, the first of them rank 1)")
+    data_files.write_images(second)
+    for split in ("train", "val"):
+        (second / split / "red").rename(tmp_path / f"red-{split}")
+    said = refuse()
+    assert "number of classes of the data set imagefolder must be the same on all ranks" in said
+    assert said.endswith("rank 0 has 3, rank 1 has 2")
+    assert not [*tmp_path.glob("**/runs")]
 
 
 def test_an_image_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What the ranks of a pool load, where their disks differ, and where nothing is there yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import trainings
+from mpiddp.launch.session import Session
+from mpiddp.training.config import parse
+from mpiddp.training.loading import choose_samples, load_on_all
+from mpiddp.training.reading import Reader, Reading
+from mpiddp.training.samples import Key, Samples
+from mpiddp.training.task import find_task
+from mpiddp.training.vision import import_torchvision
+
+
+def refuse_apart(session: Session, folder: Path, *words: str) -> str:
+    """As `trainings.refuse`, where each rank is in its own directory, ``rank-N``."""
+    os.chdir(folder / f"rank-{session.world.rank}")
+    return trainings.refuse(session, *words)
+
+
+def read_on_gpu(session: Session) -> dict[str, Any]:
+    """Whether data that fits is on this rank's GPU, and arrives there whole in any case."""
+    task, configuration = find_task(parse(["--data", "synthetic"]), None)
+    data = load_on_all(configuration, task, session)
+    moved, _ = choose_samples(configuration, data, session.device)
+    key = Key(1, [3, 1, 200])
+    expected = Samples(data.train).read(key)
+    batch, _ = moved[key]
+    (pinned,) = Reader(Samples(data.train), Reading(pins=True)).read([key])
+    copied = pinned.to(session.device)
+    assert batch is not None
+    return {
+        "on the GPU": batch.inputs.device == batch.targets.device == session.device,
+        "pinned": pinned.inputs.is_pinned(),
+        "alike": [
+            torch.equal(each.inputs.cpu(), expected.inputs)
+            and torch.equal(each.targets.cpu(), expected.targets)
+            for each in (batch, copied)
+        ],
+    }
+
+
+def fetch_mnist(
+    session: Session, mirror: str, resources: Sequence[tuple[str, str]], *words: str
+) -> str:
+    """The digest of what was fetched, where each rank is said to be a node."""
+    import_torchvision()
+    from torchvision.datasets import MNIST
+
+    world = session.world
+    session.world = replace(
+        world, node_rank=world.rank, local_rank=0, local_size=1, node_count=world.size
+    )
+    task, configuration = find_task(parse(list(words)), None)
+    try:
+        with mock.patch.multiple(MNIST, mirrors=[mirror], resources=resources):
+            return load_on_all(configuration, task, session).digest()
+    finally:
+        session.world = world
