@@ -15,7 +15,7 @@ from benchmarks.checkpoint.measurement import Plan, measure
 from benchmarks.checkpoint.plot import draw
 from benchmarks.checkpoint.targets import judge
 from benchmarks.common import results
-from benchmarks.common.checks import check_run
+from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import CommandLine, RunOptions, at_least, make
 from benchmarks.common.targets import Target, format_targets
 from benchmarks.launching.launchers import Mpirun
@@ -54,10 +54,7 @@ def check(options: RunOptions[Plan]) -> Mpirun:
     directory = options.plan.directory
     if directory is not None and not directory.is_dir():
         raise ConfigurationError(f"--directory: {directory} is not a directory")
-    found = check_run(options)
-    if not isinstance(found, Mpirun):
-        raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
-    return found
+    return check_local_run(options)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -61,6 +61,14 @@ def check_run(options: RunOptions[Any], *, link: bool = False) -> Mpirun | Srun:
     return found
 
 
+def check_local_run(options: RunOptions[Any]) -> Mpirun:
+    """As ``check_run``, where all ranks are on this machine."""
+    found = check_run(options)
+    if not isinstance(found, Mpirun):
+        raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
+    return found
+
+
 def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> Mpirun | Srun:
     """The launcher to use. Raises LaunchError and ConfigurationError."""
     launcher = find_launcher()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_run
+from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import CommandLine, RunOptions, at_least, make, positive
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
@@ -66,10 +66,7 @@ def check(options: RunOptions[Plan]) -> Mpirun:
             )
     for staleness in plan.staleness:
         configure(plan, Contender(plan.stragglers[0], staleness))
-    found = check_run(options)
-    if not isinstance(found, Mpirun):
-        raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
-    return found
+    return check_local_run(options)
 
 
 def main(arguments: Sequence[str]) -> None:

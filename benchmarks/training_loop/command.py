@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_run
+from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import CommandLine, RunOptions, at_least, make
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
@@ -19,7 +19,6 @@ from benchmarks.training_loop.measurement import Plan, measure
 from benchmarks.training_loop.plot import draw
 from benchmarks.training_loop.targets import judge
 from benchmarks.training_loop.workloads import WORKLOADS, find_workload
-from mpiddp.errors import ConfigurationError
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
@@ -52,10 +51,7 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
 def check(options: RunOptions[Plan]) -> Mpirun:
     for model in options.plan.models:
         find_workload(model)
-    found = check_run(options)
-    if not isinstance(found, Mpirun):
-        raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
-    return found
+    return check_local_run(options)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 import launchers
 import slurm
 from attempts import Family, Finding
+from families.kills import CODES
 from laboratory import SAVING, Laboratory, Times, Training, find_resumed, watch_end
-
-LOST_CODES = (6, 128 + signal.SIGKILL, signal.SIGKILL)
 
 
 def choose_still(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def stop_rank(training: Training, choice: Mapping[str, Any]) -> tuple[Times, str
     with training.start([rule]) as job:
         times = watch_end(job, training.await_fired(job)["time"])
         result = job.wait()
-    assert result.returncode in LOST_CODES, result
+    assert result.returncode in CODES, result
     return times, result.output
 
 
@@ -121,7 +120,7 @@ def attempt_endless(choice: Mapping[str, Any], laboratory: Laboratory, folder: P
     with training.start([rule]) as job:
         times = watch_end(job, training.await_fired(job)["time"])
         result = job.wait()
-    assert result.returncode in LOST_CODES, result
+    assert result.returncode in CODES, result
     assert training.read_outcome()["code"] == 6
     # The table of positions names the rank that the others wait for.
     named = rf"rank {choice['victim']} on \S+ +{choice['action']}, saboteur\.py"
