@@ -312,6 +312,8 @@ def test_the_installed_command_is_the_same(folder):
         ("--launcher srun hello.py", "this shell has none"),
         ("--launcher /no/mpirun hello.py", "'/no/mpirun' is not a program"),
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
+        ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
+        ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
         ("--restart-window nan hello.py", "--restart-window expects seconds"),
         ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),

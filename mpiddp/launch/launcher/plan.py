@@ -88,7 +88,7 @@ def make_plan(
     variables = os.environ
     inside = is_in_allocation(variables)
     if launcher == NONE:
-        return _plan_none(options)
+        return _plan_none(request, options)
     if not inside and launcher == "srun":
         raise ConfigurationError(
             "--launcher srun starts ranks inside an allocation, and this shell has none: submit "
@@ -122,7 +122,12 @@ def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
     return (*words[:at], *options, *words[at:])
 
 
-def _plan_none(options: Sequence[str]) -> Plan:
+def _plan_none(request: Request, options: Sequence[str]) -> Plan:
+    if not request.is_empty:
+        raise ConfigurationError(
+            "--launcher none is for a program that starts its ranks itself: leave out -n, --nodes "
+            "and --ranks-per-node, and give their numbers to the program"
+        )
     if options:
         raise ConfigurationError("--launcher-options needs a launcher, and --launcher is none")
     # The srun that it starts takes them from there.
