@@ -116,6 +116,7 @@ def init(
     allow_shared_gpu: bool = False,
     lifeline_timeout: float = 30.0,
     bind: str = "auto",
+    port_range: str = "auto",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -138,6 +139,8 @@ def init(
             that has ended is found at once.
         bind: what ranks that no launcher has bound are bound to: ``cores`` of their own near their
             GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
+        port_range: ``LOW-HIGH``, the ports that mpiddp may listen on, two at least; ``auto``: those
+            of the variable MPIDDP_PORT_RANGE where it is set, else any.
 
     Raises (in a notebook; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface that is not there.
@@ -146,7 +149,15 @@ def init(
     """
     from mpiddp.launch.startup import open_session
 
-    return open_session(backend, timeout, interface, allow_shared_gpu, lifeline_timeout, bind)
+    return open_session(
+        backend,
+        timeout,
+        interface,
+        allow_shared_gpu,
+        lifeline_timeout,
+        bind,
+        port_range=port_range,
+    )
 
 
 def __dir__() -> list[str]:

@@ -208,6 +208,9 @@ UCX_INTERFACES = "UCX_NET_DEVICES"
 OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 """Of libfabric's providers that use TCP."""
 
+PORT_RANGE = "MPIDDP_PORT_RANGE"
+"""LOW-HIGH: the ports that mpiddp may listen on, where ``--port-range`` says nothing."""
+
 # Where programs and libraries are looked for.
 PATH = "PATH"
 LIBRARY_PATH = "LD_LIBRARY_PATH"

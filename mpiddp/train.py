@@ -37,6 +37,7 @@ def main() -> None:
             backend=configuration.backend,
             timeout=configuration.timeout,
             interface=configuration.interface,
+            port_range=configuration.port_range,
             allow_shared_gpu=configuration.allow_shared_gpu,
             lifeline_timeout=configuration.lifeline_timeout,
             bind=configuration.bind,

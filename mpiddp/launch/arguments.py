@@ -50,6 +50,12 @@ class Parser(argparse.ArgumentParser):
             help="auto, NAME, HOST=NAME,… or NCCL's syntax (^docker,lo) (default: auto)",
         )
         self.add_argument(
+            "--port-range",
+            default=Options().port_range,
+            metavar="LOW-HIGH",
+            help="ports that mpiddp may listen on (default: any, or MPIDDP_PORT_RANGE)",
+        )
+        self.add_argument(
             "--allow-shared-gpu", action="store_true", help="let several ranks use one GPU"
         )
 

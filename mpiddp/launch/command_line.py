@@ -50,6 +50,7 @@ FRONT_HELP = """\
 RANKS = {
     "--timeout": True,
     "--interface": True,
+    "--port-range": True,
     "--allow-shared-gpu": False,
     "--lifeline-timeout": True,
     "--stall-timeout": True,

@@ -12,6 +12,7 @@ from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.binding import AUTO, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.network import ports
 from mpiddp.launch.output import Output
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.rendezvous.store import Meeting
@@ -61,12 +62,16 @@ class Options:
     (`mpiddp.launch.binding`)."""
     stall_timeout: float = 0.0
     """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
+    port_range: str = ports.AUTO
+    """``LOW-HIGH``: the ports that mpiddp may listen on; ``auto``: those of MPIDDP_PORT_RANGE where
+    it is set, else any."""
     output: Output = field(default_factory=Output)
     """Where ranks print. The program that starts the session sets it up, before anything else
     (`mpiddp.launch.output.redirect`)."""
 
     def __post_init__(self) -> None:
         check_kind(self.bind)
+        ports.parse_option(self.port_range)
         if not 0 <= self.stall_timeout <= LONGEST_TIMEOUT:
             raise ConfigurationError(
                 f"stall_timeout: expected seconds up to {LONGEST_TIMEOUT:g}, or 0 for none, "

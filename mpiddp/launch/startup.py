@@ -27,7 +27,7 @@ from mpiddp.launch.lifeline import joining
 from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.movement import Movement
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.network import interfaces
+from mpiddp.launch.network import interfaces, ports
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
@@ -318,13 +318,18 @@ class Starter:
             raise error or lack
         self.route = found
         self.resources.variables.export(found.variables)
+        if self.options.port_range != ports.AUTO:
+            # A script under `python -m mpiddp` may call mpiddp.init(), which listens as well.
+            self.resources.variables.export({environment.PORT_RANGE: self.options.port_range})
 
     def _find_route(self) -> Route:
         """A leader's part."""
         world, leaders = self.control.world, None
         if self.neighbourhood is not None and self.neighbourhood.leaders is not None:
             leaders = mpi.SleepingCommunicator(self.neighbourhood.leaders)
-        self.route_finder = RouteFinder(self.options.interface, world, leaders)
+        self.route_finder = RouteFinder(
+            self.options.interface, self.options.port_range, world, leaders
+        )
         roster = self.peers.roster
         hostnames = roster.hostnames if roster is not None else (world.hostname,)
         return self.route_finder.find(hostnames, self.options.timeout)
@@ -348,7 +353,8 @@ class Starter:
             return
         place = joining.Place(self.control, self.neighbourhood, roster)
         address, seconds = self.route.meeting.address, self.options.lifeline_timeout
-        joining.join(lifeline, place, address, seconds)
+        allowed = self.route_finder.ports if self.route_finder is not None else None
+        joining.join(lifeline, place, address, seconds, allowed)
         self.peers.lifeline = lifeline
 
     def open_group(self) -> None:

@@ -94,6 +94,7 @@ def read_dry(*words: str, **variables: str) -> list[str]:
         ("-ma.b c", [], "", "a.b", "c"),
         ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
          "-x.py"),
+        ("--port-range 1-9 x.py", [], "--port-range 1-9", None, "x.py"),
         ("--allow-shared-gpu x.py", [], "--allow-shared-gpu", None, "x.py"),
         # mpirun's: it is refused as an unknown option.
         ("-np 2 x.py", [], "-np", None, "2 x.py"),

@@ -457,10 +457,13 @@ def test_a_script_that_never_calls_torch_distributed():
 def test_a_script_that_calls_init_is_described_once(tmp_path):
     script = tmp_path / "calls.py"
     script.write_text(
-        "import mpiddp\nwith mpiddp.init(timeout=30) as session:\n    print(session.backend)\n"
+        "import os, mpiddp\nwith mpiddp.init(timeout=30) as session:\n"
+        "    print(session.backend, os.environ['MASTER_PORT'])\n"
     )
-    result = launchers.run(ALONE, 1, [*PREFIX, script], timeout=60).expect(0)
-    assert result.stdout in ("gloo\n", "nccl\n")
+    arguments = [*PREFIX, "--port-range", "23000-23999", script]
+    result = launchers.run(ALONE, 1, arguments, timeout=60).expect(0)
+    backend, port = result.stdout.split()
+    assert backend in ("gloo", "nccl") and 23000 <= int(port) <= 23999
     assert result.stderr.count("mpiddp: started") == 1
 
 
@@ -490,6 +493,7 @@ def test_help_under_mpirun_is_printed_once():
         ([], "no SCRIPT given"),
         (["--timeout", "0", "x.py"], "timeout"),
         (["--timeout", "soon", "x.py"], "--timeout"),
+        (["--port-range", "9", "x.py"], "--port-range: expected LOW-HIGH"),
         (["-m"], "-m expects the name of a module"),
     ],
 )

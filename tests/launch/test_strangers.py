@@ -30,6 +30,7 @@ from mpiddp.doctor import links
 from mpiddp.launch import listener as listener_module
 from mpiddp.launch.lifeline import links as links_of_lifelines
 from mpiddp.launch.listener import TokenListener
+from mpiddp.launch.network import ports
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
 
@@ -38,6 +39,7 @@ SOON = 2.0
 """Seconds for what takes milliseconds: the machine may be busy."""
 FLOODED_SECONDS = 15.0
 """For a start-up that takes 3 s without a flood."""
+PORTS = ports.PortRange(21000, 21999)
 LISTENING = "0A"
 """A state in /proc/net/tcp."""
 
@@ -173,7 +175,7 @@ def lifeline() -> Iterator[Listener]:
     """A companion process's."""
     token = "ab" * 16
     with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
-        server, ended = links_of_lifelines.listen(HOST), threading.Event()
+        server, ended = ports.listen(HOST), threading.Event()
 
         def welcome(caller: socket.socket) -> None:
             links_of_lifelines.Link(caller).send("welcome")
@@ -315,6 +317,7 @@ def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequen
                 not_ours = places
             else:
                 assert len(places) == listeners
+                assert all(PORTS.low <= port <= PORTS.high for _, port in places)
                 if what != "none":
                     strangers.enter_context(stranger(what, *places, place=place))
             (folder / f"{phase}.go").touch()
@@ -337,7 +340,7 @@ def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequen
     ],
 )
 def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
-    program = [launchers.PROGRAMS / "flooded.py", tmp_path]
+    program = [launchers.PROGRAMS / "flooded.py", tmp_path, PORTS]
     with launchers.start(either_launcher, 2, program, timeout=90) as job:
         flood(job, 2, tmp_path, what, ())
 
@@ -350,7 +353,7 @@ def test_a_flood_from_another_host_has_no_effect(what, tmp_path):
         for number, node in enumerate(cluster.nodes, 1):
             cluster.join(node, "eth0", f"10.77.0.{number}")
         *own, other = cluster.nodes
-        program = [str(launchers.PROGRAMS / "flooded.py"), str(tmp_path)]
+        program = [str(launchers.PROGRAMS / "flooded.py"), str(tmp_path), str(PORTS)]
         with namespaces.start(own, *program) as job:
             flood(job, len(own), tmp_path, what, other.enter())
 

@@ -1,9 +1,9 @@
 """A rank that stops during start-up until a file ``NAME.go`` is there.
 
 It does so when MPI is up, while the address agreement listens, and while the store and the
-companion process listen. Argument: the directory of such files. A rank that has stopped leaves
-``NAME.held.RANK``, and at the end ``done.RANK``, with the seconds that start-up took without these
-stops.
+companion process listen. Arguments: the directory of such files, and the ports that mpiddp may
+listen on. A rank that has stopped leaves ``NAME.held.RANK``, and at the end ``done.RANK``, with the
+seconds that start-up took without these stops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILES = 1024
 
 
 def main() -> None:
-    folder, held = Path(sys.argv[1]), 0.0
+    folder, port_range, held = Path(sys.argv[1]), sys.argv[2], 0.0
 
     def hold(name: str, rank: int) -> None:
         nonlocal held
@@ -60,7 +60,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
     began = time.monotonic()
-    with mpiddp.init(timeout=100) as session:
+    with mpiddp.init(timeout=100, port_range=port_range) as session:
         seconds = time.monotonic() - began - held
         rank, size = session.world.rank, session.world.size
         ones = torch.ones(1)

@@ -44,6 +44,7 @@ from mpiddp.launch.lifeline.stack_dump import StackReader
 from mpiddp.launch.lifeline.stall import StallHandlers, StallWatch
 from mpiddp.launch.lifeline.stop_watch import StopWatch
 from mpiddp.launch.lifeline.tree import Handlers, Tree
+from mpiddp.launch.network.ports import PortRange
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
 LEAVE_SECONDS = 1.0
@@ -251,15 +252,17 @@ class Companion:
 
     # The other ranks
 
-    def _listen(self, address: str, token: str, clients: str) -> None:
+    def _listen(self, address: str, token: str, clients: str, ports: dict[str, int] | None) -> None:
         """Listen on an address, or for this node where it is empty; tell the rank the place."""
+        allowed = PortRange(**ports) if ports is not None else None
         others: dict[str, Callable[[Link], object]] = {}
         if clients:
             others[clients] = self._admit_client
         try:
-            place = self._tree.listen(address, token, others)
+            place = self._tree.listen(address, allowed, token, others)
         except OSError as error:
-            self._rank.send("problem", f"cannot listen on {address or 'this node'}: {error}")
+            reason = error.strerror or error
+            self._rank.send("problem", f"cannot listen on {address or 'this node'}: {reason}")
             return
         if clients:
             self._publication = Publication(place, clients)

@@ -10,6 +10,7 @@ from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.network.ports import PortRange
 from mpiddp.launch.world import Neighbourhood, Roster
 
 TOKEN_BYTES = 16
@@ -26,11 +27,18 @@ class Place:
     """On rank 0 only."""
 
 
-def join(lifeline: Lifeline, place: Place, address: str, seconds: float) -> None:
+def join(
+    lifeline: Lifeline,
+    place: Place,
+    address: str,
+    seconds: float,
+    ports: PortRange | None = None,
+) -> None:
     """Connect a rank's companion with those of the other ranks. Collective.
 
     ``address``: at which rank 0's companion listens. ``seconds``: after which a silent companion
-    is lost. Raises UnreachableError.
+    is lost. ``ports``: on rank 0, those that its companion may listen on; None for any. Raises
+    UnreachableError.
     """
     world, control = place.control.world, place.control
     token, problem = secrets.token_hex(TOKEN_BYTES), None
@@ -38,7 +46,7 @@ def join(lifeline: Lifeline, place: Place, address: str, seconds: float) -> None
     try:
         if world.rank == 0:
             clients = secrets.token_hex(TOKEN_BYTES)
-            places[0] = lifeline.listen(address, token, clients)
+            places[0] = lifeline.listen(address, token, clients, ports)
     except UnreachableError as error:
         problem = error
     places[0], token = control.broadcast((places[0], token))

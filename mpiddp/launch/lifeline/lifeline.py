@@ -23,6 +23,7 @@ from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.progress import Progress
 from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
+from mpiddp.launch.network.ports import PortRange
 from mpiddp.launch.output import Redirection
 
 ROOT = Path(__file__).parents[3]
@@ -71,12 +72,16 @@ class Lifeline:
 
     # Start-up
 
-    def listen(self, address: str, token: str, clients: str = "") -> str:
+    def listen(
+        self, address: str, token: str, clients: str = "", ports: PortRange | None = None
+    ) -> str:
         """Listen for other companions at an address, or on this node where it is empty.
 
-        ``clients``: a token for those that may ask. Returns the place, for `Membership.places`.
+        ``clients``: a token for those that may ask. ``ports``: those that an address may be
+        listened on at; None for any. Returns the place, for `Membership.places`.
         """
-        self._send("listen", {"address": address, "token": token, "clients": clients})
+        content = {"address": address, "token": token, "clients": clients}
+        self._send("listen", content | {"ports": asdict(ports) if ports is not None else None})
         return str(self._wait("place", START_SECONDS))
 
     def join(self, membership: Membership) -> None:

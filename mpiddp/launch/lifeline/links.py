@@ -82,11 +82,6 @@ def _read_message(line: bytes | bytearray) -> tuple[str, Any]:
     return str(kind), content
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket on an IPv4 address, at a port that the kernel picks."""
-    return socket.create_server((address, 0), backlog=socket.SOMAXCONN)
-
-
 def listen_locally() -> socket.socket:
     """A listening socket for processes of this machine, under a name that the kernel picks."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -12,6 +12,7 @@ from mpiddp.launch.lifeline.event_loop import EventLoop
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.listener import TokenListener
+from mpiddp.launch.network.ports import PortRange, listen
 
 BEATS = 10
 """How many heartbeats fit at least into the time after which a silent connection is lost."""
@@ -65,12 +66,19 @@ class Tree:
     def has_unsent(self) -> bool:
         return any(link.has_unsent for link in self._list_links())
 
-    def listen(self, address: str, token: str, clients: dict[str, Callable[[Link], object]]) -> str:
+    def listen(
+        self,
+        address: str,
+        ports: PortRange | None,
+        token: str,
+        clients: dict[str, Callable[[Link], object]],
+    ) -> str:
         """Listen on an address, or for this node where it is empty; returns the place.
 
-        ``clients``: who takes over the connections of callers with other tokens. Raises OSError.
+        ``ports``: those that an address may be listened on at; None for any. ``clients``: who takes
+        over the connections of callers with other tokens. Raises OSError.
         """
-        server = links.listen(address) if address else links.listen_locally()
+        server = listen(address, ports) if address else links.listen_locally()
         admit = {
             links.encode_token(known): lambda caller, take=take: take(Link(caller))
             for known, take in {token: self._admit, **clients}.items()

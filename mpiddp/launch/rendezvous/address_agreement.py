@@ -1,7 +1,8 @@
 """Which address of rank 0 every node really reaches.
 
-Bind, then publish: rank 0 opens one listening socket per candidate address on a port that the
-kernel picks, and tells MPI. Every node's leader connects to all of them. It has reached one when
+Bind, then publish: rank 0 opens one listening socket per candidate address, on a port that the
+kernel picks or a free one of ``--port-range``, and tells MPI. Every node's leader connects to all
+of them. It has reached one when
 
 - rank 0 has answered: any host may own a 172.17.0.1. What both say is derived from the job's token,
   which goes over MPI alone;
@@ -28,6 +29,7 @@ from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.background import BackgroundCalls
 from mpiddp.launch.listener import ListeningThread, Serve
 from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
+from mpiddp.launch.network.ports import PortRange, listen
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
@@ -111,20 +113,20 @@ class _Leader:
 class OfferServer:
     """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
 
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, candidates: Sequence[Candidate], ports: PortRange | None = None) -> None:
+        """``ports``: those that may be listened on; None for any.
+
+        Raises UnreachableError where no candidate can be listened on.
+        """
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._listeners: list[tuple[Candidate, socket.socket]] = []
         problems = []
         for candidate in candidates:
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
-                listener.bind((candidate.address, 0))
-                listener.listen(socket.SOMAXCONN)
+                self._listeners.append((candidate, listen(candidate.address, ports)))
             except OSError as error:
-                listener.close()
-                problems.append(f"{candidate.address} on {candidate.interface}: {error}")
-                continue
-            self._listeners.append((candidate, listener))
+                reason = error.strerror or error
+                problems.append(f"{candidate.address} on {candidate.interface}: {reason}")
         if not self._listeners:
             raise UnreachableError("no address can be listened on: " + "; ".join(problems))
         self._thread = ListeningThread(

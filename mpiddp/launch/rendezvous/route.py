@@ -11,6 +11,7 @@ from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
 from mpiddp.launch.network.interfaces import Interface
+from mpiddp.launch.network.ports import PortRange, find_range
 from mpiddp.launch.rendezvous.address_agreement import (
     Agreement,
     OfferServer,
@@ -42,9 +43,18 @@ class Route:
 class RouteFinder:
     """A node leader's part of the address phase. Rank 0's owns the listening sockets until then."""
 
-    def __init__(self, option: str, world: World, leaders: SleepingCommunicator | None) -> None:
-        """``option``: ``--interface``. ``leaders``: None where this process is alone."""
+    ports: PortRange | None = None
+    """On rank 0, once ``find`` is done: those that may be listened on; None for any."""
+
+    def __init__(
+        self, option: str, port_range: str, world: World, leaders: SleepingCommunicator | None
+    ) -> None:
+        """``option``: ``--interface``. ``port_range``: ``--port-range``.
+
+        ``leaders``: None where this process is alone.
+        """
         self._option = option
+        self._port_range = port_range
         self._world = world
         self._leaders = leaders
         self._server: OfferServer | None = None
@@ -78,9 +88,9 @@ class RouteFinder:
     def _listen(self, own: Sequence[Interface], rule: InterfaceRule | None) -> None:
         world = self._world
         try:
-            self._server = OfferServer(
-                interfaces.list_candidates(own, rule, world.node_count, world.hostname)
-            )
+            self.ports = find_range(self._port_range)
+            candidates = interfaces.list_candidates(own, rule, world.node_count, world.hostname)
+            self._server = OfferServer(candidates, self.ports)
         except Exception:  # Whatever it is: the other leaders wait for rank 0's word.
             if self._leaders is not None:
                 tell_no_offer(self._leaders)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mpiddp.launch.network import ports
 from mpiddp.training.options.checks import check, check_text, is_positive
 
 
@@ -18,6 +19,9 @@ class LaunchOptions:
 
     interface: str = "auto"
     """Network interface: auto, NAME, or host=NAME,host=NAME."""
+
+    port_range: str = ports.AUTO
+    """Ports that mpiddp may listen on: LOW-HIGH; auto takes MPIDDP_PORT_RANGE, else any."""
 
     timeout: float = 300.0
     """Deadline of each phase of start-up and of each collective, in seconds."""
@@ -44,3 +48,4 @@ class LaunchOptions:
         check("stall_timeout", good, "0 or more seconds", self.stall_timeout)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         check_text(self, "interface")
+        ports.parse_option(self.port_range)
