@@ -31,7 +31,7 @@ class MapStyle(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, position: int, /) -> Any:
-        """What is fed to the model, and its target: tensors, or what torch's collation takes."""
+        """What is fed to the model, and its target: each a tensor, an array or a number."""
 
 
 def _keep(features: torch.Tensor) -> torch.Tensor:

@@ -48,8 +48,8 @@ class MarkedModel(nn.Module):
         self.loss: torch.Tensor | None = None
         """Of the present step; None in passes that count for nothing."""
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self._mark(self.module(*inputs))
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self._mark(self.module(*inputs, **named))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _mark(self, outputs: torch.Tensor) -> Any:

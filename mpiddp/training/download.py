@@ -61,8 +61,8 @@ def fetch(name: str, directory: Path) -> None:
                 (partial / target.name).rename(target)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # A connection that breaks and an archive that is cut differ.
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigurationError(
             f"download: cannot fetch {name} into {directory}: {reason}"
         ) from error

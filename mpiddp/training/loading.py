@@ -10,6 +10,7 @@ from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet
 from mpiddp.training.device_data import place
 from mpiddp.training.download import fetch_on_all
+from mpiddp.training.factories import failed
 from mpiddp.training.reading import Reading
 from mpiddp.training.samples import Batch, Key, Samples
 from mpiddp.training.task import Task, load_data
@@ -64,9 +65,21 @@ def choose_reading(configuration: Configuration, session: Session) -> Reading:
 
 
 def read_first(samples: Samples, count: int, session: Session) -> Batch:
-    """A batch of the first samples, on the rank's device. Raises UnreadableSampleError."""
-    answer = samples[Key(1, list(range(count)))]
+    """A batch of the first samples, on the rank's device.
+
+    Raises UnreadableSampleError, and ConfigurationError where samples make no batch of tensors.
+    """
+    try:
+        answer = samples[Key(1, list(range(count)))]
+    except Exception as error:  # Each can be read: it is torch's collation that raises.
+        raise failed("data", "the first samples do not make a batch", error) from error
     if answer.batch is None:
         assert answer.problem is not None
         raise answer.problem
+    for what in ("inputs", "targets"):
+        found = getattr(answer.batch, what)
+        if not isinstance(found, torch.Tensor):
+            raise ConfigurationError(
+                f"data: expected a batch whose {what} are one tensor, found {type(found).__name__}"
+            )
     return answer.batch.to(session.device)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import data_files
+from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, Split, load, split_by_hash
+from mpiddp.training.loading import read_first
 from mpiddp.training.registry import DATASETS
 from mpiddp.training.samples import Key, Samples
 
@@ -118,3 +122,18 @@ def test_the_digest_sees_every_byte(part: str) -> None:
     before = data.digest()
     getattr(data.test, part)[-1:] += 1
     assert data.digest() != before
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([((torch.ones(3), torch.ones(2)), 0)] * 2, "inputs are one tensor, found list"),
+        ([(torch.ones(3), {"a": 1})] * 2, "targets are one tensor, found dict"),
+        ([(torch.ones(3), 0), (torch.ones(4), 0)], r"do not make a batch: RuntimeError: stack"),
+    ],
+    ids=["several inputs", "named targets", "sizes"],
+)
+def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str) -> None:
+    session: Any = SimpleNamespace(device=torch.device("cpu"))
+    with pytest.raises(ConfigurationError, match=f"^data: .*{message}"):
+        read_first(Samples(samples), 2, session)

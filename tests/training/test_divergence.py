@@ -111,6 +111,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(
 
 def test_a_compiled_model_marks_a_bad_loss() -> None:
     marked = MarkedModel(nn.Linear(3, 2))
+    assert marked(input=torch.ones(4, 3)).shape == (4, 2)
     compiled = torch.compile(marked, backend="aot_eager")
     marks = []
     # The first pass, which is compiled, is one of the rehearsed ones.

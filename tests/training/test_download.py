@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import IncompleteRead
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def test_ranks_on_one_file_system_fetch_once(
     original = Configuration(data="mnist", data_dir=tmp_path / "original")
     assert found.values == [load(original).digest()] * 2
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"MNIST", ".mnist.lock"}
+
+
+def test_a_connection_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torchvision()
+    from torchvision import datasets
+
+    def break_off(*_: Any, **__: Any) -> None:
+        raise IncompleteRead(b"", 7)
+
+    monkeypatch.setattr(datasets, "MNIST", break_off)
+    with pytest.raises(ConfigurationError, match=r"download: cannot fetch mnist .*Incomplete"):
+        fetch("mnist", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".mnist.lock"}
 
 
 def test_what_was_fetched_in_part_has_no_name(
