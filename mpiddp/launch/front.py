@@ -220,9 +220,9 @@ def _choose_lost(
 
 
 def _name_logs(folder: str) -> Files:
-    """Name the files of all ranks' output, and make the one of errors.
+    """Name the files of all ranks' output, and make them.
 
-    Raises ConfigurationError where it cannot be written. A job's name may hold anything, and be
+    Raises ConfigurationError where they cannot be written. A job's name may hold anything, and be
     long; in srun's --output, % and \\ mean something, too.
     """
     from mpiddp.launch.output import open_log  # Most jobs have no logs.
@@ -231,8 +231,10 @@ def _name_logs(folder: str) -> Files:
     name = "".join("-" if c.isspace() or not c.isprintable() or c in "/%\\" else c for c in name)
     path = os.path.join(folder, f"{name[:50]}-{job_directory.choose_name()}")
     hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--job-log"
-    os.close(open_log(Path(f"{path}.err"), hint))
-    return Files(f"{path}.out", f"{path}.err")
+    files = Files(f"{path}.out", f"{path}.err")
+    for each in (files.output, files.error):
+        os.close(open_log(Path(each), hint))
+    return files
 
 
 def _requeue() -> bool:

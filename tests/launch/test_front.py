@@ -597,6 +597,15 @@ def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
     assert asked.read_text() == "requeue 7\n" * 2
 
 
+@pytest.mark.parametrize("end", ["out", "err"])
+def test_a_file_of_all_output_that_cannot_be_written_is_a_mistake(folder, monkeypatch, capsys, end):
+    Path("logs", f"job-{job_directory.choose_name()}.{end}").mkdir(parents=True)
+    monkeypatch.setattr(attempt.Launch, "run", lambda *_: pytest.fail("something was started"))
+    assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "cannot write to" in line and "--job-log" in line
+
+
 def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys):
     def fill(_, command, variables, files) -> Exit:
         Path(files.error).write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nlast\n")
