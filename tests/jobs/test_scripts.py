@@ -534,8 +534,8 @@ def test_all_checks_run_whatever_fails(checkout):
     lines = [line.split(": ", 1)[1] for line in steps]
     cluster = lines.pop(3)
     assert lines == [
-        "-m ruff check --quiet mpiddp benchmarks tests jobs",
-        "-m ruff format --check --quiet mpiddp benchmarks tests jobs",
+        "-m ruff check --quiet mpiddp benchmarks tests jobs examples",
+        "-m ruff format --check --quiet mpiddp benchmarks tests jobs examples",
         "-m mypy --no-error-summary",
         "-m pytest -n 2 --dist loadgroup --no-loadscope-reorder -k some thing",
     ]
