@@ -43,6 +43,7 @@ from benchmarks.training_step.traffic import (
 from benchmarks.training_step.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
+from mpiddp.training.samples import Batch
 from mpiddp.training.straggler import Slowdown, Straggler
 
 SMALL = Workload("mlp", 0.1)
@@ -162,7 +163,7 @@ def make_loop(**changes) -> loops.Loop:
         "update": Sleeps(0.01),
         "workers": (0,),
         "place": 0,
-        "batch": draw_batch(SMALL, 4, 0, 0),
+        "batch": Batch(*draw_batch(SMALL, 4, 0, 0)),
     }
     return loops.Loop(**{**given, **changes})
 
@@ -286,7 +287,7 @@ class Averages:
 def train(spec: LoopSpec, workers: int, factor: float = 1.0):
     module = build(spec.workload, spec.seed)
     update = Averages(module, spec, workers, factor)
-    batch = draw_batch(spec.workload, spec.batch_size, spec.seed, 0)
+    batch = Batch(*draw_batch(spec.workload, spec.batch_size, spec.seed, 0))
     loop = loops.Loop(module, module, update, tuple(range(workers)), 0, batch)
     return checks.take_checked_steps(spec, loop)
 

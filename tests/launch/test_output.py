@@ -218,8 +218,11 @@ def test_a_terminal_stays_one_and_keeps_its_bar(tmp_path):
         assert job.wait(10) == 0
     os.close(own)
     label = f"[3@{HOST}] ".encode()
-    assert label + b"True True 123\r\n" in shown
-    assert b"\r" + label + b"0/3\r" in shown and b"\r" + label + b"3/3\r\n" in shown
+    line = label + b"True True 123\r\n"
+    assert line in shown
+    # Standard output may come between two states of the bar.
+    bar = shown.replace(line, b"")
+    assert b"\r" + label + b"0/3\r" in bar and b"\r" + label + b"3/3\r\n" in bar
     assert (tmp_path / "rank-3.err").read_bytes() == b"warning\n\r0/3\r1/3\r2/3\r3/3\n"
 
 
@@ -298,7 +301,8 @@ def test_the_trainers_reports_are_in_the_same_place(tmp_path):
     assert "Starting distributed" in (tmp_path / "logs/rank-0.out").read_text()
     for rank in range(2):
         assert (tmp_path / f"logs/rank-{rank}.err").read_text().count(f"rank {rank} of 2") == 1
-    assert not list((tmp_path / "runs/run/logs").iterdir())
+    for log in (tmp_path / "runs/run/logs").iterdir():
+        assert "failed" not in log.read_text()
 
 
 def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):

@@ -248,6 +248,7 @@ def test_a_saved_configuration_can_be_run_again(
     ("arguments", "fragments"),
     [
         (["--epochz", "3"], ["unknown option --epochz", "did you mean --epochs?"]),
+        (["--lr", "3"], ["unknown option --lr", "did you mean --learning-rate?"]),
         (["--learning_rat=3"], ["unknown option --learning_rat", "--learning-rate?"]),
         (["--no-epochs"], ["unknown option --no-epochs"]),
         (["--xyzzy"], ["unknown option --xyzzy", "--help"]),

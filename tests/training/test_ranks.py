@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.planner import WriteItemType
 
 import checkpointed
+from mpiddp.training import unpickling
 from pool import Pools
+
+
+class Fetched:
+    """Pickled as early releases of Python 3.11 pickle the member of an enumeration."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.arguments
+
+
+def test_members_of_enumerations_are_found_and_nothing_else() -> None:
+    member = pickle.dumps(Fetched(WriteItemType, "SHARD"))
+    assert unpickling.load(member) is WriteItemType.SHARD
+    for arguments in ((WriteItemType, "mro"), (WriteItemType.SHARD, "name"), (Path, "mkdir")):
+        with pytest.raises(unpickling.ForbiddenError):
+            unpickling.load(pickle.dumps(Fetched(*arguments)))
 
 
 @pytest.mark.mpi

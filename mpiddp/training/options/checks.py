@@ -60,8 +60,16 @@ def quote(value: object) -> str:
 
 
 def did_you_mean(word: str, choices: Sequence[str]) -> str:
-    near = get_close_matches(word, choices, n=1)
+    bare = word.lstrip("-")
+    short = [each for each in choices if _abbreviate(each) == bare]
+    near = short or get_close_matches(word, choices, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _abbreviate(name: str) -> str:
+    """``lr`` for ``--learning-rate``; empty for a single word."""
+    words = re.split(r"[-_]", name.lstrip("-"))
+    return "".join(each[:1] for each in words) if len(words) > 1 else ""
 
 
 def _is_text(text: str) -> bool:
