@@ -55,20 +55,25 @@ class Output:
         parse_ranks(self.console)
 
     def check_world(self, ranks: int) -> None:
-        """Raise ConfigurationError where none of the listed ranks exists.
-
-        A restart may have fewer ranks than the first attempt: then there is no error.
-        """
-        listed = parse_ranks(self.console)
-        if listed and all(part.start >= ranks for part in listed) and find_attempt() == 1:
-            raise ConfigurationError(
-                f"--console {self.console} names none of the job's ranks: expected all, none, or "
-                f"ranks out of 0-{ranks - 1}"
-            )
+        """Raise ConfigurationError where none of the listed ranks exists."""
+        refuse_absent_ranks(self.console, "--console", ranks)
 
     def shows(self, rank: int) -> bool:
         """Whether ``rank`` prints to the console."""
         return any(rank in part for part in parse_ranks(self.console))
+
+
+def refuse_absent_ranks(text: str, option: str, ranks: int) -> None:
+    """Raise ConfigurationError where a list of ranks names none of the job's.
+
+    A restart may have fewer ranks than the first attempt: then there is no error.
+    """
+    listed = parse_ranks(text, option)
+    if listed and all(part.start >= ranks for part in listed) and find_attempt() == 1:
+        raise ConfigurationError(
+            f"{option} {text} names none of the job's ranks: expected all, none, or ranks out of "
+            f"0-{ranks - 1}"
+        )
 
 
 def parse_ranks(text: str, option: str = "--console") -> list[range]:

@@ -19,7 +19,7 @@ from mpiddp.training.config import Configuration
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all
 from mpiddp.training.preparation import EVALUATION_BATCH
 from mpiddp.training.samples import EVALUATION, Batch, Key
-from mpiddp.training.task import Task, build_model
+from mpiddp.training.task import Task, add_perplexity, add_test_metrics, build_model
 from mpiddp.training.weights import load_weights
 
 PREDICTIONS = "predictions.csv"
@@ -35,7 +35,8 @@ def predict_all(
     """Predict the test samples with the weights of ``configuration``; collective.
 
     Ranks do not wait for each other before all have finished. Returns the averages over all
-    samples, and the rows of each rank, which has every ``ranks``-th sample from its own number on.
+    samples (with the perplexity on ranks that have any), and the rows of each rank, which has every
+    ``ranks``-th sample from its own number on.
 
     Raises ConfigurationError, CheckpointError.
     """
@@ -49,7 +50,8 @@ def predict_all(
     batches = make_evaluation_batches(
         tests, Cut(EVALUATION_BATCH, world.rank, world.size), choose_reading(configuration, session)
     )
-    rows, totals = list[Row](), metrics.Totals(device, task.metrics)
+    totals = metrics.Totals(device, add_test_metrics(task, data.classes).metrics)
+    rows, targets = list[Row](), torch.empty(0)
     module.eval()
     with torch.no_grad():
         for batch in batches:
@@ -60,7 +62,8 @@ def predict_all(
             totals.add(losses.mean(), outputs, targets)
             rows += _make_rows(outputs, targets, losses)
     batches.reader.close()
-    return totals.reduce(), session.gather(rows)
+    average = add_perplexity(task, targets, totals.reduce())
+    return average, session.gather(rows)
 
 
 def fill_up(batches: EvaluationBatches) -> Iterator[Batch]:
@@ -103,7 +106,7 @@ def write_predictions(path: Path, parts: list[list[Row]]) -> None:
 
 def describe(average: metrics.Average, path: Path) -> str:
     """The console's line."""
-    found = metrics.describe_test(average.loss, average.metrics)
-    if average.metrics:
-        found += f", loss {average.loss:.6f}"
+    named = metrics.name_test_metrics(average.metrics)
+    loss = f"loss {average.loss:.6f}" if named else f"test loss {average.loss:.6f}"
+    found = ", ".join([*named, loss])
     return f"Evaluation done: {found} over {average.samples} samples (predictions in {path})"

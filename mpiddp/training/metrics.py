@@ -234,9 +234,14 @@ def _format(name: str, value: float) -> str:
 
 def describe_test(loss: float | None, metrics: Mapping[str, float]) -> str:
     """What is said last of the test samples: the task's first metric, or else the loss."""
-    for name, value in metrics.items():
-        return f"test {name.replace('_', ' ')} {_format(name, value)}"
-    return f"test loss {loss:.6f}"
+    return next(iter(name_test_metrics(metrics)), f"test loss {loss:.6f}")
+
+
+def name_test_metrics(metrics: Mapping[str, float]) -> list[str]:
+    """``test accuracy 97.00%`` for each metric."""
+    return [
+        f"test {name.replace('_', ' ')} {_format(name, each)}" for name, each in metrics.items()
+    ]
 
 
 def describe_staleness(counts: Mapping[int, int]) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.determinism import set_determinism
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.output import refuse_absent_ranks
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training import overlap
@@ -95,13 +96,15 @@ class Training:
 
 
 def agree(configuration: Configuration, session: Session) -> None:
-    """Check that all ranks have the same configuration; field by field only if they differ.
+    """Check that all ranks have the same configuration, and that it fits their number.
 
     Raises ConfigurationError. Collective.
     """
+    # Field by field only if they differ.
     if session.any(session.broadcast(configuration) != configuration):
         for field in fields(configuration):
             session.agree(getattr(configuration, field.name), f"option {field.name}")
+    refuse_absent_ranks(configuration.profile, "--profile", session.world.size)
 
 
 def prepare(

@@ -61,6 +61,8 @@ def test_what_cannot_be_recorded_is_told(tmp_path: Path) -> None:
 def test_the_ranks_that_are_named_write_a_trace(pool: Pools, tmp_path: Path) -> None:
     words = [["--name", name, *TOY, "--profile", name] for name in ("all", "1")]
     pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)
+    for said in pool("openmpi", 2).call(trainings.refuse, *TOY, "--profile", "2").values:
+        assert said.startswith("2: --profile 2 names none of the job's ranks")
     for name, expected in (("all", [0, 1]), ("1", [1])):
         folder = tmp_path / "runs" / name / "profile"
         assert sorted(path.name for path in folder.iterdir()) == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
         assert [float(row["loss"]) for row in rows] == pytest.approx(losses, rel=1e-4)
         right = sum(row["class"] == row["predicted"] for row in rows)
         assert called.printed.startswith(f"Evaluation done: test accuracy {right / 43:.2%}, loss ")
+
+
+def test_an_evaluation_reports_what_one_during_training_does(pool: Pools, tmp_path: Path) -> None:
+    words = ["--data", "synthetic", "--samples", "60", "--model", "mlp", "--epochs", "1"]
+    trained = pool("openmpi", 2).call(
+        trainings.run, [*words, "--name", "ten", "--export", "ten.pt"], cwd=tmp_path
+    )
+    options = [*words, "--name", "again", "--evaluate-only", "--weights", "ten.pt"]
+    called = pool("openmpi", 2).call(trainings.evaluate, options, cwd=tmp_path)
+    [said] = re.findall(r"Test (Accuracy: .*%, Test Top5 Accuracy: .*%)", trained.printed)
+    found = re.findall(r"(\S+)%", said)
+    assert re.findall(r"(\S+)%", called.printed) == found and len(found) == 2
 
 
 class Hostile:
