@@ -24,7 +24,7 @@ from mpiddp.schedules import registry
 from mpiddp.training.registry import DATASETS, MODELS
 
 TESTED_ELSEWHERE = re.compile(
-    r"python -m benchmarks (startup|allreduce|training-step|stragglers|checkpoint) "
+    r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "
 )
 """Commands that the benchmarks' own tests run by default, with more options."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
