@@ -100,7 +100,7 @@ def serve(
     def make(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         return make_optimizer(configuration, parameters)
 
-    rule = UpdateRule(make, rate, find_bound(configuration))
+    rule = UpdateRule(make, rate, find_bound(configuration), configuration.on_nan == "skip")
     return Serving(session, roles, module, rule, fail)
 
 

@@ -103,7 +103,7 @@ class Serving:
         self._worker: Worker | None = None
         if rank in roles.workers:
             place = roles.workers.index(rank)
-            self._worker = Worker(wire, roles.servers, self._model, place, rule.bound)
+            self._worker = Worker(wire, roles.servers, self._model, place, rule)
 
     def _make_wire(self, session: Session) -> Wire:
         wish = os.environ.get(environment.MESSAGE_BYTES, "")
@@ -144,12 +144,12 @@ class Serving:
         """After it: push the gradients, and pull the weights for the next one.
 
         ``is_bad``: the servers drop them, and in step all gradients of the step. Returns whether
-        they were not.
+        this rank's were not dropped.
         """
         assert self._worker is not None
         self._worker.push_gradients(is_bad=is_bad)
         self._worker.pull_weights()
-        return not is_bad
+        return not (is_bad or self._worker.is_dropped)
 
     def follow_steps(self, count: int) -> Iterator[None]:
         """On a rank that only serves: so many steps, each once all workers have pushed in it.

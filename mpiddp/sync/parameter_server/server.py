@@ -9,8 +9,9 @@ gradient that its worker has marked is dropped, and in step all gradients of tha
 
 Messages between a server and a worker: the worker sends its gradient, which also asks for weights,
 and the server sends the weights back. An empty message of the worker says that its epoch is over;
-the server answers with signs of life until all workers' epochs are over. Without a bound, server 0
-also says which batch the worker takes next, so that a slow worker takes fewer batches.
+the server answers with signs of life until all workers' epochs are over. With its weights server 0
+also sends a number: without a bound, which batch the worker takes next, so that a slow worker takes
+fewer batches; in step, where workers may mark gradients, whether the step was dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mpiddp.sync.parameter_server.mpi_messages import LONGEST_PAUSE, Array, Pend
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
-GRADIENT, WEIGHTS, TICKET, SIGN = range(4)
+GRADIENT, WEIGHTS, NUMBER, SIGN = range(4)
 """Kinds of messages; a tag is the kind plus four times the number of the server."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 """Signs of life to a worker that waits for the end of an epoch."""
@@ -70,6 +71,13 @@ class UpdateRule:
     """The learning rate of a step, counted from 0."""
     bound: int | None
     """How many steps a worker may be ahead of the slowest; None for any number."""
+    may_drop: bool = False
+    """Whether workers may mark gradients."""
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether server 0 sends a number with its weights."""
+        return self.bound is None or (self.bound == 0 and self.may_drop)
 
 
 class Server:
@@ -119,10 +127,10 @@ class Server:
         self._added = 0
         """Of the present step's gradients, in their order."""
         self._is_dropped = False
-        """Whether one of them is marked."""
-        self._shares_batches = number == 0 and rule.bound is None
-        self._tickets = np.zeros((len(workers), 1), np.int64)
-        """The last batch that was given to each worker."""
+        """Whether one of them is marked; until the next step's come."""
+        self._has_numbers = number == 0 and rule.has_numbers
+        self._numbers = np.zeros((len(workers), 1), np.int64)
+        """What each worker was told last: its batch, or whether its step was dropped."""
         self._next_ticket = len(workers)
         self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
@@ -207,11 +215,12 @@ class Server:
         """Add the gradients of the present step, in order; after the last one, update."""
         while self._added in self._here:
             gradient = self._gradients[self._added]
-            self._is_dropped |= _is_marked(gradient)
             if self._added == 0:
+                self._is_dropped = False
                 self._sum.copy_(gradient)
             else:
                 self._sum.add_(gradient)
+            self._is_dropped |= _is_marked(gradient)
             self._here.remove(self._added)
             self._added += 1
         if self._added == len(self._workers):
@@ -221,7 +230,6 @@ class Server:
                 self._finish_sends(place)
             if not self._is_dropped:
                 self.update(self._sum.div_(len(self._workers)), self.clock.updates)
-            self._is_dropped = False
             self.clock.update_together()
 
     def update(self, gradient: torch.Tensor, step: int, share: float = 1.0) -> None:
@@ -263,14 +271,20 @@ class Server:
         self._finish_sends(place)
         self._listen(place)
         self._deadlines.expect(place)
-        if self._shares_batches:
-            self._tickets[place] = self._next_ticket
-            self._next_ticket += 1
-            self._send(place, self._tickets[place], TICKET)
+        if self._has_numbers:
+            self._numbers[place] = self._choose_number()
+            self._send(place, self._numbers[place], NUMBER)
         if self.clock.bound != 0:
             # The weights may change while they are sent to a slow worker.
             self._answers[place].copy_(self._weights)
         self._send(place, _view_bytes(self._answers[place]), WEIGHTS)
+
+    def _choose_number(self) -> int:
+        """What a worker is told with its weights."""
+        if self.clock.bound == 0:
+            return int(self._is_dropped)
+        self._next_ticket += 1
+        return self._next_ticket - 1
 
     def _send(self, place: int, message: Array, kind: int) -> None:
         rank, tag = self._workers[place], _tag(self.number, kind)
@@ -292,7 +306,7 @@ class Worker:
         servers: Sequence[int],
         model: FlatModel,
         place: int,
-        bound: int | None,
+        rule: UpdateRule,
     ) -> None:
         """A worker with the servers' first weights. ``servers``: their ranks, by number.
 
@@ -307,17 +321,23 @@ class Worker:
         self._messages: list[tuple[PendingMessage, int]] = []
         """And the servers' ranks."""
         self._place = place
-        self._shares_batches = bound is None
-        self._ticket = np.array([place], np.int64)
+        self._rule = rule
+        self._number = np.array([place], np.int64)
+        """What server 0 has sent with its last weights."""
 
     @property
     def ticket(self) -> int:
         """Which of the epoch's batches to take next, where servers share them out."""
-        return int(self._ticket[0])
+        return int(self._number[0])
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether servers have dropped the last step of all workers, where they are in step."""
+        return self._rule.bound == 0 and self._rule.may_drop and bool(self._number[0])
 
     def begin_epoch(self) -> None:
         """All workers have the servers' weights, and take their first batches."""
-        self._ticket[0] = self._place
+        self._number[0] = self._place
 
     def push_gradients(self, *, is_bad: bool = False) -> None:
         """Collect the gradients, send each server its part of them, and ask for weights.
@@ -330,8 +350,8 @@ class Worker:
             self._model.collect_gradients()
         if self._gradients is not self._model.gradients:
             self._gradients.copy_(self._model.gradients)
-        if self._shares_batches:
-            self._exchange(0, TICKET, self._ticket)
+        if self._rule.has_numbers:
+            self._exchange(0, NUMBER, self._number)
         # Each worker begins with another server, so that no server gets all requests at once.
         count = len(self._servers)
         for number in ((self._place + each) % count for each in range(count)):
