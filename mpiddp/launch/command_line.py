@@ -118,7 +118,7 @@ class CommandLine:
             found = find_counterpart(name)
             if found is not None:
                 raise ConfigurationError(
-                    f"{name} is an option of {found[0]}, not of mpiddp: {found[1]}"
+                    f"{name} is an option of {found[0]}; for mpiddp, {found[1]}"
                 )
             shown = [each for each in (*FRONT, *RANKS) if each not in HIDDEN]
             raise ConfigurationError(

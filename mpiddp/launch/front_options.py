@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.command_line import CommandLine
 from mpiddp.launch.launcher.allocation import Request
+from mpiddp.launch.launcher.plan import NONE, is_in_allocation
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def read_options(line: CommandLine) -> FrontOptions:
         if name in given and name != "--launcher-options":
             raise ConfigurationError(f"{name} is given twice")
         given[name] = f"{given[name]} {value}" if name in given else value
+    _check_restarts(given)
     ranks = given.get("-n", "auto")
     return FrontOptions(
         request=Request(
@@ -54,6 +57,26 @@ def read_options(line: CommandLine) -> FrontOptions:
         job_log=given.get("--job-log"),
         python=given.get("--python"),
     )
+
+
+def _check_restarts(given: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for an option about restarts that would have no effect."""
+    for name in ("--restart-window", "--min-nodes"):
+        if name in given and "--restarts" not in given:
+            raise ConfigurationError(
+                f"{name} has no effect without restarts: add --restarts N, or leave it out"
+            )
+    if "--min-nodes" not in given:
+        return
+    if given.get("--launcher") == NONE:
+        raise ConfigurationError(
+            "--min-nodes counts the nodes that have ranks, and with --launcher none the program "
+            "chooses them: leave it out"
+        )
+    if not is_in_allocation(os.environ):
+        raise ConfigurationError(
+            "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
+        )
 
 
 def _read_optional(given: Mapping[str, str], name: str) -> int | None:

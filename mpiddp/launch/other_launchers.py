@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 TORCHRUN = {
     "`--nproc-per-node N`, `gpu`, `auto`": (
-        "`-n N`, `-n auto`; in a Slurm job `--ranks-per-node N`"
+        "`-n N` or `-n auto`, or in a Slurm job `--ranks-per-node N`"
     ),
-    "`--nnodes N`, `--nnodes MIN:MAX`": "in a Slurm job `--nodes N`; `--min-nodes MIN`",
+    "`--nnodes N`, `--nnodes MIN:MAX`": (
+        "`--nodes N`, in a Slurm job only, and `--min-nodes MIN` beside `--restarts`"
+    ),
     "`-m`, `--module`": "`-m MODULE`",
     "`--max-restarts N`": "`--restarts N`",
     "`--standalone`, `--rdzv-backend`, `--rdzv-endpoint`, `--rdzv-id`, `--rdzv-conf`, "
@@ -22,9 +24,9 @@ TORCHRUN = {
     "`--local-addr`": "`--interface NAME`",
     "`--log-dir DIR`, `--redirects`, `--tee`": "`--log-dir DIR`",
     "`--local-ranks-filter LIST`": "`--console LIST`",
-    "`--numa-binding`": "`--bind numa`, `--bind cores`",
+    "`--numa-binding`": "`--bind numa` or `--bind cores`",
     "`--signals-to-handle`": "nothing: signals reach the ranks",
-    "`--shutdown-timeout`": "nothing; Slurm's `KillWait` in a job",
+    "`--shutdown-timeout`": "nothing: in a Slurm job Slurm's `KillWait` counts",
     "`--monitor-interval`, `--start-method`": (
         "nothing: a rank that ends is noticed at once, and each rank is a process"
     ),
@@ -37,8 +39,8 @@ TORCHRUN = {
     "`--duplicate-stderr-filters`": "nothing: there is no counterpart",
 }
 ACCELERATE = {
-    "`--num_processes N`": "`-n N`: of all machines, as there",
-    "`--num_machines N`": "in a Slurm job `--nodes N`",
+    "`--num_processes N`": "`-n N`, the number on all machines together",
+    "`--num_machines N`": "`--nodes N`, in a Slurm job only",
     "`--multi_gpu`, `--machine_rank`, `--main_process_ip`, `--main_process_port`, "
     "`--same_network`, `--rdzv_backend`": "nothing",
     "`--gpu_ids LIST`": "`CUDA_VISIBLE_DEVICES=LIST` before the command",
@@ -46,23 +48,23 @@ ACCELERATE = {
     "`--mixed_precision TYPE`": (
         "`ACCELERATE_MIXED_PRECISION=TYPE` before the command, or `Accelerator(mixed_precision=…)`"
     ),
-    "`--max_restarts N`, `--log_dir DIR`, `--tee`": "as torchrun's",
+    "`--max_restarts N`, `--log_dir DIR`, `--tee`": "as for torchrun",
     "`-m`, `--module`": "`-m MODULE`",
 }
 SRUN = {
-    "`--nodes N`, `--ntasks N`, `--ntasks-per-node N`": (
-        "`--nodes N`, `-n N`, `--ranks-per-node N`"
-    ),
+    "`--nodes N`": "`--nodes N`",
+    "`--ntasks N`": "`-n N`",
+    "`--ntasks-per-node N`": "`--ranks-per-node N`",
     "`--gpus-per-node`, `--cpus-per-task`, `--cpus-per-gpu`": (
-        "nothing: give them to sbatch or salloc"
+        "nothing: give it to sbatch or salloc"
     ),
-    "`--mpi TYPE`": "nothing, or `MPIDDP_PMI=TYPE` before the command",
+    "`--mpi TYPE`": "nothing, or type `MPIDDP_PMI=TYPE` before the command",
     "`--kill-on-bad-exit`, `--export`": "nothing: both are on",
     "`--output FILE`, `--error FILE`": (
-        "`--job-log DIR` for all ranks together, `--log-dir DIR` for each"
+        "`--job-log DIR` for all ranks together, or `--log-dir DIR` for each"
     ),
     "`--label`": "`--label`",
-    "`--cpu-bind`": "`--bind cores`, `--bind numa`, `--bind none`",
+    "`--cpu-bind`": "`--bind cores`, `--bind numa` or `--bind none`",
     "any other": '`--launcher-options "…"`',
 }
 TABLES: Mapping[str, Mapping[str, str]] = {

@@ -13,7 +13,8 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, suggest
 from mpiddp.launch.front_options import FrontOptions, split_words
-from mpiddp.launch.launcher.plan import NONE
+from mpiddp.launch.launcher.command import find_program
+from mpiddp.launch.launcher.plan import NONE, is_in_allocation
 
 
 def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
@@ -25,7 +26,10 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
             "its own, without it"
         )
     _check_places(line)
-    if not wrap:
+    if wrap:
+        _check_starter(environment.WRAP, wrap[0])
+    else:
+        _check_starter("--python", options.python or sys.executable)
         _check_program(line)
     start = [
         *_block_signals(options),
@@ -38,6 +42,18 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
     if line.own_program is not None:
         return [*start, "-m", line.own_program, *line.rest[1:]]
     return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]
+
+
+def _check_starter(name: str, program: str) -> None:
+    """Raise ConfigurationError where this machine does not have the program that starts ranks.
+
+    In a Slurm job the nodes may have other programs than this one, which may be a login node.
+    """
+    if not is_in_allocation(os.environ) and find_program(program) is None:
+        raise ConfigurationError(
+            f"{name} names {program!r} as the program that starts each rank, but there is no such "
+            f"program {'at that path' if '/' in program else 'in PATH'}"
+        )
 
 
 def _block_signals(options: FrontOptions) -> Sequence[str]:

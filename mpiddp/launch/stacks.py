@@ -5,6 +5,7 @@ Equal positions are shown once, with the ranks that are there.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,14 @@ def find_directory(name: str | None) -> Path:
         if name not in running:
             raise ConfigurationError(f"no job {name!r}, and no directory of its logs; {listed}")
         return running[name]
-    if len(running) != 1:
-        raise ConfigurationError(f"which job? {listed}")
+    if not running:
+        raise ConfigurationError(
+            "no job of yours runs on this machine: type the command on a node of the job, or give "
+            "it the directory that --log-dir named"
+        )
+    if len(running) > 1:
+        lines = ", or ".join(f"mpiddp stacks {shlex.quote(name)}" for name in sorted(running))
+        raise ConfigurationError(f"{count_noun(len(running), 'job')} run here: type {lines}")
     return next(iter(running.values()))
 
 

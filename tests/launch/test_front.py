@@ -174,9 +174,9 @@ def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
     )
     start = ["nice", "-n", "1", sys.executable, "-u", "-X", "dev", "-m", "mpiddp", "hello.py"]
     assert shlex.split(done.stdout)[-len(start) :] == start
-    # Where the ranks are in a container, their script may be as well.
-    assert read_dry("-n", "1", "--python", "py", "gone.py", MPIDDP_WRAP="c")[-5:] == [
-        "c", "py", "-m", "mpiddp", "gone.py",
+    # Where the ranks are in a container, their Python and script may be as well.
+    assert read_dry("-n", "1", "--python", "py", "gone.py", MPIDDP_WRAP="env")[-5:] == [
+        "env", "py", "-m", "mpiddp", "gone.py",
     ]  # fmt: skip
 
 
@@ -294,13 +294,14 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 --epochs 3 hello.py", "--epochs is no option of mpiddp; options of the script"),
         ("-n 2 --labels hello.py", "(did you mean --label?)"),
         ("-n 2 trian", "(did you mean train?)"),
-        ("-n 2 --timeout -1 --nproc-per-node 2 x", "torchrun, not of mpiddp: type -n N, -n auto"),
         (
-            "-n 2 --master_addr=x x",
-            "master_addr is an option of torchrun, not of mpiddp: leave",
+            "-n 2 --timeout -1 --nproc-per-node 2 x",
+            "option of torchrun; for mpiddp, type -n N or -n auto, or in a Slurm job --ranks-per-n",
         ),
-        ("-n 2 --num_processes 2 x", "an option of accelerate launch, not of mpiddp: type -n N"),
-        ("-n 2 --ntasks 2 x", "--ntasks is an option of srun, not of mpiddp: type --nodes N, -n N"),
+        ("-n 2 --master_addr=x x", "master_addr is an option of torchrun; for mpiddp, leave it o"),
+        ("-n 2 --num_processes 2 x", "of accelerate launch; for mpiddp, type -n N, the number on"),
+        ("-n 2 --ntasks 2 x", "--ntasks is an option of srun; for mpiddp, type -n N\n"),
+        ("-n 2 --ntasks-per-node 2 x", "of srun; for mpiddp, type --ranks-per-node N\n"),
         ("-n 2 --console x hello.py", "--console: expected all, none, or ranks"),
         ("-n 2 --console 5,2-3 hello.py", "--console 5,2-3 names none of the job's ranks"),
         ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
@@ -316,7 +317,13 @@ def test_the_installed_command_is_the_same(folder):
         ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
         ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
-        ("--restart-window nan hello.py", "--restart-window expects seconds"),
+        ("--restarts 1 --restart-window nan hello.py", "--restart-window expects seconds"),
+        ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
+        ("--min-nodes 2 hello.py", "--min-nodes has no effect without restarts: add --restarts"),
+        ("--restarts 1 --min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
+        ("--restarts 1 --min-nodes 2 --launcher none hello.py", "with --launcher none the prog"),
+        ("-n 100000000 hello.py", "-n 100000000 is more than 64 ranks per core"),
+        ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),
         ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
         ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
     ],
@@ -327,8 +334,15 @@ def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, w
     code = call(shlex.split(words), monkeypatch)
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
-    [line] = captured.err.splitlines()
-    assert line.startswith("mpiddp: ") and part in line
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("mpiddp: ") and part in captured.err
+
+
+def test_a_prefix_that_is_no_program_starts_nothing(folder, monkeypatch, capsys):
+    monkeypatch.setenv("MPIDDP_WRAP", "no-such-container exec image")
+    assert call(["-n", "2", "hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "MPIDDP_WRAP names 'no-such-container'" in line and "no such program in PATH" in line
 
 
 def call(words: Sequence[str], monkeypatch) -> int:

@@ -498,7 +498,7 @@ sys.stdin.read()
 def test_which_job(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    with pytest.raises(ConfigurationError, match="which job\\? running here: none"):
+    with pytest.raises(ConfigurationError, match="no job of yours runs on this machine: type"):
         find_directory(None)
     running = []
     for name in ("17", "18_2"):
@@ -517,7 +517,7 @@ def test_which_job(tmp_path, monkeypatch):
         assert find_directory(None) == find_directory("17") == running[0][1]
         (running[1][1] / "lifeline.json").write_text("{}")
         assert find_directory("18_2") == running[1][1]
-        with pytest.raises(ConfigurationError, match="which job\\? running here: 17, 18_2"):
+        with pytest.raises(ConfigurationError, match="2 jobs run here: type mpiddp stacks 17, or mpiddp st"):
             find_directory(None)
         with pytest.raises(ConfigurationError, match=r"no job '19', .*; running here: 17, 18_2"):
             find_directory("19")

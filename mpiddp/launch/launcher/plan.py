@@ -29,10 +29,13 @@ from mpiddp.launch.launcher.command import (
     find_mpirun,
     find_program,
 )
+from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.launcher.mpi_library import choose_pmi
 
 NONE = "none"
 """In place of a launcher, for a program that starts its ranks itself."""
+RANKS_PER_CORE = 64
+"""The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,13 @@ def _plan_none(request: Request, options: Sequence[str]) -> Plan:
 
 def _plan_machine(request: Request, launcher: str, options: Sequence[str]) -> Plan:
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
-    ranks = request.ranks or count_gpus(os.environ) or count_slots()
+    slots = count_slots()
+    ranks = request.ranks or count_gpus(os.environ) or slots
+    if ranks > slots * RANKS_PER_CORE:
+        raise ConfigurationError(
+            f"-n {ranks} is more than {RANKS_PER_CORE} ranks per core: this process may use "
+            f"{count_noun(slots, 'core')}, so start at most {slots * RANKS_PER_CORE}"
+        )
     wanted = mpirun.variables(ranks)
     found = {name: value for name, value in wanted.items() if name not in os.environ}
     library = f" with {mpirun.library}" if mpirun.library is not None else ""
