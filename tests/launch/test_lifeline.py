@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +24,8 @@ import pytest
 import facts
 import launchers
 from mpiddp.launch import job_directory
+from mpiddp.launch.lifeline import lifeline
+from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.publication import publish
 from mpiddp.launch.lifeline.requests import ask
@@ -324,6 +327,37 @@ def test_the_first_rank_that_fails_reports(crew):
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1, seconds=2 + SOON)
     assert job.errors() == ""
+
+
+def test_a_late_reply_answers_no_other_question(monkeypatch):
+    theirs = []
+    monkeypatch.setattr(lifeline, "_start", lambda end, *_: theirs.append(Link(end.dup())))
+    monkeypatch.setattr(lifeline, "ANSWER_SECONDS", 0.05)
+    rank = lifeline.Lifeline(lambda _: None, lambda: None)
+    [companion] = theirs
+
+    def hear() -> int:
+        """The number of the next question."""
+        assert companion.wait(HUNG)
+        [(kind, (number, _))] = companion.receive()
+        assert kind == "fail"
+        return number
+
+    assert rank.ask(1, "its error", suspects_peer=False) is None
+    late = hear()
+    monkeypatch.setattr(lifeline, "ANSWER_SECONDS", HUNG)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(rank.ask, 1, "its error", suspects_peer=False)
+        number = hear()
+        companion.send("reply", [late, "silent"])
+        companion.send("reply", [number, "report"])
+        assert answer.result(HUNG) == "report"
+    companion.send("leave", 6)
+    companion.close()
+    rank.wait()
+    # What ended the conversation answers all later questions.
+    assert rank.ask(1, "its error", suspects_peer=False) == "leave"
+    assert rank.describe_stacks() == ""
 
 
 def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):

@@ -47,6 +47,8 @@ from mpiddp.launch.lifeline.tree import Handlers, Tree
 from mpiddp.launch.network.ports import PortRange
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
+QUESTIONS = frozenset({"listen", "join", "ask", "fail"})
+"""Messages of the rank that get a reply."""
 LEAVE_SECONDS = 1.0
 """How long a rank may take to leave before it is killed."""
 TURN_SECONDS = 0.5
@@ -75,7 +77,7 @@ class Companion:
         self._tree = Tree(
             self._loop,
             Handlers(
-                joined=lambda: self._rank.send("joined"),
+                joined=self._note_joined,
                 take_decision=self._take_from_above,
                 take_report=self._take_from_below,
                 end=self._note_common_end,
@@ -102,8 +104,10 @@ class Companion:
         """The log of all that the rank prints, and whether standard error leads elsewhere."""
         self._failure: Failure | None = None
         """The rank that reports its error."""
-        self._is_asked = False
-        """Whether this rank waits to hear whether it reports its error."""
+        self._joining = 0
+        """The rank's question, answered once this companion has joined the others."""
+        self._asked: int | None = None
+        """The rank's question whether it reports its error."""
         self._is_gone = False
         """Whether this rank has ended."""
         self._is_over = False
@@ -206,10 +210,8 @@ class Companion:
         self._tell_loss(how, FAILED, blames_host=True, kind="stopped")
 
     def _take_from_rank(self, kind: str, content: Any) -> None:
-        if kind == "listen":
-            self._listen(**content)
-        elif kind == "join":
-            self._join(Membership.unpack(content))
+        if kind in QUESTIONS:
+            self._answer_rank(kind, *content)
         elif kind == "started":
             self._state = ""
         elif kind == "run":
@@ -219,27 +221,41 @@ class Companion:
         elif kind == "closing":
             self._state = CLOSING
             self._raise("closing", content)
-        elif kind == "ask":
-            self._ask(self._rank, content)
         elif kind == "stall":
             self._watch_stall(content)
         elif kind == "stack":
             self._stacks.failed = content
         elif kind == "record":
             self._stacks.take_record(content)
-        elif kind in ("fail", "announce"):
-            self._fail(kind, content)
+        elif kind == "announce":
+            self._raise(kind, content)
         elif kind == "done":
             self._finish()
 
-    def _fail(self, kind: str, content: Any) -> None:
-        """The rank has failed; it is told whether to report that, if it asks."""
-        self._is_asked = kind == "fail"
-        is_alone = self._decider is None and not self._tree.has_parent
-        if self._is_asked and (self._failure is not None or is_alone):
-            self._rank.send("decision", "report" if is_alone else "silent")
+    def _answer_rank(self, kind: str, number: int, content: Any) -> None:
+        """A question of the rank: each reply names its number, so that a late one is known."""
+        if kind == "listen":
+            self._listen(number, **content)
+        elif kind == "join":
+            self._join(number, Membership.unpack(content))
+        elif kind == "ask":
+            self._ask(Callback(partial(self._send_answers, number)), content)
         else:
-            self._raise(kind, content)
+            self._fail(number, content)
+
+    def _send_answers(
+        self, number: int, hostnames: Sequence[str], answers: Mapping[int, Any]
+    ) -> None:
+        self._rank.send("reply", [number, [hostnames, sorted(answers.items())]])
+
+    def _fail(self, number: int, content: Any) -> None:
+        """The rank has failed, and asks whether it reports that."""
+        self._asked = number
+        is_alone = self._decider is None and not self._tree.has_parent
+        if self._failure is not None or is_alone:
+            self._rank.send("reply", [number, "report" if is_alone else "silent"])
+        else:
+            self._raise("fail", content)
 
     def _describe_position(self) -> str:
         step = self._progress.read_step()
@@ -252,7 +268,9 @@ class Companion:
 
     # The other ranks
 
-    def _listen(self, address: str, token: str, clients: str, ports: dict[str, int] | None) -> None:
+    def _listen(
+        self, number: int, address: str, token: str, clients: str, ports: dict[str, int] | None
+    ) -> None:
         """Listen on an address, or for this node where it is empty; tell the rank the place."""
         allowed = PortRange(**ports) if ports is not None else None
         others: dict[str, Callable[[Link], object]] = {}
@@ -262,18 +280,19 @@ class Companion:
             place = self._tree.listen(address, allowed, token, others)
         except OSError as error:
             reason = error.strerror or error
-            self._rank.send("problem", f"cannot listen on {address or 'this node'}: {reason}")
+            problem = f"cannot listen on {address or 'this node'}: {reason}"
+            self._rank.send("problem", [number, problem])
             return
         if clients:
             self._publication = Publication(place, clients)
-        self._rank.send("place", place)
+        self._rank.send("reply", [number, place])
 
-    def _join(self, membership: Membership) -> None:
-        self._membership = membership
+    def _join(self, number: int, membership: Membership) -> None:
+        self._membership, self._joining = membership, number
         try:
             self._tree.connect(membership)
         except OSError as error:
-            self._rank.send("problem", str(error))
+            self._rank.send("problem", [number, str(error)])
             return
         self._stop.begin(membership.seconds)
         self._attempt.begin(membership)
@@ -282,7 +301,10 @@ class Companion:
             self._requests = Requests(membership.hostnames)
             if self._publication is not None:
                 self._publication.publish(self._log[0].parent if self._log is not None else None)
-            self._rank.send("joined")
+            self._note_joined()
+
+    def _note_joined(self) -> None:
+        self._rank.send("reply", [self._joining, None])
 
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
@@ -386,9 +408,9 @@ class Companion:
         if kind == "failing":
             self._failure = Failure(**content)
             own = self._membership
-            if self._is_asked and own is not None:
+            if self._asked is not None and own is not None:
                 is_reporter = own.rank == self._failure.rank
-                self._rank.send("decision", "report" if is_reporter else "silent")
+                self._rank.send("reply", [self._asked, "report" if is_reporter else "silent"])
         elif kind == "leave":
             self._is_over = True
             self._rank.send("leave", content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import socket
@@ -64,7 +65,11 @@ class Lifeline:
         os.close(descriptor)
         self._link = Link(own)
         self._sending = threading.Lock()
-        self._replies: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
+        """Questions that wait for a reply, by their numbers; a late reply finds none."""
+        self._last: tuple[str, Any] | None = None
+        """The reply to all questions once the job ends, or the companion has gone."""
         self._thread = threading.Thread(target=self._listen, name="mpiddp-lifeline", daemon=True)
         self._thread.start()
         if output.log is not None:
@@ -80,15 +85,14 @@ class Lifeline:
         ``clients``: a token for those that may ask. ``ports``: those that an address may be
         listened on at; None for any. Returns the place, for `Membership.places`.
         """
-        content = {"address": address, "token": token, "clients": clients}
-        self._send("listen", content | {"ports": asdict(ports) if ports is not None else None})
-        return str(self._wait("place", START_SECONDS))
+        content: dict[str, Any] = {"address": address, "token": token, "clients": clients}
+        content["ports"] = asdict(ports) if ports is not None else None
+        return str(self._ask("listen", content, START_SECONDS))
 
     def join(self, membership: Membership) -> None:
         """Connect to the others: from here on they know of this rank's end."""
         self._rank = membership.rank
-        self._send("join", asdict(membership))
-        self._wait("joined", START_SECONDS)
+        self._ask("join", asdict(membership), START_SECONDS)
 
     # Where this rank is
 
@@ -125,19 +129,18 @@ class Lifeline:
 
     def describe_stacks(self) -> str:
         """Where each rank is, as a table; empty where nobody answers."""
-        self._send("ask", "stacks")
         try:
-            hostnames, answers = self._wait("answers", 2 * REQUEST_SECONDS)
+            hostnames, answers = self._ask("ask", "stacks", 2 * REQUEST_SECONDS)
         except UnreachableError:
             return ""
         return describe(read_answers(hostnames, dict(answers)))
 
     def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
-        self._send("fail", asdict(Failure(self._rank, code, suspects_peer, text)))
+        failure = asdict(Failure(self._rank, code, suspects_peer, text))
         try:
-            return str(self._wait("decision", ANSWER_SECONDS))
+            return str(self._ask("fail", failure, ANSWER_SECONDS))
         except UnreachableError:
-            return None
+            return "leave" if self._last is not None and self._last[0] == "leave" else None
 
     def announce(self, code: int) -> None:
         self._send("announce", asdict(Failure(self._rank, code, suspects_peer=False)))
@@ -162,15 +165,28 @@ class Lifeline:
         with self._sending:
             self._link.send(kind, content)
 
-    def _wait(self, kind: str, seconds: float) -> Any:
-        """The content of the next reply. Raises UnreachableError where it is a problem."""
+    def _ask(self, kind: str, content: Any, seconds: float) -> Any:
+        """The reply to a question. Raises UnreachableError where there is none, or a problem."""
+        number = next(self._numbers)
+        replies = self._open[number] = queue.SimpleQueue()
         try:
-            found, content = self._replies.get(timeout=seconds)
+            if self._last is not None:
+                replies.put(self._last)
+            self._send(kind, [number, content])
+            found, reply = replies.get(timeout=seconds)
         except queue.Empty:
-            found, content = "problem", f"its companion process did not answer in {seconds:g} s"
-        if found != kind:
-            raise UnreachableError(f"this rank has no lifeline: {content}")
-        return content
+            found, reply = "problem", f"its companion process did not answer in {seconds:g} s"
+        finally:
+            del self._open[number]
+        if found != "reply":
+            raise UnreachableError(f"this rank has no lifeline: {reply}")
+        return reply
+
+    def _end_questions(self, kind: str, content: Any) -> None:
+        """Reply to all questions, now and later; what came first counts."""
+        self._last = self._last or (kind, content)
+        for replies in list(self._open.values()):
+            replies.put(self._last)
 
     def _listen(self) -> None:
         while True:
@@ -181,13 +197,16 @@ class Lifeline:
                 break
             for kind, content in messages:
                 if kind == "leave":
-                    self._replies.put(("decision", "leave"))
+                    self._end_questions("leave", "the job ends")
                     self._on_job_end(content)
                 elif kind == "record":
                     self._send("record", read_record())
                 else:
-                    self._replies.put((kind, content))
-        self._replies.put(("problem", "its companion process has gone"))
+                    number, reply = content
+                    replies = self._open.get(number)
+                    if replies is not None:
+                        replies.put((kind, reply))
+        self._end_questions("problem", "its companion process has gone")
         if not self._is_closing:
             self._on_companion_lost()
 
