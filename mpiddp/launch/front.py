@@ -22,10 +22,11 @@ from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, P
 from mpiddp.launch import job_directory
 from mpiddp.launch.command_line import COMMANDS, CommandLine
 from mpiddp.launch.front_options import FrontOptions, read_options
-from mpiddp.launch.launcher.allocation import Layout, ask, find_lost_hosts
+from mpiddp.launch.launcher.allocation import ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
+from mpiddp.launch.launcher.layout import Layout
 from mpiddp.launch.launcher.plan import NONE, Plan, is_in_allocation, make_plan
 from mpiddp.launch.rank_command import make_rank_command
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.command_line import CommandLine
-from mpiddp.launch.launcher.allocation import Request
+from mpiddp.launch.launcher.layout import Request
 from mpiddp.launch.launcher.plan import NONE, is_in_allocation
 
 

@@ -11,15 +11,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.allocation import (
-    Layout,
-    Request,
-    ask,
-    choose_layout,
-    read_allocation,
-    read_number,
-    read_record,
-)
+from mpiddp.launch.launcher.allocation import ask, read_allocation, read_number, read_record
 from mpiddp.launch.launcher.command import (
     OTHER,
     SRUN,
@@ -30,6 +22,7 @@ from mpiddp.launch.launcher.command import (
     find_program,
 )
 from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.launch.launcher.layout import Layout, Request, choose_layout
 from mpiddp.launch.launcher.mpi_library import choose_pmi
 
 NONE = "none"
