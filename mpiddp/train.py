@@ -48,8 +48,9 @@ def main() -> None:
         with start(options, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
+            from mpiddp.training.evaluation import evaluate_only
             from mpiddp.training.model_summary import summarise
-            from mpiddp.training.trainer import evaluate_only, train
+            from mpiddp.training.trainer import train
 
             try:
                 if configuration.summary:

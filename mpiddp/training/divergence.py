@@ -160,3 +160,12 @@ class LossGuard:
                 "not help; try a smaller --learning-rate"
             )
         return True
+
+
+def refuse_divergence(what: str, loss: float, epoch: int) -> None:
+    """Raise MpiddpError where an epoch's mean loss is not finite. ``what``: training or test."""
+    if not math.isfinite(loss):
+        raise MpiddpError(
+            f"expected a finite {what} loss, found {loss} in epoch {epoch}: training has "
+            "diverged; try a smaller --learning-rate"
+        )

@@ -1,25 +1,38 @@
-"""``--evaluate-only``: predictions of saved weights, by all ranks, in one file."""
+"""Test samples: the model's loss and metrics while it trains, and ``--evaluate-only``."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
+from mpiddp.errors import SUCCESS
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.launch.session import Session
 from mpiddp.training import metrics
 from mpiddp.training.batches import Cut, EvaluationBatches, make_evaluation_batches
 from mpiddp.training.config import Configuration
+from mpiddp.training.divergence import refuse_divergence
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all
-from mpiddp.training.preparation import EVALUATION_BATCH
+from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree
+from mpiddp.training.reports import say
 from mpiddp.training.samples import EVALUATION, Batch, Key
-from mpiddp.training.task import Task, add_perplexity, add_test_metrics, build_model
+from mpiddp.training.shared_run import enter_run, leave_run
+from mpiddp.training.task import (
+    Task,
+    add_perplexity,
+    add_test_metrics,
+    build_model,
+    find_task,
+)
 from mpiddp.training.weights import load_weights
 
 PREDICTIONS = "predictions.csv"
@@ -27,6 +40,66 @@ PREDICTIONS = "predictions.csv"
 Row: TypeAlias = tuple[int, int, float] | tuple[float]
 """Of a sample: its class, the predicted one, and the loss; or the loss alone, of a task without
 classes."""
+
+
+def evaluate(
+    task: Task, model: nn.Module, batches: Iterable[Batch], device: torch.device
+) -> metrics.Average:
+    """Return loss and metrics over the batches of all ranks; collective.
+
+    Ranks may have different numbers of batches where forward passes are not collective. Those of
+    weight 0 are not counted.
+    """
+    totals = metrics.Totals(device, task.metrics)
+    model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            inputs, targets, weight = batch.to(device)
+            outputs = model(inputs)
+            if weight > 0:
+                totals.add(task.loss(outputs, targets), outputs, targets)
+    return totals.reduce()
+
+
+def add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
+    """An epoch's row with the loss and metrics of the test samples; collective.
+
+    Raises MpiddpError where the loss is not finite.
+    """
+    begin = time.perf_counter()
+    engine = training.engine
+    with engine.at_average(), engine.forward.precision.autocast():
+        batches: Iterable[Batch] = training.evaluation
+        if engine.gathers:
+            batches = fill_up(training.evaluation)
+        average = evaluate(training.tested, engine.module, batches, training.session.device)
+    refuse_divergence("test", average.loss, row.epoch)
+    average = add_perplexity(training.task, training.targets, average)
+    return replace(
+        row,
+        test_loss=average.loss,
+        test_metrics=average.metrics,
+        evaluate_seconds=time.perf_counter() - begin,
+    )
+
+
+def evaluate_only(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> metrics.Average:
+    """Write predictions for all test samples into a run's directory; collective.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    task, configuration = find_task(configuration, None)
+    agree(configuration, session)
+    average, parts = predict_all(configuration, task, session)
+    run, _ = enter_run(configuration, session, failure_handler)
+    if run is not None:
+        path = run.path / PREDICTIONS
+        write_predictions(path, parts)
+        say(session, describe(average, path))
+    leave_run(run, failure_handler, SUCCESS, "done")
+    return average
 
 
 def predict_all(

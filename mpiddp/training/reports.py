@@ -7,14 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
 from mpiddp.launch.failure.outcome import find_log
 from mpiddp.launch.output import parse_ranks
 from mpiddp.launch.session import Session
+from mpiddp.sync.parameter_server.roles import describe_roles
+from mpiddp.training import overlap
 from mpiddp.training.config import Configuration
 from mpiddp.training.history import METRICS
-from mpiddp.training.metrics import MetricsFile, Row, Totals, describe_epoch
+from mpiddp.training.learning_rate import describe_scaling
+from mpiddp.training.metrics import MetricsFile, Row, Totals, describe_epoch, describe_start
+from mpiddp.training.options.synchronisation import FRAMEWORK
+from mpiddp.training.parallel import find_bound
+from mpiddp.training.preparation import Training
 from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
 from mpiddp.training.rank_log import RankLog
+from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.trackers import Run, Tracker
 from mpiddp.training.training_state import name_values
 
@@ -34,6 +44,46 @@ def warn(session: Session, text: str) -> None:
     world = session.world
     where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
     print(f"mpiddp: {where}{text}", file=sys.stderr, flush=True)
+
+
+def describe_training(training: Training) -> list[str]:
+    """The console's first lines. Collective."""
+    session, world = training.session, training.session.world
+    configuration = training.configuration
+    counts = torch.zeros(world.node_count, dtype=torch.int64, device=session.device)
+    counts[world.node_rank] = 1
+    dist.all_reduce(counts)
+    lines = describe_start(
+        session.device.type,
+        counts.tolist(),
+        world.master_hostname,
+        configuration.batch_size,
+        len(training.workers),
+    )
+    if training.engine.about:
+        lines.append(training.engine.about)
+    if configuration.base_batch is not None:
+        batch = configuration.batch_size * len(training.workers)
+        lines.append(describe_scaling(configuration, batch))
+    if configuration.straggler is not None:
+        lines.append(describe_straggler(parse_straggler(configuration.straggler)))
+    if training.roles is not None:
+        bound = find_bound(configuration)
+        lines.append(f"Weights: {describe_roles(training.roles, bound)}")
+    elif configuration.sync != FRAMEWORK:
+        lines.append(_describe_synchronization(configuration, training.pace))
+    return lines
+
+
+def _describe_synchronization(configuration: Configuration, pace: overlap.Pace | None) -> str:
+    parts = [f"Gradients: {configuration.sync} over transport {configuration.transport}"]
+    if configuration.wire_dtype != "auto":
+        parts.append(f"in {configuration.wire_dtype}")
+    how = "during" if configuration.overlap == "on" else "after"
+    parts.append(f"{how} the backward pass of their bucket")
+    if pace is not None:
+        parts.append(f"({overlap.describe(pace)})")
+    return " ".join(parts)
 
 
 class Reports:

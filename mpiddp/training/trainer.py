@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-
-from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
+from mpiddp.errors import SUCCESS, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import Serving, describe_roles
-from mpiddp.training import evaluation, metrics, overlap, run_directory
+from mpiddp.sync.parameter_server.roles import Serving
+from mpiddp.training import metrics
 from mpiddp.training.config import Configuration
-from mpiddp.training.learning_rate import describe_scaling
+from mpiddp.training.divergence import refuse_divergence
+from mpiddp.training.evaluation import add_evaluation
 from mpiddp.training.malloc import keep_freed_memory
-from mpiddp.training.options.synchronisation import FRAMEWORK
-from mpiddp.training.parallel import find_bound, share_buffers
+from mpiddp.training.parallel import share_buffers
 from mpiddp.training.pauses import Pauses, make_pauses
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
-from mpiddp.training.reports import Reports, say, warn
-from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.reports import Reports, describe_training, say, warn
 from mpiddp.training.samples import Batch, UnreadableSampleError, describe_numbers
 from mpiddp.training.saving import Saver, look_for_checkpoint
-from mpiddp.training.sharded_tensors import collect
+from mpiddp.training.shared_run import enter_run, leave_run
 from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
-from mpiddp.training.straggler import describe_straggler, parse_straggler
 from mpiddp.training.task import Task, add_perplexity, find_task
-from mpiddp.training.trackers import check_library
 from mpiddp.training.training_state import EpochTotals, Position, Restored
-from mpiddp.training.weights import export_weights
+from mpiddp.training.weights import digest_parameters, export_trained
 
 
 @dataclass(frozen=True)
@@ -128,8 +117,8 @@ def run_steps(
     plan = look_for_checkpoint(configuration, session)
     training = prepare(plan.configuration, task, session, failure_handler)
     configuration = training.configuration
-    run, path = _open_run(configuration, session, failure_handler)
-    say(session, *_describe_start(training))
+    run, path = enter_run(configuration, session, failure_handler)
+    say(session, *describe_training(training))
     saver = Saver(training, plan, run)
     begun = saver.restore()
     failure_handler.step = begun.position.step or None
@@ -148,153 +137,14 @@ def run_steps(
     reports.close(is_done=preempted is None)
     if preempted is not None:
         say(session, str(preempted))
-        _finish(run, failure_handler, preempted.exit_code, str(preempted))
+        leave_run(run, failure_handler, preempted.exit_code, str(preempted))
         raise preempted
-    _export(training)
+    export_trained(training)
     if row.staleness is not None:
         say(session, metrics.describe_staleness(row.staleness))
     say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
-    _finish(run, failure_handler, SUCCESS, "done")
+    leave_run(run, failure_handler, SUCCESS, "done")
     return row
-
-
-def evaluate_only(
-    configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> metrics.Average:
-    """Write predictions for all test samples into a run's directory; collective.
-
-    Raises ConfigurationError, CheckpointError.
-    """
-    task, configuration = find_task(configuration, None)
-    agree(configuration, session)
-    average, parts = evaluation.predict_all(configuration, task, session)
-    run, _ = _open_run(configuration, session, failure_handler)
-    if run is not None:
-        path = run.path / evaluation.PREDICTIONS
-        evaluation.write_predictions(path, parts)
-        say(session, evaluation.describe(average, path))
-    _finish(run, failure_handler, SUCCESS, "done")
-    return average
-
-
-def evaluate(
-    task: Task, model: nn.Module, batches: Iterable[Batch], device: torch.device
-) -> metrics.Average:
-    """Return loss and metrics over the batches of all ranks; collective.
-
-    Ranks may have different numbers of batches where forward passes are not collective. Those of
-    weight 0 are not counted.
-    """
-    totals = metrics.Totals(device, task.metrics)
-    model.eval()
-    with torch.no_grad():
-        for batch in batches:
-            inputs, targets, weight = batch.to(device)
-            outputs = model(inputs)
-            if weight > 0:
-                totals.add(task.loss(outputs, targets), outputs, targets)
-    return totals.reduce()
-
-
-def digest_parameters(model: nn.Module) -> str:
-    """Return the SHA-256 over the bytes of all parameters and buffers, in their order.
-
-    Collective where they are sharded.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        whole: Any = collect(tensor.detach()).cpu().contiguous()
-        digest.update(whole.view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _open_run(
-    configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> tuple[RunDirectory | None, Path]:
-    """Open the run on rank 0, and tell all ranks and their failure handlers where it is."""
-    run: RunDirectory | None = None
-    answer: Any = None
-    if session.world.rank == 0:
-        try:
-            if configuration.track is not None:
-                check_library(configuration.track)
-            export = configuration.export
-            if export is not None and not export.parent.is_dir():
-                raise ConfigurationError(f"export: {export.parent} is no directory")
-            run = run_directory.open_run(configuration)
-            answer = (run.path, run.attempt)
-        except ConfigurationError as error:
-            answer = error
-    answer = session.broadcast(answer)
-    if isinstance(answer, ConfigurationError):
-        raise answer
-    failure_handler.enter_run(*answer)
-    return run, answer[0]
-
-
-def _finish(
-    run: RunDirectory | None, failure_handler: FailureHandler, code: int, reason: str
-) -> None:
-    """Write the outcome, on rank 0."""
-    if run is not None:
-        failure_handler.finish(code, reason)
-        # After a failure the run stays locked while the failure handler writes, until the end.
-        run.close()
-
-
-def _export(training: Training) -> None:
-    path = training.configuration.export
-    if path is None:
-        return
-    problem = None
-    try:
-        with training.engine.at_average():
-            export_weights(training.engine.module, path, training.session.world.rank)
-    except OSError as error:
-        problem = error.strerror
-    if problem := training.session.broadcast(problem):
-        raise ConfigurationError(f"export: cannot write {path}: {problem}")
-    say(training.session, f"Weights written: {path}")
-
-
-def _describe_start(training: Training) -> list[str]:
-    session, world = training.session, training.session.world
-    counts = torch.zeros(world.node_count, dtype=torch.int64, device=session.device)
-    counts[world.node_rank] = 1
-    dist.all_reduce(counts)
-    lines = metrics.describe_start(
-        session.device.type,
-        counts.tolist(),
-        world.master_hostname,
-        training.configuration.batch_size,
-        len(training.workers),
-    )
-    if training.engine.about:
-        lines.append(training.engine.about)
-    if training.configuration.base_batch is not None:
-        batch = training.configuration.batch_size * len(training.workers)
-        lines.append(describe_scaling(training.configuration, batch))
-    if training.configuration.straggler is not None:
-        lines.append(describe_straggler(parse_straggler(training.configuration.straggler)))
-    if training.roles is not None:
-        bound = find_bound(training.configuration)
-        lines.append(f"Weights: {describe_roles(training.roles, bound)}")
-    elif training.configuration.sync != FRAMEWORK:
-        lines.append(_describe_synchronization(training))
-    return lines
-
-
-def _describe_synchronization(training: Training) -> str:
-    configuration, pace = training.configuration, training.pace
-    parts = [f"Gradients: {configuration.sync} over transport {configuration.transport}"]
-    if configuration.wire_dtype != "auto":
-        parts.append(f"in {configuration.wire_dtype}")
-    how = "during" if configuration.overlap == "on" else "after"
-    parts.append(f"{how} the backward pass of their bucket")
-    if pace is not None:
-        parts.append(f"({overlap.describe(pace)})")
-    return " ".join(parts)
 
 
 def _run_epochs(
@@ -310,7 +160,7 @@ def _run_epochs(
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
         if is_last or row.epoch % training.configuration.evaluate_every == 0:
-            row = _add_evaluation(training, row)
+            row = add_evaluation(training, row)
         if is_last:
             digest = digest_parameters(training.engine.module)
             row = replace(row, parameters=training.session.agree(digest, "trained parameters"))
@@ -362,7 +212,7 @@ def _train_epoch(
     traffic.finish_epoch(epoch.costs)
     average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
-    _refuse_divergence("training", average, position.epoch)
+    refuse_divergence("training", average.loss, position.epoch)
     average = add_perplexity(training.task, training.targets, average)
     last = training.find_rate_step(position.epoch + 1, 0)
     return metrics.Row(
@@ -418,14 +268,6 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
     return dict(sorted(counts.items()))
 
 
-def _refuse_divergence(what: str, average: metrics.Average, epoch: int) -> None:
-    if not math.isfinite(average.loss):
-        raise MpiddpError(
-            f"expected a finite {what} loss, found {average.loss} in epoch {epoch}: training has "
-            "diverged; try a smaller --learning-rate"
-        )
-
-
 def _describe_batch(training: Training, place: Place) -> str:
     samples = training.batches.find_samples(place.batch)
     return f"in step {place.step}, with training {describe_numbers(samples)}"
@@ -437,24 +279,6 @@ def _tell_unreadable(training: Training, step: int) -> None:
     for error in left_out:
         warn(training.session, f"{error}; left out of step {step}")
     left_out.clear()
-
-
-def _add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
-    begin = time.perf_counter()
-    engine = training.engine
-    with engine.at_average(), engine.forward.precision.autocast():
-        batches: Iterable[Batch] = training.evaluation
-        if engine.gathers:
-            batches = evaluation.fill_up(training.evaluation)
-        average = evaluate(training.tested, engine.module, batches, training.session.device)
-    _refuse_divergence("test", average, row.epoch)
-    average = add_perplexity(training.task, training.targets, average)
-    return replace(
-        row,
-        test_loss=average.loss,
-        test_metrics=average.metrics,
-        evaluate_seconds=time.perf_counter() - begin,
-    )
 
 
 def _read_batches(training: Training, position: Position) -> Iterator[Batch | None]:

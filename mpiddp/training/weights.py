@@ -1,12 +1,14 @@
-"""Weights for others, and predictions from them."""
+"""Weights for others, and a digest of them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +17,34 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.checkpoint import find_demanded, find_newest
 from mpiddp.training.packing import is_structure
+from mpiddp.training.preparation import Training
 from mpiddp.training.ranks import Ranks
+from mpiddp.training.reports import say
 from mpiddp.training.run_directory import CHECKPOINTS
+from mpiddp.training.sharded_tensors import collect
 from mpiddp.training.shards import read_shards
 
 AVERAGE = "optimizer.average."
 """The moving average in a checkpoint: the weights to predict with, where there is one."""
+
+
+def export_trained(training: Training) -> None:
+    """Write the weights to predict with where the options say; collective.
+
+    Raises ConfigurationError on all ranks where they cannot be written.
+    """
+    path = training.configuration.export
+    if path is None:
+        return
+    problem = None
+    try:
+        with training.engine.at_average():
+            export_weights(training.engine.module, path, training.session.world.rank)
+    except OSError as error:
+        problem = error.strerror
+    if problem := training.session.broadcast(problem):
+        raise ConfigurationError(f"export: cannot write {path}: {problem}")
+    say(training.session, f"Weights written: {path}")
 
 
 def export_weights(model: nn.Module, path: Path, rank: int) -> None:
@@ -43,6 +67,19 @@ def export_weights(model: nn.Module, path: Path, rank: int) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def digest_parameters(model: nn.Module) -> str:
+    """Return the SHA-256 over the bytes of all parameters and buffers, in their order.
+
+    Collective where they are sharded.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        whole: Any = collect(tensor.detach()).cpu().contiguous()
+        digest.update(whole.view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

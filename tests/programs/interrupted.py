@@ -18,8 +18,8 @@ from mpiddp.training.preparation import Training
 from mpiddp.training.samples import Batch
 from mpiddp.training.saving import Saver
 from mpiddp.training.shards import read_shards
-from mpiddp.training.trainer import digest_parameters
 from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.weights import digest_parameters
 
 records: list[str | bytes] = []
 opened: list[run_directory.RunDirectory] = []

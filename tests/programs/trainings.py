@@ -10,7 +10,8 @@ import wrong_algorithms
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import parse
-from mpiddp.training.trainer import evaluate_only, train
+from mpiddp.training.evaluation import evaluate_only
+from mpiddp.training.trainer import train
 
 
 def run(session: Session, *command_lines: Sequence[str]) -> None:

@@ -159,7 +159,7 @@ def run_trainer(session: Session, folder: Path, *words: str) -> None:
 def test_the_trainer_tells_each_epoch(
     client: Client, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpiddp.training.trainer.check_library", lambda name: None)
+    monkeypatch.setattr("mpiddp.training.shared_run.check_library", lambda name: None)
     run_trainer(session, tmp_path, "--track", "wandb")
     assert [step for _, step in client.logged] == [10, 20]
     assert client.logged[1][0]["test_accuracy"] > 0.5

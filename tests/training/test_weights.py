@@ -1,4 +1,4 @@
-"""``--export``, and ``--evaluate-only``."""
+"""``--export``, ``--evaluate-only``, and the digest of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training import models
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.data import load
-from mpiddp.training.weights import export_weights, load_weights
+from mpiddp.training.weights import digest_parameters, export_weights, load_weights
 from pool import Pools
 
 SMALL = ("--data", "toy", "--samples", "215", "--epochs", "1")
@@ -114,3 +114,16 @@ def test_a_file_that_is_no_state_dict_is_refused(
 def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse(words)
+
+
+def test_the_digest_sees_every_parameter_and_its_place() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    digests = {digest_parameters(model)}
+    with torch.no_grad():
+        model.bias[2] += 1e-3
+        digests.add(digest_parameters(model))
+        model.weight[0] = model.weight[1].clone()
+        digests.add(digest_parameters(model))
+        digests.add(digest_parameters(model.double()))
+    assert len(digests) == 4
