@@ -3,7 +3,8 @@
 python -m mpiddp -n 2 examples/sweep.py
 python -m mpiddp.plot rate-0.2 rate-0.05 rate-0.01 --output sweep.svg
 
-On a cluster jobs/sweep.sbatch makes each run a task of a job array.
+Started again, it goes on where it was: what has finished is not trained again. On a cluster
+jobs/sweep.sbatch makes each run a task of a job array.
 """
 
 import mpiddp

@@ -14,8 +14,9 @@ from mpiddp.training.config import Configuration
 from mpiddp.training.options.parallelism import AUTO_BUCKET
 from mpiddp.training.overlap import warm_up
 from mpiddp.training.parallel import replicate
-from mpiddp.training.rehearsal import Forward, rehearse, time_once
+from mpiddp.training.rehearsal import rehearse, time_once
 from mpiddp.training.samples import Batch
+from mpiddp.training.step import Compute
 
 SIZES = (1, 5, 25, 100)
 """In MB. Small buckets leave earlier, large ones take fewer messages."""
@@ -24,7 +25,7 @@ VISITS, PASSES = 2, 3
 
 
 def settle(
-    configuration: Configuration, module: nn.Module, batch: Batch, forward: Forward
+    configuration: Configuration, module: nn.Module, batch: Batch, compute: Compute
 ) -> Configuration:
     """Choose the size of DDP's buckets by measurement, where that is open; collective.
 
@@ -39,7 +40,7 @@ def settle(
         for _ in range(VISITS):
             for size in sizes:
                 chosen = replace(configuration, bucket_mb=str(size))
-                seconds[size] += _time_passes(chosen, module, batch, forward)
+                seconds[size] += _time_passes(chosen, module, batch, compute)
     medians = torch.tensor(
         [statistics.median(each) if each else 0.0 for each in seconds.values()],
         device=batch.inputs.device,
@@ -57,12 +58,12 @@ def list_sizes(module: nn.Module) -> list[int]:
 
 
 def _time_passes(
-    configuration: Configuration, module: nn.Module, batch: Batch, forward: Forward
+    configuration: Configuration, module: nn.Module, batch: Batch, compute: Compute
 ) -> list[float]:
     device = batch.inputs.device
     replica = replicate(module, device, configuration)
     seconds = []
-    with rehearse(replica.model, module, batch, forward) as take_pass:
+    with rehearse(replica.model, module, batch, compute) as take_pass:
         warm_up(take_pass)
         for _ in range(PASSES):
             dist.barrier()

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -138,6 +138,34 @@ class Row:
             for name, value in self.list_values().items()
         }
         return json.dumps(values, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Row:
+        """What `to_json` has written; a metric that was not finite is NaN."""
+        values: dict[str, Any] = json.loads(line)
+        known = {each.name for each in fields(cls)}
+        own = {name: each for name, each in values.items() if name in known}
+        # Metrics follow the loss of their kind.
+        names = list(values)
+        middle = names.index("test_loss")
+
+        def select(names: Sequence[str]) -> dict[str, float]:
+            found = {name: values[name] for name in names if name not in known}
+            return {name: math.nan if each is None else each for name, each in found.items()}
+
+        tested = {name.removeprefix("test_"): each for name, each in select(names[middle:]).items()}
+        own["metrics"] = select(names[:middle])
+        own["test_metrics"] = tested if values["test_loss"] is not None else None
+        if values["staleness"] is not None:
+            # JSON's keys are strings.
+            own["staleness"] = {int(late): each for late, each in values["staleness"].items()}
+        return cls(**own)
+
+
+def read_last_row(path: Path) -> Row | None:
+    """The last row of a finished run's ``metrics.jsonl``; None where there is none."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return Row.from_json(lines[-1]) if lines else None
 
 
 class MetricsFile:

@@ -17,8 +17,9 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.config import Configuration
 from mpiddp.training.parallel import Replica
-from mpiddp.training.rehearsal import Forward, compute_plainly, rehearse, time_once
+from mpiddp.training.rehearsal import compute_plainly, rehearse, time_once
 from mpiddp.training.samples import Batch
+from mpiddp.training.step import Compute
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
@@ -53,7 +54,7 @@ def settle(
     configuration: Configuration,
     replica: Replica,
     batch: Batch,
-    forward: Forward = compute_plainly,
+    compute: Compute = compute_plainly,
 ) -> tuple[Configuration, Pace | None]:
     """Choose by measurement whether gradients travel during the backward pass, if that is open.
 
@@ -70,7 +71,7 @@ def settle(
             "--overlap on: expected an MPI library with MPI_THREAD_MULTIPLE, found less; "
             "use --overlap auto"
         )
-    with rehearse(replica.model, replica.model.module, batch, forward) as take_pass:
+    with rehearse(replica.model, replica.model.module, batch, compute) as take_pass:
         warm_up(take_pass)
         if hook is None:
             return configuration, None

@@ -6,20 +6,16 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from mpiddp.training.samples import Batch
+from mpiddp.training.step import Compute
 from mpiddp.training.task import cross_entropy
 
 WARM_UP, PASSES = 3, 20
 """Passes before those that are timed, and these."""
-
-
-Forward: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
-"""From a model and a batch to its outputs and its loss."""
 
 
 def compute_plainly(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +26,7 @@ def compute_plainly(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch
 
 @contextlib.contextmanager
 def rehearse(
-    model: nn.Module, module: nn.Module, batch: Batch, forward: Forward = compute_plainly
+    model: nn.Module, module: nn.Module, batch: Batch, compute: Compute = compute_plainly
 ) -> Iterator[Callable[[], None]]:
     """Yields a function that takes a pass over ``batch``; restores all state at the end.
 
@@ -41,7 +37,7 @@ def rehearse(
     device = batch.inputs.device
 
     def take_pass() -> None:
-        torch.autograd.backward(forward(model, batch)[1])
+        torch.autograd.backward(compute(model, batch)[1])
         model.zero_grad(set_to_none=True)
 
     buffers = [buffer.clone() for buffer in module.buffers()]

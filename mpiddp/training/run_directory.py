@@ -177,9 +177,14 @@ def _sign(lock: int) -> int:
     return attempt
 
 
-def _refuse_finished(path: Path) -> None:
+def is_finished(path: Path) -> bool:
+    """Whether the last attempt at the run in ``path`` has succeeded."""
     outcome = read_outcome(path)
-    if outcome is not None and outcome.get("code") == SUCCESS:
+    return outcome is not None and outcome.get("code") == SUCCESS
+
+
+def _refuse_finished(path: Path) -> None:
+    if is_finished(path):
         raise ConfigurationError(
             f"name: the run {path} has finished and is not overwritten: choose another --name"
         )

@@ -33,6 +33,7 @@ from mpiddp.training.training_state import (
     Restored,
     capture,
     check_fit,
+    keep_measured,
     name_values,
     restore,
 )
@@ -63,11 +64,7 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
     survey = _find(configuration, session, ranks)
     found, changed = survey.newest, list[str]()
     if found is not None:
-        # What was measured then is not measured again.
-        for name in ("overlap", "bucket_mb"):
-            before = found.manifest.configuration.get(name, "auto")
-            if getattr(configuration, name) == "auto":
-                configuration = replace(configuration, **{name: before})
+        configuration = keep_measured(configuration, found.manifest.configuration)
         changed = check_fit(found, name_values(configuration))
     return Plan(ranks, survey, configuration, changed)
 

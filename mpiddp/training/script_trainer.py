@@ -13,7 +13,10 @@ from mpiddp.launch.startup import open_session
 from mpiddp.training.config import Configuration, from_keywords
 from mpiddp.training.metrics import Row
 from mpiddp.training.options.launch import LaunchOptions
-from mpiddp.training.task import Task, name_own
+from mpiddp.training.preparation import agree
+from mpiddp.training.reports import say
+from mpiddp.training.shared_run import describe_finished, find_finished
+from mpiddp.training.task import Task, find_task, name_own
 from mpiddp.training.trainer import Step, run_steps
 
 COMMAND_ONLY = ("task", "evaluate_only", "weights", "log_dir", "console", "label")
@@ -53,6 +56,9 @@ class Trainer:
     def fit(self) -> Row:
         """Train to the end, and return the last epoch's metrics; collective.
 
+        A run of this name that an earlier job has finished with the same options is not trained
+        again: its last row is returned. With other options it is refused.
+
         A job that is preempted ends with exit code 75 once its checkpoint is written. Raises
         ConfigurationError, MpiddpError.
         """
@@ -68,9 +74,16 @@ class Trainer:
                 step.take()
 
         Each step must be taken before the next one. Between them, evaluations, checkpoints and
-        metrics are made where they are due. Errors are those of `fit`.
+        metrics are made where they are due. A run that has finished has none. Errors are those of
+        `fit`.
         """
         handler = self.session._resources.failure_handler
+        _, configuration = find_task(self.configuration, self._task)
+        agree(configuration, self.session)
+        self.row = find_finished(configuration, self.session, handler)
+        if self.row is not None:
+            say(self.session, describe_finished(self.row, configuration))
+            return
         try:
             self.row = yield from run_steps(
                 self.configuration, self.session, handler, self._signals, self._task

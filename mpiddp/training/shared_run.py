@@ -7,11 +7,65 @@ from typing import Any
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.training import run_directory
-from mpiddp.training.config import Configuration
-from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.config import Configuration, read_toml
+from mpiddp.training.history import METRICS
+from mpiddp.training.metrics import Row, describe_test, read_last_row
+from mpiddp.training.run_directory import CONFIGURATION, RunDirectory
+from mpiddp.training.saving import AUTO
 from mpiddp.training.trackers import check_library
+from mpiddp.training.training_state import keep_measured, list_changed, name_values
+
+
+def find_finished(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> Row | None:
+    """The last row of this run, where an earlier job has finished it; collective.
+
+    None for any other run, also for the last one of this very job, and unless ``resume`` is "auto".
+
+    Raises ConfigurationError on all ranks where options that decide the result were others.
+    """
+    answer: Any = None
+    if session.world.rank == 0 and configuration.resume == AUTO:
+        path = run_directory.find_path(configuration)
+        try:
+            if path is not None and path != failure_handler.run_directory:
+                answer = _read_finished(path, configuration)
+        except ConfigurationError as error:
+            answer = error
+    answer = session.broadcast(answer)
+    if isinstance(answer, ConfigurationError):
+        raise answer
+    row: Row | None = answer
+    return row
+
+
+def _read_finished(path: Path, configuration: Configuration) -> Row | None:
+    row = read_last_row(path / METRICS) if run_directory.is_finished(path) else None
+    if row is None:
+        return None
+    before = name_values(Configuration(**read_toml(path / CONFIGURATION)))
+    values = name_values(keep_measured(configuration, before))
+    changed = list_changed(before, values)
+    if values["export"] not in (None, before["export"]):
+        changed.append("export")
+    if changed:
+        listed = ", ".join(f"{name} {before[name]!r}, now {values[name]!r}" for name in changed)
+        raise ConfigurationError(
+            f"name: the run {path} has finished with other options ({listed}), and is not "
+            "overwritten: choose another --name"
+        )
+    return row
+
+
+def describe_finished(row: Row, configuration: Configuration) -> str:
+    """The console's line on a run that is not trained again."""
+    found = describe_test(row.test_loss, row.test_metrics or {})
+    path = run_directory.find_path(configuration)
+    return f"Finished before: {found} after {count_noun(row.epoch, 'epoch')} (run directory {path})"
 
 
 def enter_run(

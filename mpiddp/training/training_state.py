@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 
 from mpiddp.errors import CheckpointError
 from mpiddp.training.checkpoint import Found
+from mpiddp.training.config import Configuration
 from mpiddp.training.metrics import Row, Totals
 from mpiddp.training.packing import pack, unpack
 from mpiddp.training.preparation import Training
@@ -181,7 +182,7 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
     Raises CheckpointError where it cannot.
     """
     before = found.manifest.configuration
-    changed = [name for name in values if name not in _FREE and values[name] != before.get(name)]
+    changed = list_changed(before, values)
     fixed = [name for name in changed if name in _FIXED]
     if fixed:
         listed = ", ".join(f"{name} {before.get(name)!r}, now {values[name]!r}" for name in fixed)
@@ -190,6 +191,19 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
             "--name, or start over with --resume never"
         )
     return changed
+
+
+def list_changed(before: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """The options that decide the result, and are others now than ``before``."""
+    return [name for name in values if name not in _FREE and values[name] != before.get(name)]
+
+
+def keep_measured(configuration: Configuration, before: Mapping[str, Any]) -> Configuration:
+    """The configuration with what was chosen by measurement ``before``, where it is still open."""
+    for name in ("overlap", "bucket_mb"):
+        if getattr(configuration, name) == "auto":
+            configuration = replace(configuration, **{name: before.get(name, "auto")})
+    return configuration
 
 
 _FIXED = ("data", "samples", "shape", "image_size", "text", "context", "model", "optimizer", "seed")

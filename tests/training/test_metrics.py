@@ -57,6 +57,17 @@ def test_the_metrics_of_a_task_are_in_the_row_and_in_the_line() -> None:
     assert describe_end(without, 1, Path("runs/first")).startswith("Training done: test loss 0.5")
 
 
+def test_a_row_is_read_as_it_was_written() -> None:
+    tested = replace(
+        ROW, test_loss=0.5, test_metrics={"accuracy": 0.9, "top5_accuracy": 1.0},
+        stages={"read": 0.1}, bandwidth=[None, 2.5], staleness={0: 6, 3: 1}, parameters="ab",
+    )  # fmt: skip
+    for row in (ROW, tested, replace(tested, metrics={}, test_metrics={})):
+        assert Row.from_json(row.to_json()) == row
+    unknown = Row.from_json(replace(ROW, metrics={"ratio": math.inf}).to_json())
+    assert math.isnan(unknown.metrics["ratio"])
+
+
 def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"epoch": 1}\n{"epoch": 2, "los')

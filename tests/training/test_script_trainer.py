@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,30 @@ def test_each_step_is_taken_once(session: Session) -> None:
     step.take()
     with pytest.raises(MpiddpError, match=r"one take\(\) for step 1"):
         step.take()
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_run_that_has_finished_is_not_trained_again(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**SMALL, "resume": "auto"}
+    first = mpiddp.Trainer(**options, name="first").fit()
+    mpiddp.Trainer(**options, name="second").fit()
+    capsys.readouterr()
+    again = mpiddp.Trainer(**options, name="first", log_every=7)
+    assert list(again.steps()) == []
+    assert again.row == first
+    line = r"Finished before: test accuracy \d+\.\d+% after 2 epochs \(run directory runs/first\)\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
+    refused = {
+        r"with other options \(seed 0, now 1\)": {"name": "first", "seed": 1},
+        r"with other options \(export None, now 'w.pt'\)": {"name": "first", "export": "w.pt"},
+        # Two trainers of a job with one name are a mistake, and may have different tasks.
+        "has finished and is not overwritten": {"name": "second"},
+    }
+    for text, changed in refused.items():
+        with pytest.raises(ConfigurationError, match=text):
+            mpiddp.Trainer(**{**options, **changed}).fit()
 
 
 @pytest.mark.parametrize(
