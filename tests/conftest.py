@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +40,10 @@ __all__ = [
 # With it, print writes each of its arguments by itself, and the launcher forwards lines that are
 # mixed of several ranks'. Containers like to set it; what a test wants at once, it flushes.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# Containers like to forbid Python to write bytecode. Each rank would compile what it imports again.
+if sys.dont_write_bytecode:
+    compileall.compile_dir(launchers.ROOT / "mpiddp", quiet=2)
 
 
 def _version_of(package: str) -> str:

@@ -25,8 +25,10 @@ from mpiddp.training.registry import DATASETS, MODELS
 
 TESTED_ELSEWHERE = re.compile(
     r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "
+    r"|mpirun -n 4 python tests/programs/fsdp_memory.py"
 )
-"""Commands that the benchmarks' own tests run by default, with more options."""
+"""Commands that other tests run by default: the benchmarks' own, with more options, and
+``tests/training/test_parallelism.py``, on fewer ranks."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150

@@ -40,9 +40,16 @@ NOT_ON_ALL_NODES = {"recursive-doubling", "halving-doubling", "binomial-tree", "
 """They have no closed form on nodes whose numbers of ranks do not suit them."""
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((*range(1, 33), 48, 63, 64), id="some"),
+        pytest.param(range(33, 65), id="all", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", registry.names())
-def test_the_closed_form_is_the_simulation_on_all_nodes_of_up_to_64_ranks(name):
-    for ranks in range(1, 65):
+def test_the_closed_form_is_the_simulation_on_all_nodes_of_up_to_64_ranks(name, counts):
+    for ranks in counts:
         for size in divisors(ranks):
             has_form = check_form(name, (size,) * (ranks // size), ODD, multiple=1)
             assert has_form or (name in NOT_ON_ALL_NODES and 1 < size < ranks), (ranks, size)

@@ -100,7 +100,7 @@ def _interrupt(*_: object) -> NoReturn:
 # Before xdist writes the groups into the names of the tests.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose and order tests: those that take longest first, so that both workers end together."""
+    """Choose and order tests: those that take longest first, so that all workers end together."""
     for item in items:
         if "either_launcher" in getattr(item, "fixturenames", ()) and not _is_first_choice(item):
             item.add_marker(pytest.mark.long)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,12 @@ import mpiddp
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
-from mpiddp.launch.session import Options, Session
-from mpiddp.launch.startup import start
+from mpiddp.launch.session import Session
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import parse
 from mpiddp.training.trainer import train
 
 SMALL: dict[str, Any] = {"data": "toy", "samples": 200, "epochs": 2, "resume": "never"}
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield session
-        torch.set_num_threads(threads)
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -16,8 +16,7 @@ from test_metrics import ROW
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options, Session
-from mpiddp.launch.startup import start
+from mpiddp.launch.session import Session
 from mpiddp.training import trackers
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.trackers import Run, Tracker, list_values
@@ -142,12 +141,6 @@ def test_weights_and_biases_is_called_as_its_documentation_says(
 
 
 # From the trainer
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
-        yield session
 
 
 def run_trainer(session: Session, folder: Path, *words: str) -> None:

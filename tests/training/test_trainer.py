@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ import trainings
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
-from mpiddp.launch.session import Options, Session
-from mpiddp.launch.startup import start
+from mpiddp.launch.session import Session
 from mpiddp.training import models
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
@@ -37,16 +35,6 @@ from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]
 TIMES = {"seconds", "samples_per_second", "stages", "bandwidth", "host_memory", "evaluate_seconds"}
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
-        threads = torch.get_num_threads()
-        # Several threads for so small a model only wait for each other on a busy machine.
-        torch.set_num_threads(1)
-        yield session
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -54,16 +54,17 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, pool, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
     ways = {
         "plain": (),
-        "whole": ("--sync", "auto"),
+        # Else tests of single steps look at it (tests/sync/test_ddp_hook.py).
+        **({"whole": ("--sync", "auto")} if ranks == 3 else {}),
         "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
         "served": (*SERVED, "--servers", "2"),
     }
     _, rows = train_each(pool("openmpi", ranks), tmp_path, ways)
     accuracy = {name: row["test_accuracy"] for name, row in rows.items()}
     assert accuracy["plain"] > 0.97
-    assert accuracy["whole"] >= accuracy["plain"] - POINTS
     assert accuracy["narrow"] >= accuracy["plain"] - NARROW_POINTS
-    assert accuracy["served"] >= accuracy["plain"] - POINTS
+    for name in set(ways) - {"plain", "narrow"}:
+        assert accuracy[name] >= accuracy["plain"] - POINTS, name
     assert set(rows["served"]["staleness"]) == {"0"}
 
 

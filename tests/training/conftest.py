@@ -1,0 +1,23 @@
+"""What tests of training in this process share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Options, Session
+from mpiddp.launch.startup import start
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """A session of one rank, without MPI."""
+    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
+        threads = torch.get_num_threads()
+        # Several threads for so small a model only wait for each other on a busy machine.
+        torch.set_num_threads(1)
+        yield session
+        torch.set_num_threads(threads)
