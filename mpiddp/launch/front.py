@@ -249,8 +249,10 @@ def _requeue() -> bool:
     try:
         ask("scontrol", "requeue", job)
     except ConfigurationError as error:
-        say(f"the job was not requeued: {error}")
-        return False
+        # A requeue ends what runs in the job, perhaps scontrol before it has heard the answer.
+        if not is_ended_by_slurm():
+            say(f"the job was not requeued: {error}")
+            return False
     return True
 
 

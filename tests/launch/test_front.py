@@ -742,6 +742,19 @@ def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatc
     assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
 
 
+@pytest.mark.parametrize("after", ["PENDING", "RUNNING"])
+def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, capfd):
+    state = allocation / "state"
+    state.write_text("JobId=7 JobState=RUNNING Reason=None\n")
+    (allocation / "bin" / "scontrol").write_text(
+        f'#!/bin/sh\n[ "$1" != requeue ] || {{ echo "JobId=7 JobState={after} x" >{state}; '
+        f"kill -TERM $$; }}\n"
+        f'if [ "$1" = --oneliner ]; then cat {state}; else cat "$RECORD"; fi\n'
+    )
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
+    assert ("the job was not requeued" in capfd.readouterr().err) is (after == "RUNNING")
+
+
 # ---- real ranks ------------------------------------------------------------------------------
 
 
