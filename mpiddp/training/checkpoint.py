@@ -28,7 +28,7 @@ from mpiddp.launch.background import BackgroundCall
 from mpiddp.training import manifest as manifests
 from mpiddp.training.manifest import DamageError, File, Manifest
 from mpiddp.training.ranks import Ranks
-from mpiddp.training.shards import read_metadata, write_shards
+from mpiddp.training.shards import attempt, raise_first, read_metadata, write_shards
 
 
 @dataclass(frozen=True)
@@ -219,14 +219,14 @@ class CheckpointDirectory:
         self,
         step: int,
         tensors: Mapping[str, torch.Tensor],
-        accuracy: float | None = None,
+        score: float | None = None,
         tell: Callable[[Written], None] = lambda _: None,
     ) -> None:
         """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
         Waits for the one before. Older ones that need not be kept are removed at the end.
-        ``accuracy``: on the test samples. ``tell`` is called on rank 0, in a thread, once the
-        checkpoint is on the disk.
+        ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
+        a thread, once the checkpoint is on the disk.
 
         Raises OSError, on all ranks alike, where the one before could not be written.
         """
@@ -236,7 +236,7 @@ class CheckpointDirectory:
         staging = time.monotonic() - begin
 
         def write() -> None:
-            path = self._write(step, staged, accuracy)
+            path = self._write(step, staged, score)
             if self._ranks.rank == 0:
                 tell(Written(path, time.monotonic() - begin, staging))
 
@@ -257,42 +257,36 @@ class CheckpointDirectory:
         if save is not None:
             save.finish()
 
-    def _write(
-        self, step: int, tensors: Mapping[str, torch.Tensor], accuracy: float | None
-    ) -> Path:
+    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], score: float | None) -> Path:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._source.attempt)
-        problem = None
         try:
             parts = write_shards(partial, tensors, self._ranks)
-        except OSError:
+        except (OSError, MpiddpError):
             # On all ranks.
             self._discard(partial)
             raise
-        if self._ranks.rank == 0:
-            try:
-                manifest = self._describe(step, parts, accuracy)
-                manifests.write_manifest(partial, manifest)
-                if not self._source.is_current():
-                    raise OSError(errno.ESTALE, "another attempt has taken the run over")
-                manifests.publish(partial, target)
-                self._sequence = manifest.sequence
-                self._prune()
-            except OSError as error:
-                problem = (error.errno, error.strerror)
-        problem = self._ranks.broadcast(problem)
+
+        def complete() -> None:
+            manifest = self._describe(step, parts, score)
+            manifests.write_manifest(partial, manifest)
+            if not self._source.is_current():
+                raise OSError(errno.ESTALE, "another attempt has taken the run over")
+            manifests.publish(partial, target)
+            self._sequence = manifest.sequence
+            self._prune()
+
+        problem = self._ranks.broadcast(attempt(complete) if self._ranks.rank == 0 else None)
         if problem:
             self._discard(partial)
-            raise OSError(*problem)
+        raise_first([problem])
         return target
 
     def _discard(self, partial: Path) -> None:
         if self._ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _describe(
-        self, step: int, parts: list[dict[str, File]], accuracy: float | None
-    ) -> Manifest:
+    def _describe(self, step: int, parts: list[dict[str, File]], score: float | None) -> Manifest:
         configuration = dict(self._source.configuration)
         return Manifest(
             sequence=self._sequence + 1,
@@ -306,19 +300,19 @@ class CheckpointDirectory:
                 "torch": str(torch.__version__),
                 "numpy": np.__version__,
             },
-            accuracy=accuracy,
+            score=score,
             files={name: file for part in parts for name, file in sorted(part.items())},
         )
 
     def _prune(self) -> None:
-        """Keep the newest, and the one with the best accuracy."""
+        """Keep the newest, and the one with the highest score."""
         found = [
             (path, manifest)
             for path in manifests.list_checkpoints(self.path)
             if (manifest := _read_manifest(path)) is not None
         ]
         kept = {path for path, _ in found[: self._keep]}
-        measured = [(each.accuracy, path) for path, each in found if each.accuracy is not None]
+        measured = [(each.score, path) for path, each in found if each.score is not None]
         if measured:
             # The newest of those that are equally good.
             kept.add(max(measured, key=lambda each: each[0])[1])

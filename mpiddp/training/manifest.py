@@ -59,8 +59,8 @@ class Manifest:
     configuration_digest: str
     versions: dict[str, str]
     """Of Python and libraries, by name."""
-    accuracy: float | None = None
-    """On the test samples, where it was measured at this step."""
+    score: float | None = None
+    """Of the test samples, where it was measured at this step: the best one has the highest."""
     files: dict[str, File]
     """By name."""
 

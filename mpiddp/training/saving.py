@@ -23,6 +23,7 @@ from mpiddp.training.checkpoint import (
     find_newest,
 )
 from mpiddp.training.config import Configuration
+from mpiddp.training.metrics import Row
 from mpiddp.training.preparation import Training
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
@@ -238,12 +239,11 @@ class Saver:
         return seconds is not None and time.monotonic() - self._last_time >= seconds
 
     def _write(self, position: Position, epoch: EpochTotals) -> None:
-        measured = position.row.test_metrics if position.row is not None else None
-        accuracy = (measured or {}).get("accuracy")
+        score = None if position.row is None else find_score(position.row)
         self._last_time = time.monotonic()
         tensors = capture(self._training, position, epoch)
         self._finish_write()
-        self.directory.start(position.step, tensors, accuracy, self._tell)
+        self.directory.start(position.step, tensors, score, self._tell)
         self._saved = position.step
 
     def _finish_write(self, *, is_last: bool = False) -> None:
@@ -278,6 +278,17 @@ class Saver:
     def _say(self, line: str) -> None:
         if self._training.session.world.rank == 0:
             print(line, flush=True)
+
+
+def find_score(row: Row) -> float | None:
+    """How good the weights are, by the test samples; None where they were not evaluated.
+
+    The accuracy, or for a task without one the loss, negative: of other metrics nobody knows
+    whether more is better.
+    """
+    if row.test_loss is None:
+        return None
+    return (row.test_metrics or {}).get("accuracy", -row.test_loss)
 
 
 def describe_resumption(

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.tensor import DTensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from mpiddp.errors import MpiddpError
 from mpiddp.training import unpickling
 from mpiddp.training.manifest import ALGORITHM, DamageError, File
 from mpiddp.training.packing import is_structure
@@ -187,49 +188,70 @@ def write_shards(
 ) -> list[dict[str, File]]:
     """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
 
-    ``directory`` is made. Collective. Raises OSError, on all ranks if on any.
+    ``directory`` is made. Collective. Raises, on all ranks if on any, OSError, or MpiddpError for
+    whatever else fails.
     """
     writer = _Writer(directory, sync_files=False, overwrite=False)
     planner = DefaultSavePlanner()
     planner.set_up_planner(dict(tensors), StorageMeta(), ranks.rank == 0)
     writer.set_up_storage_writer(ranks.rank == 0)
-    problem = _attempt(lambda: directory.mkdir(parents=True)) if ranks.rank == 0 else None
-    _raise_first([ranks.broadcast(problem)])
-    local = ranks.collect(writer.prepare_local_plan(planner.create_local_plan()))
-    metadata, plans = None, list[Any]()
-    if ranks.rank == 0:
-        plans, metadata = planner.create_global_plan(local)
-        plans = writer.prepare_global_plan(plans)
-    plan = planner.finish_plan(ranks.scatter(plans))
+    problem = attempt(lambda: directory.mkdir(parents=True)) if ranks.rank == 0 else None
+    raise_first([ranks.broadcast(problem)])
+    plan, metadata = _make_plan(writer, planner, ranks)
     with ThreadPoolExecutor(1, "mpiddp-digest") as digester, _without_checksums():
         files = writer.fs = _Files(digester, _Memory(tensors.values()))
         results: Any = []
 
         def write() -> None:
-            results.extend(writer.write_data(plan, planner).value())
+            results.extend(writer.write_data(planner.finish_plan(plan), planner).value())
 
-        problem = _attempt(write)
-        _raise_first(ranks.gather(problem))
+        problem = attempt(write)
+        raise_first(ranks.gather(problem))
         written = ranks.collect(results)
-        if metadata is not None:
-            problem = _attempt(lambda: writer.finish(metadata, written))
-        _raise_first([ranks.broadcast(problem)])
+        if ranks.rank == 0:
+            problem = attempt(lambda: writer.finish(metadata, written))
+        raise_first([ranks.broadcast(problem)])
     return ranks.collect(files.files)
 
 
-def _attempt(work: Callable[[], object]) -> tuple[int, str] | None:
-    """The number and text of an OSError."""
+def _make_plan(writer: _Writer, planner: DefaultSavePlanner, ranks: Ranks) -> tuple[Any, Any]:
+    """What this rank is to write; and on rank 0 the list of all tensors. Collective."""
+    local, made = list[Any](), list[Any]()
+    problem = attempt(lambda: local.append(writer.prepare_local_plan(planner.create_local_plan())))
+    found = ranks.collect((problem, local))
+    problems = [each for each, _ in found]
+
+    def make_global_plan() -> None:
+        plans, metadata = planner.create_global_plan([plan for _, (plan,) in found])
+        made.extend((writer.prepare_global_plan(plans), metadata))
+
+    if ranks.rank == 0 and not any(problems):
+        problems = [attempt(make_global_plan)]
+    raise_first(ranks.broadcast(problems))
+    plans, metadata = made or ([], None)
+    return ranks.scatter(plans), metadata
+
+
+def attempt(work: Callable[[], object]) -> tuple[int, str] | None:
+    """The number and text of an OSError; 0 and the text of another error."""
     try:
         work()
     except OSError as error:
         return error.errno or errno.EIO, str(error)
+    except Exception as error:  # Other ranks wait for an answer, whatever it is.
+        return 0, f"{type(error).__name__}: {error}"
     return None
 
 
-def _raise_first(problems: list[tuple[int, str] | None]) -> None:
+def raise_first(problems: list[tuple[int, str] | None]) -> None:
+    """Raise the first rank's problem, as ``attempt`` found it. ``problems``: by rank."""
     for rank, problem in enumerate(problems):
-        if problem is not None:
-            raise OSError(problem[0], f"rank {rank}: {problem[1]}")
+        if problem is None:
+            continue
+        number, text = problem
+        if number:
+            raise OSError(number, f"rank {rank}: {text}")
+        raise MpiddpError(f"a checkpoint cannot be written: rank {rank}: {text}")
 
 
 class _Reader(FileSystemReader):

@@ -85,6 +85,7 @@ def capture(training: Training, position: Position, epoch: EpochTotals) -> dict[
         "buffers": {} if is_first else dict(module.named_buffers()),
         "random": read_generators(session.device),
         "sums": epoch.totals.sums,
+        "metrics": list(training.task.metrics),
         "seconds": epoch.seconds,
         "costs": asdict(epoch.costs),
     }
@@ -113,6 +114,8 @@ def restore(training: Training, found: Found) -> Restored:
     """Bring the training to a checkpoint's state. Not collective."""
     try:
         return _restore(training, found)
+    except CheckpointError:
+        raise
     except Exception as error:  # Whatever torch raises for shapes, names and contents.
         raise CheckpointError(
             f"the checkpoint {found.path} does not fit this training: {error}"
@@ -138,17 +141,40 @@ def _restore(training: Training, found: Found) -> Restored:
         own = read(f"rank-{rank}")
         _copy_buffers(module, own["buffers"])
         set_generators(own["random"], device)
-        epoch.totals.sums.copy_(own["sums"])
+        if _check_sums(training, found, position, own):
+            epoch.totals.sums.copy_(own["sums"])
         epoch.seconds, epoch.costs = own["seconds"], Costs(**own["costs"])
     else:
         # No rank has gone on from another's random state, and none repeats what it has drawn.
         seed_generators(mix_seed(training.configuration.seed, rank, position.step))
         if rank == 0:
             every = [read(f"rank-{each}") for each in range(found.manifest.world)]
-            epoch.totals.sums.copy_(sum(own["sums"] for own in every))
+            if _check_sums(training, found, position, every[0]):
+                epoch.totals.sums.copy_(sum(own["sums"] for own in every))
             epoch.seconds = every[0]["seconds"]
             epoch.costs = Costs(**every[0]["costs"])
     return Restored(position, epoch)
+
+
+def _check_sums(
+    training: Training, found: Found, position: Position, own: Mapping[str, Any]
+) -> bool:
+    """Whether the sums of a checkpoint, one rank's ``own``, are of the task's metrics.
+
+    Between two epochs they may be of others. Raises CheckpointError where they must not.
+    """
+    expected = list(training.task.metrics)
+    metrics = own.get("metrics", expected)
+    if metrics == expected:
+        return True
+    if position.samples == 0:
+        return False
+    raise CheckpointError(
+        f"the checkpoint {found.path} is within epoch {position.epoch}, of which it has sums for "
+        f"the metrics {', '.join(metrics) or 'none'}, but the task has "
+        f"{', '.join(expected) or 'none'}: change metrics at the end of an epoch, or start over "
+        "with --resume never"
+    )
 
 
 def _find_targets(training: Training, found: Found, part: str) -> dict[str, torch.Tensor]:

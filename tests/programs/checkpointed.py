@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
 from mpiddp.training import unpickling
+from mpiddp.training.checkpoint import CheckpointDirectory, Source
 from mpiddp.training.ranks import Ranks
 
 
@@ -71,6 +75,28 @@ def load(session: mpiddp.Session, folder: Path, kind: str) -> tuple[int, str]:
         state = checkpointer.restore()
     assert state is not None
     return state["step"], digest(model, optimizer)
+
+
+def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) -> str:
+    """What a save says in which a step of planning fails on this rank."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("no such plan")
+
+    ranks = Ranks()
+    directory = CheckpointDirectory(folder, ranks, Source("1", {}), 2)
+    directory.open()
+    with contextlib.ExitStack() as stack:
+        if ranks.rank == rank:
+            stack.enter_context(mock.patch.object(DefaultSavePlanner, step, fail))
+        directory.start(1, {f"rank-{ranks.rank}.x": torch.ones(3)})
+        try:
+            directory.wait()
+        except mpiddp.MpiddpError as error:
+            return str(error)
+        finally:
+            ranks.close()
+    raise AssertionError("the save has not failed")
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

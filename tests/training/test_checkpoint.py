@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_metrics import ROW
 
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.training import manifest as manifests
@@ -31,6 +32,7 @@ from mpiddp.training.manifest import MANIFEST, DamageError, File
 from mpiddp.training.packing import pack, unpack
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.save_interval import Interval, parse_interval
+from mpiddp.training.saving import find_score
 from mpiddp.training.shards import read_metadata, read_shards
 
 SHARD, METADATA = "__0_0.distcp", ".metadata"
@@ -45,11 +47,11 @@ def open_directory(path: Path, keep: int = 9) -> CheckpointDirectory:
     return directory
 
 
-def write(path: Path, *steps: int, keep: int = 9, accuracy: float | None = None) -> None:
+def write(path: Path, *steps: int, keep: int = 9, score: float | None = None) -> None:
     directory = open_directory(path, keep)
     for step in steps:
         state = {**STATE, "step": torch.tensor(step)}
-        directory.start(step, state, accuracy)
+        directory.start(step, state, score)
     directory.wait()
 
 
@@ -338,8 +340,8 @@ def test_names_in_the_manifest_that_are_no_file_names_are_refused(
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     directory = open_directory(tmp_path, keep=2)
-    for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.8), (4, None), (5, 0.7), (6, None)):
-        directory.start(step, STATE, accuracy)
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.8), (4, None), (5, 0.7), (6, None)):
+        directory.start(step, STATE, score)
     directory.wait()
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == [
         "step-6",
@@ -347,6 +349,16 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         "step-2",
     ]
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
+    evaluated = replace(ROW, test_loss=0.5)
+    assert find_score(ROW) is None
+    assert find_score(replace(evaluated, test_metrics={"gap": 7.0, "accuracy": 0.75})) == 0.75
+    for metrics in ({}, {"gap": 7.0}):
+        better = replace(evaluated, test_loss=0.25, test_metrics=metrics)
+        score, higher = find_score(replace(evaluated, test_metrics=metrics)), find_score(better)
+        assert score is not None and higher is not None and higher > score
 
 
 def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
@@ -563,9 +575,9 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
 
 
 def test_a_manifest_says_what_it_was_given(tmp_path: Path) -> None:
-    write(tmp_path, 4, accuracy=0.25)
+    write(tmp_path, 4, score=0.25)
     manifest = manifests.read_manifest(tmp_path / "step-4")
-    assert manifest.accuracy == 0.25
+    assert manifest.score == 0.25
     assert manifest.configuration == {"seed": 0}
     assert manifest.configuration_digest == manifests.digest_configuration({"seed": 0})
     assert set(asdict(manifest)["files"]) == {SHARD, METADATA}

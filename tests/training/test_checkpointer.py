@@ -42,6 +42,16 @@ def test_another_number_of_ranks_loads_the_same(kind: str, pool: Pools, tmp_path
         assert found[0] == (3, written[0]["state"])
 
 
+@pytest.mark.mpi
+def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: Path) -> None:
+    ranks = pool("openmpi", 2)
+    for step, rank in (("create_global_plan", 0), ("create_local_plan", 1), ("finish_plan", 1)):
+        said = ranks.call(checkpointed.fail_to_plan, tmp_path, step, rank).values
+        text = f"a checkpoint cannot be written: rank {rank}: ValueError: no such plan"
+        assert said == [text, text]
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_one_process_needs_no_launch(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

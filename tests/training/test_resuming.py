@@ -18,6 +18,7 @@ import interrupted
 import trainings
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
+from mpiddp.training.manifest import read_manifest
 from mpiddp.training.packing import unpack
 from mpiddp.training.random_state import seed_generators
 from mpiddp.training.shards import read_shards
@@ -171,12 +172,24 @@ def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_pat
     short = [*words, "--epochs", "1", "--name", "short"]
     for said in ranks.call(trainings.refuse, *short, cwd=tmp_path).values:
         assert said.startswith("2: epochs: expected 2 or more") and said.endswith("found 1")
+    task = ("--task", "trainings:make_task")
+    for said in ranks.call(trainings.refuse, *words, *task, "--name", "few", cwd=tmp_path).values:
+        assert said.startswith("5: ") and "\n" not in said
+        assert "is within epoch 2, of which it has sums for the metrics accuracy, but the" in said
+        assert "but the task has hits: change metrics at the end of an epoch" in said
     # torch has no fused SGD for it, which the first run had.
     sharded = ("--parallel", "fsdp", "--wrap-parameters", "1000", "--weight-decay", "0.5")
     ranks.call(trainings.run, [*words, *sharded, "--name", "sharded"], cwd=tmp_path)
     last = tmp_path / "runs" / "sharded" / "checkpoints" / "step-12"
     (group,) = unpack(read_shards(last, "optimizer."))["param_groups"]
     assert group["weight_decay"] == 0.5
+    between = [*SMALL, "--resume", "runs/first/checkpoints/step-6", *task, "--name", "hits"]
+    ranks.call(trainings.run, between, cwd=tmp_path)
+    (row,) = read_rows(tmp_path / "runs" / "hits")
+    assert row["hits"] > 0 and "accuracy" not in row
+    # The best checkpoint is the one with the lowest loss.
+    score = read_manifest(tmp_path / "runs" / "hits" / "checkpoints" / "step-12").score
+    assert score == -row["test_loss"]
 
 
 def test_a_seed_is_for_all_generators():

@@ -24,7 +24,7 @@ class CheckpointOptions:
 
     keep: int = 2
     """How many checkpoints are kept: the newest, and beside them the one with the best test
-    accuracy."""
+    accuracy, or the lowest test loss for a task that has no accuracy."""
 
     checkpoint_dir: Path | None = None
     """Directory of the run's checkpoints (default: checkpoints in the run's directory)."""
