@@ -33,6 +33,8 @@ TRAINING = (
     "--data", "toy", "--samples", "800", "--batch-size", "8", "--epochs", "4", "--name", NAME,
     "--evaluate-every", "2",
 )  # fmt: skip
+PARTIAL = r"/step-\d+\.[\w-]+\.partial"
+"""In the path of whatever belongs to a save; other files have names that begin with a point."""
 SAVING = ("--save-every", f"{INTERVAL}steps")
 PAUSE = 0.004
 """Seconds after each step: so small a training would be over before anything could happen to it."""
@@ -145,6 +147,11 @@ class Training:
             found: dict[str, Any] = json.loads(path.read_text())
             return found
         return None
+
+    def read_heard(self, rank: int) -> float | None:
+        """When it heard first that a save had failed, by time.time()."""
+        path = self.folder / f"heard-{rank}"
+        return float(path.read_text()) if path.exists() else None
 
     def await_fired(self, job: launchers.Job) -> dict[str, Any]:
         """As ``read_fired``, once it has. JobError where the job ends before."""

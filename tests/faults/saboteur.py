@@ -1,7 +1,8 @@
 """The trainer, with something that happens to it in a certain place.
 
 python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, rules of `Rule`, the seconds of
-a pause after each step, and what is the matter with the data (`broken_data.broken`)
+a pause after each step, what is the matter with the data (`broken_data.broken`), and whether ranks
+note when they hear of a save that failed
 
 Places are events of Python and of torch, and no functions of the trainer's. A rule acts once, also
 over several starts: then ``fired.json`` is in the folder, with the time and the step.
@@ -40,8 +41,8 @@ class Rule:
     """That sees the event, and acts."""
     event: str
     """``step``: a step was made. ``batch``: a step begins, and ``count`` were made before.
-    ``evaluation``: a module is called without gradients. ``open`` for writing, ``os.mkdir``,
-    ``os.rename``: the audit event, of a path that ``path`` matches."""
+    ``evaluation``: after a step a module is called without gradients. ``open`` for writing,
+    ``os.mkdir``, ``os.rename``: the audit event, of a path that ``path`` matches."""
     path: str = ""
     count: int = 1
     """At which of these events of a process, counted from 1."""
@@ -175,7 +176,8 @@ def watch_calls(rules: list[Rule], place: Place) -> None:
     def before_call(module: torch.nn.Module, inputs: Any) -> None:
         if not torch.is_grad_enabled():
             for rule in rules:
-                if rule.event == "evaluation":
+                # Before the run begins the task is tried on a sample.
+                if rule.event == "evaluation" and place.steps:
                     note(rule, place)
         elif isinstance(module, torch.nn.parallel.DistributedDataParallel):
             place.inputs = inputs[0]
@@ -186,6 +188,30 @@ def watch_calls(rules: list[Rule], place: Place) -> None:
                     note(rule, place)
 
     register_module_forward_pre_hook(before_call)
+
+
+def watch_news(place: Place) -> None:
+    """Note in ``heard-<rank>`` when this rank hears that a save has failed, the first time.
+
+    No event of Python's tells that: it is when the trainer waits for a save.
+    """
+    from mpiddp.training.checkpoint import CheckpointDirectory
+
+    wait = CheckpointDirectory.wait
+
+    def hear(self: CheckpointDirectory) -> None:
+        try:
+            wait(self)
+        except OSError:
+            now = str(time.time())
+            with (
+                contextlib.suppress(FileExistsError),
+                open(place.folder / f"heard-{place.rank}", "x") as file,
+            ):
+                file.write(now)
+            raise
+
+    CheckpointDirectory.wait = hear  # type: ignore[method-assign]
 
 
 def digest_parameters(optimizer: torch.optim.Optimizer, place: Place) -> str:
@@ -226,6 +252,8 @@ def main() -> None:
     watch_files(mine, place)
     watch_steps(mine, place, plan.get("pause", 0.0))
     watch_calls(mine, place)
+    if plan.get("hears"):
+        watch_news(place)
     sys.argv[1:] = sys.argv[2:]
     from mpiddp.train import main as train
 

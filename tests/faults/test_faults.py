@@ -281,8 +281,6 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
     [
         ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
         ("save", {"point": "shards"}),
-        ("signal", {"way": "one rank", "ranks": 2}),
-        ("program", {"kind": "nan", "ranks": 2}),
         *(
             pytest.param(fault, wanted, marks=pytest.mark.long)
             for fault, wanted in (
@@ -291,9 +289,11 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
                 ("cut", {"way": "fsdp"}),
                 ("disk", {"kind": "full", "policy": "continue"}),
                 ("disk", {"kind": "quota", "policy": "stop"}),
+                ("signal", {"way": "one rank"}),
                 ("signal", {"way": "start-up"}),
                 ("still", {"way": "stopped", "victim": 0}),
                 ("endless", {"action": "spin"}),
+                ("program", {"kind": "nan"}),
                 ("program", {"kind": "crash"}),
                 ("program", {"kind": "sample"}),
                 ("world", {}),

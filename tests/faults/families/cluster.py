@@ -27,6 +27,7 @@ RANKS = 2
 WAYS = ("chain", "array", "priority", "chain", "time limit")
 LONG = ("--samples", "2000", "--evaluate-every", "50", "--save-every", "1000epochs")
 SECONDS = 300.0
+"""Without a row of any run. How often a time limit interrupts a job depends on the machine."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,10 @@ class Job:
 
     def wait(self) -> None:
         """Wait until all has ended, and well."""
-        end = time.monotonic() + SECONDS
+        rows, end = -1, 0.0
         while True:
+            if (found := count_rows(self.folder)) > rows:
+                rows, end = found, time.monotonic() + SECONDS
             records = self.records()
             if all(re.search(rf"JobState=({'|'.join(FINISHED)})", each) for each in records):
                 break
@@ -68,10 +71,16 @@ class Job:
             time.sleep(0.05)
 
 
-def count_rows(folder: Path, run: str, attempt: int) -> int:
-    paths = list(folder.glob(f"runs/*{run}/metrics.jsonl"))
-    rows = [json.loads(line) for line in paths[0].read_text().splitlines()] if paths else []
-    return sum(row["attempt"] == attempt for row in rows)
+def count_rows(folder: Path, run: str = "", attempt: int | None = None) -> int:
+    """Of runs whose names end so; of all attempts, or one."""
+    texts = [path.read_text() for path in folder.glob(f"runs/*{run}/metrics.jsonl")]
+    rows = [
+        json.loads(line)
+        for text in texts
+        for line in text.splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+    return sum(attempt in (None, row["attempt"]) for row in rows)
 
 
 @contextlib.contextmanager
@@ -109,10 +118,12 @@ def choose_requeue(dice: Random, number: int, parameters: Mapping[str, Any]) -> 
     way = WAYS[number % len(WAYS)]
     # A real time limit is a minute at least.
     way = "chain" if way == "time limit" and number % 10 != 4 else way
-    epochs = parameters["epochs_of_a_minute" if way == "time limit" else "epochs"]
+    epochs = parameters["epochs"]
     return {
         "way": way,
         "epochs": epochs,
+        # So that it does not fit into a minute.
+        "options": parameters["longer_than_a_minute"] if way == "time limit" else [],
         # Of the first run, and of the second.
         "rows": [dice.randint(1, epochs // 3), dice.randint(1, epochs // 3)],
         # TERM would cancel the job.
@@ -127,7 +138,7 @@ def attempt_requeue(choice: Mapping[str, Any], laboratory: Laboratory, folder: P
     with laboratory.cluster() as cluster:
         act = {"chain": run_chain, "time limit": run_chain, "array": run_array}
         output, names, starts = act.get(choice["way"], run_preferred)(
-            choice, cluster, folder, whole.words
+            choice, cluster, folder, [*whole.words, *choice["options"]]
         )
     for name in names:
         (run,) = folder.glob(f"runs/*{name}")

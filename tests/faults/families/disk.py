@@ -61,14 +61,17 @@ def make_rule(choice: Mapping[str, Any], disk: Path) -> dict[str, Any]:
 def break_off(
     training: Training, choice: Mapping[str, Any], ballast: Path
 ) -> tuple[launchers.Result, float]:
-    """What the job has left, and the seconds until rank 0 said that the save had failed."""
-    with training.start([make_rule(choice, ballast)], pause=PAUSE) as job:
+    """What the job has left, and the seconds until the last rank heard that the save had failed."""
+    with training.start([make_rule(choice, ballast)], pause=PAUSE, hears=True) as job:
         fired = training.await_fired(job)
         job.until(lambda: FAILED.search(job.stdout() + job.stderr()), "the report of the failure")
-        seconds = time.time() - fired["time"]
         if choice["policy"] == "continue":
             ballast.unlink(missing_ok=True)
-        return job.wait(), seconds
+        result, ended = job.wait(), time.time()
+    # A rank may be ended by the report of another before it has noted anything.
+    heard = [training.read_heard(rank) or ended for rank in range(RANKS)]
+    assert choice["policy"] == "stop" or ended not in heard, f"{heard} {result}"
+    return result, max(heard) - fired["time"]
 
 
 def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any
 import launchers
 from attempts import Family, Finding
 from laboratory import (
+    PARTIAL,
     SAVING,
     Laboratory,
     Times,
@@ -22,8 +23,6 @@ from laboratory import (
     watch_end,
 )
 
-SAVED = r"\.partial"
-"""In the path of whatever belongs to a save."""
 UNREACHABLE = 4
 """The exit code of ranks that did not find each other in time."""
 MOMENTS = ("start", "step", "save", "evaluation", "last step")
@@ -31,6 +30,8 @@ START_SECONDS = 30
 """The start-up's --timeout under srun, which tells nobody of a rank that has gone."""
 CODES = (6, 128 + signal.SIGKILL, signal.SIGKILL)
 """The survivors', or the victim's as a launcher reports it; Hydra gives the signal alone."""
+ENDED_BY_SRUN = 128 + signal.SIGTERM
+"""What srun --kill-on-bad-exit=1 makes of ranks that do not know each other yet."""
 
 
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def make_rule(choice: Mapping[str, Any], steps: int) -> dict[str, Any]:
         | {
             "step": {"event": "step", "count": 1 + int(choice["share"] * (steps - 1))},
             "last step": {"event": "step", "count": steps},
-            "save": {"event": "open", "path": SAVED, "count": min(count, 4)},
+            "save": {"event": "open", "path": PARTIAL, "count": min(count, 4)},
             "evaluation": {"event": "evaluation", "count": count},
         }[choice["moment"]]
     )
@@ -108,7 +109,8 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
             training.finish()
             laboratory.check_end(training)
             return Finding("ended by --timeout, bitwise equal")
-        assert result.returncode in CODES, result
+        is_ended = (choice["launcher"], choice["moment"]) == ("srun-kill", "start")
+        assert result.returncode in (*CODES, *[ENDED_BY_SRUN] * is_ended), result
         assert training.read_outcome().get("code", 6) == 6, result
         output = training.finish()
     laboratory.check_end(training)

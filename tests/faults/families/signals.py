@@ -14,7 +14,7 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import Laboratory, Training, find_resumed
+from laboratory import PARTIAL, Laboratory, Training, find_resumed
 
 WAYS = ("one rank", "all ranks", "spread", "twice", "save", "evaluation", "start-up")
 PREEMPTED = 75
@@ -22,6 +22,8 @@ AT_THE_END = ("--save-every", "1000epochs")
 """So that there is no other checkpoint than the one that is asked for."""
 SAVING = ("--save-every", "20steps")
 PAUSE = 0.01
+MODULES = 5
+"""Of the model, each of which an evaluation calls. In the last evaluation a signal is too late."""
 
 
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,8 +52,8 @@ def make_rules(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
         "all ranks": [rule | step | {"targets": choice["order"]}],
         "spread": [rule | step],
         "twice": [rule | step],
-        "save": [rule | {"event": "open", "path": r"\.partial", "count": choice["count"]}],
-        "evaluation": [rule | {"event": "evaluation", "count": choice["count"]}],
+        "save": [rule | {"event": "open", "path": PARTIAL, "count": choice["count"]}],
+        "evaluation": [rule | {"event": "evaluation", "count": min(choice["count"], MODULES)}],
         "start-up": [],
     }[choice["way"]]
 
