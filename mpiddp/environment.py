@@ -183,7 +183,7 @@ STATE_HOME = "XDG_STATE_HOME"
 JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`launch/job_directory.py`)."""
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
-"""Which start of the job's ranks this is: another one at each restart."""
+"""Identifies one start of the job's ranks: it differs after each restart."""
 
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
@@ -198,7 +198,7 @@ NCCL_RECORDS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Lets ranks share a GPU, from NCCL 2.30 on."""
 
-# Which transports and interfaces MPI uses; whoever set one of these has decided.
+# Which transports and interfaces MPI uses; where one of these is set, the user has decided.
 OPEN_MPI_PREFIX = "OMPI_MCA_"
 """Before the name of one of Open MPI's parameters."""
 OPEN_MPI_TRANSPORTS = "OMPI_MCA_btl"

@@ -40,11 +40,7 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     add("repetitions", default=5)
     add("seed", "seed of parameters, samples and the order")
     add("deadline", "time limit of a job", default=1800.0)
-    add("launcher", "mpirun to use (default: MPIDDP_MPIRUN, or this Python's, or the first in "
-        "PATH)")  # fmt: skip
-    add("targets")
-    add("json", "write every round and the environment")
-    add("plot", "draw the times (.svg, .png or .pdf)")
+    parser.add_run("write every round and the environment", "draw the times", is_local=True)
     values = parser.read_values(arguments)
     return make(RunOptions, values, plan=make(Plan, values), nodes=None)
 

@@ -75,6 +75,7 @@ def size(text: str) -> int:
     return count
 
 
+MPIRUN = "mpirun to use (default: MPIDDP_MPIRUN, or this Python's, or the first in PATH)"
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "ranks": {"type": at_least(1), "nargs": "+", "metavar": "N"},
     "repetitions": {"type": at_least(1), "metavar": "N", "help": "measured rounds"},
@@ -82,8 +83,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "iterations": {"type": at_least(1), "metavar": "N"},
     "seed": {"type": at_least(0), "default": 0, "metavar": "N"},
     "deadline": {"type": positive("seconds"), "metavar": "SECONDS"},
-    "launcher": {"metavar": "PROGRAM", "help": "mpirun to use (default: MPIDDP_MPIRUN, or this "
-                 "Python's, or the first in PATH), or srun"},
+    "launcher": {"metavar": "PROGRAM"},
     "nodes": {"type": at_least(1), "metavar": "N", "help": "with srun: nodes to spread the ranks "
               "over evenly (default: the allocation's or cluster's, if they divide --ranks)"},
     "link": {"action": "store_true"},
@@ -115,10 +115,14 @@ class CommandLine(Parser):
             text = f"{text} ({shown})" if text else shown
         self.add_argument(f"--{name}", **{**settings, "help": text})
 
-    def add_run(self, json: str, plot: str, link: str = "") -> None:
-        """The options of RunOptions, but for ``ranks``; ``--link`` as well if it has a help."""
-        self.add("launcher")
-        self.add("nodes")
+    def add_run(self, json: str, plot: str, link: str = "", *, is_local: bool = False) -> None:
+        """The options of RunOptions, but for ``ranks``; ``--link`` as well if it has a help.
+
+        ``is_local``: the ranks are on this machine, so srun and ``--nodes`` are left out.
+        """
+        self.add("launcher", MPIRUN if is_local else f"{MPIRUN}, or srun")
+        if not is_local:
+            self.add("nodes")
         if link:
             self.add("link", link)
         self.add("targets")

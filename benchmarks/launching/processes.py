@@ -89,7 +89,7 @@ class _Ended:
 def run(program: Program, deadline: float) -> Run:
     """Run ``program`` to its end; what is left of it after ``deadline`` seconds is killed.
 
-    It gets an empty directory of its own to run in and for temporary files, unless it reaches
+    It runs in a new, empty directory, which is also for temporary files, unless it reaches
     out to machines that lack it. Raises RunError if it cannot be started, ends with another exit
     code than 0, or passes the deadline.
     """

@@ -1,7 +1,7 @@
 """srun as a launcher: how the cluster is found, and what a benchmark asks it for.
 
-A benchmark calls srun where it was started: in a shell beside the cluster, each run then being a
-job of its own, or inside an allocation (salloc, a batch script), each run then being a step.
+A benchmark calls srun where it was started: in a shell beside the cluster, where each run is a
+separate job, or inside an allocation (salloc, a batch script), where each run is a step.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class TorchMember:
 
 
 def describe_place() -> dict[str, str | None]:
-    """Where Slurm put this job, so that another one can be put there, too."""
+    """Where Slurm put this job, so that a second job can be put there, too."""
     names = {"slurm_job": "SLURM_JOB_ID", "slurm_nodes": "SLURM_STEP_NODELIST"}
     return {key: os.environ.get(name) for key, name in names.items()}
 

@@ -44,11 +44,7 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     add("repetitions", default=3)
     add("seed", "seed of the order, and of the first round's training")
     add("deadline", "time limit of a run", default=600.0)
-    add("launcher", "mpirun to use (default: MPIDDP_MPIRUN, or this Python's, or the first in "
-        "PATH)")  # fmt: skip
-    add("targets")
-    add("json", "write every run and the environment")
-    add("plot", "draw accuracy by time (.svg, .png or .pdf)")
+    parser.add_run("write every run and the environment", "draw accuracy by time", is_local=True)
     values = parser.read_values(arguments)
     plan = make(Plan, values)
     return make(RunOptions, values, plan=plan, ranks=(plan.ranks,), nodes=None)

@@ -39,11 +39,7 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     add("warm-up", default=0)
     add("seed", "seed of parameters, samples and the order")
     add("deadline", "time limit of a training", default=600.0)
-    add("launcher", "mpirun to use (default: MPIDDP_MPIRUN, or this Python's, or the first in "
-        "PATH)")  # fmt: skip
-    add("targets")
-    add("json", "write every round and the environment")
-    add("plot", "draw the speeds (.svg, .png or .pdf)")
+    parser.add_run("write every round and the environment", "draw the speeds", is_local=True)
     values = parser.read_values(arguments)
     return make(RunOptions, values, plan=make(Plan, values), nodes=None)
 

@@ -1,4 +1,4 @@
-"""What both loops train: a model and samples that nothing has to be fetched for."""
+"""What both loops train: a model, and samples that need no download."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Workload:
     samples: int
     """Of an epoch."""
     data: str
-    """The function below that makes them, as ``--data`` takes it."""
+    """``--data`` of both loops: the function of this module that makes the samples."""
 
 
 def make_digits(seed: int) -> DataSet:

@@ -23,7 +23,7 @@ ROOM = 1.35
 
 
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:
-    """A panel for each model and number of ranks, each on a scale of its own that begins at 0."""
+    """A panel for each model and number of ranks, each with a separate scale that begins at 0."""
     shown = [group for group in groups if group.series]
     rows = list(dict.fromkeys(group.workload for group in shown))
     columns = list(dict.fromkeys(group.ranks for group in shown))

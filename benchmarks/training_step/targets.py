@@ -76,7 +76,7 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
 def predict_slowdown(group: Group, own: Contender, around: Parts, link: TimedLink) -> float:
     """The same by the cost model: the ring's own compute and update, and what messages take.
 
-    Each rank is a node of its own, with the link that was timed; additions are left out.
+    Each rank counts as one node, with the link that was timed; additions are left out.
     """
     machine = flat(link.latency, link.seconds_per_byte)
     ranks, servers = group.ranks, own.count_servers(group.ranks)

@@ -195,7 +195,7 @@ class Communicator:
             self.run(request, tensor)
             # The allocator gives memory that is freed to its own stream's next user at once.
             tensor.record_stream(stream)
-            # Records an event on this stream; whoever waits for the future waits for the event.
+            # Records an event on this stream; a wait for the future waits for the event.
             future.set_result(tensor)
         self._stream = stream
         return future

@@ -1,10 +1,10 @@
-"""How a rank waits for another one: one policy for all ranks and all waits, barriers included.
+"""How a rank waits for another rank: one policy for all ranks and all waits, barriers included.
 
 A wait tests for 0.1 ms, in which ranks that arrive together meet, and then sleeps. A rank that spun
 longer would use up its share of a contended core, and be descheduled when its message arrives:
-calls beside busy processes were 40 times slower. While it tests, a rank with a core of its own
-spins; with fewer cores than ranks it yields. All ranks use one policy: a rank that spins can keep a
-core from the rank that it waits for.
+calls beside busy processes were 40 times slower. While it tests, a rank spins if it
+has a core to itself; with fewer cores than ranks it yields. All ranks use one policy: a rank that
+spins can keep a core from the rank that it waits for.
 """
 
 from __future__ import annotations

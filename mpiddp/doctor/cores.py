@@ -23,7 +23,7 @@ class Binding:
 
 
 def judge_cores(bindings: Sequence[Binding]) -> Finding:
-    """Whether every rank of a node can have a core of its own."""
+    """Whether a node has at least one core for each of its ranks."""
     crowd = find_crowd({binding.rank: binding.cores for binding in bindings})
     everyone = frozenset().union(*(binding.cores for binding in bindings))
     if crowd is None:

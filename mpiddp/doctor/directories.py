@@ -142,7 +142,7 @@ def _list(folder: Path) -> Place:
         found = list(itertools.islice(entries, MOST_NAMES + 1))
     if len(found) > MOST_NAMES:
         return Place(True, entries=len(found))
-    # Every file system has an order of its own.
+    # File systems list names in different orders.
     found.sort(key=lambda entry: entry.name)
     rows = [
         (entry.name, entry.stat().st_size if index < MOST_SIZES and entry.is_file() else -1)
@@ -171,7 +171,7 @@ def judge_data(folder: Path | None, place: Place | None, first: Place | None) ->
             DATA,
             f"{folder} holds {_count(place)}, of other names or sizes than on rank 0's node "
             f"({_count(first)} there)",
-            "Copy the data anew to every node's disk, or use a file system that they share",
+            "Copy the data again to every node's disk, or use a file system that they share",
         )
     if place.entries > MOST_NAMES:
         return passed(DATA, f"{folder} is there, and holds {_count(place)}: not compared")

@@ -62,7 +62,7 @@ class Report:
         content = {
             "mpiddp": mpiddp.__version__,
             "complete": is_complete,
-            # Unknown until the end: an examination that is cut short ends with a code of its own.
+            # Unknown until the end: an examination that is cut short has a different code.
             "exit_code": exit_code(self.findings) if is_complete else None,
             "seconds": round(time.monotonic() - self._begin, 3),
             **self.place,

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 20.0
 """How long an import of torch may take before it is worth doing something about."""
 SHOWN = 8
 ADVICE = (
-    "Give all nodes the same environment: one on a shared file system, or staged anew to each node"
+    "Give all nodes the same environment: one on a shared file system, or a new copy on each node"
 )
 DIGEST_LENGTH = 12
 """Characters of the digest that are shown and compared."""

@@ -116,7 +116,7 @@ class TokenListener:
         caller.setblocking(False)
         self._heard[caller] = (now, b"")
         self._selector.register(caller, selectors.EVENT_READ, lambda _: self._hear(caller))
-        # Who has waited in the kernel's queue has sent its token meanwhile.
+        # A caller that waited in the kernel's queue may have sent its token by now.
         self._hear(caller)
 
     def _make_room(self, now: float) -> bool:

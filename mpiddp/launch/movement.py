@@ -69,7 +69,7 @@ class Movement:
         waiting = find_waiting(frame) if frame is not None else None
         if waiting is None:
             return has_run
-        # A mark on this very call: whoever makes the same call again has a frame without it.
+        # A mark on the frame of this call: a second call of the same function has a new frame.
         # Nobody calls it but a debugger.
         has_moved = waiting.f_trace is not _mark
         waiting.f_trace = _mark

@@ -130,7 +130,7 @@ def prove(schedule: Schedule) -> None:
     try:
         _check_content(coarse)
     except ScheduleError:
-        # Once more with the chunks' own numbers, for whoever reads the message.
+        # Once more with the chunks' own numbers, so that the message shows these.
         _check_content(schedule)
         raise
 

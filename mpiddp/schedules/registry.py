@@ -64,7 +64,7 @@ def register(
     first one is proved. Without ``phases`` the algorithm has no closed form, and a price only
     where it can be simulated.
 
-    Raises ValueError if another one has the name.
+    Raises ValueError if an algorithm of that name is registered.
     """
 
     def keep(make: Maker) -> Maker:

@@ -3,7 +3,7 @@
 To end, the rank that has found it fails before its backward pass: the gradients of that step never
 come together, so no rank's weights change. To leave the step out, all ranks must know of it. DDP
 averages one more number with the gradients, which is above 0 where any rank's loss was not finite,
-and parameter servers drop gradients that are marked. Neither takes a message of its own.
+and parameter servers drop gradients that are marked. Neither needs an additional message.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MarkedModel(nn.Module):
 
 
 class SharedRefusal:
-    """Tells all ranks whose gradients DDP does not average, by a message of its own."""
+    """Refuses a step on all ranks where DDP does not average gradients, by one more all-reduce."""
 
     def __init__(self, device: torch.device) -> None:
         self._flag = torch.zeros((), dtype=torch.int32, device=device)

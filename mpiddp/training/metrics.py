@@ -180,8 +180,8 @@ class MetricsFile:
         self._rows: list[str] = []
         """That are not written yet."""
         if path.exists():
-            # What a killed process left of its last row is removed in one system call, so that a
-            # kill leaves the whole rows. Nothing is written anew.
+            # A killed process may have left part of a row. One system call removes it, so that a
+            # second kill cannot damage the complete rows.
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, row: Row) -> str:

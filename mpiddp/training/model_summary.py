@@ -21,7 +21,7 @@ STATES = {"sgd": 1, "adamw": 2}
 
 @dataclass(frozen=True)
 class Layer:
-    """A module without modules of its own, in one forward pass."""
+    """A module without submodules, in one forward pass."""
 
     name: str
     kind: str

@@ -13,7 +13,7 @@ import torch
 
 
 def seed_generators(seed: int) -> None:
-    """Let all of them begin anew; ``seed``: not negative."""
+    """Seed all generators of this process; ``seed``: not negative."""
     torch.manual_seed(seed)
     _seed_others(seed)
 

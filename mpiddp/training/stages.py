@@ -1,7 +1,7 @@
 """Times the stages of this rank's training steps, without waiting for a GPU.
 
-A clock is told where one stage ends and the next one begins. On a CPU it reads the time there; on a
-GPU it records CUDA events in the stream, and reads them once the GPU has passed them.
+The training loop calls the clock at the end of each stage. On a CPU the clock reads the time; on a
+GPU it records a CUDA event in the stream, and reads the event once the GPU has passed it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Stage(IntEnum):
     """The stages of a step, as `STAGES` names them."""
 
     READ = 0
-    """Waiting for a batch, whose samples are transformed meanwhile."""
+    """Waiting for a batch; its samples are transformed in this time."""
     TRANSFER = 1
     """To the device."""
     FORWARD = 2
     """With the loss."""
     BACKWARD = 3
     COMMUNICATION = 4
-    """What the rank waits for gradients, weights and buffers of others."""
+    """Waiting for gradients, weights and buffers of other ranks."""
     UPDATE = 5
 
 

@@ -139,8 +139,8 @@ def choose_loss(task: Task, label_smoothing: float) -> Loss:
         return task.loss
     if task.loss is not cross_entropy:
         raise ConfigurationError(
-            f"label_smoothing = {label_smoothing} cannot be combined with a task that has a loss "
-            "of its own: leave out one of them"
+            f"label_smoothing = {label_smoothing} cannot be combined with a task that has its "
+            "own loss: leave out one of them"
         )
     return partial(cross_entropy, label_smoothing=label_smoothing)
 

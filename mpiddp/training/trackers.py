@@ -72,7 +72,7 @@ class MLflow:
         # By name: the type checker has no need of the library.
         self._mlflow = mlflow = import_module("mlflow")
         if not mlflow.is_tracking_uri_set():
-            # MLflow 3 writes files only where that is asked for, by a variable of its own.
+            # MLflow 3 writes to files only if this variable of its settings allows it.
             variables = mlflow.environment_variables
             if hasattr(variables, "MLFLOW_ALLOW_FILE_STORE"):
                 variables.MLFLOW_ALLOW_FILE_STORE.set(True)

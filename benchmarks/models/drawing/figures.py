@@ -1,6 +1,6 @@
 """What the animated page shows of a schedule, as data: its states, and the terms of its prices.
 
-The page has no algorithm and no cost model of its own. It multiplies the terms by latencies, bytes
+The page contains no algorithm and no cost model. It multiplies the terms by latencies, bytes
 and speeds, takes all chunks as equally large, and shows segments as copies of the schedule, each
 one step behind the one before.
 """

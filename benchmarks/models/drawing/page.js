@@ -10,7 +10,7 @@ let lastFrame = null;
 
 const isPlaying = () => target !== null;
 
-/** Make everything anew from what is chosen; the clock stays at its stop if `stay`. */
+/** Make everything again from what is chosen; the clock stays at its stop if `stay`. */
 function rebuild(stay = true) {
   showFields();
   const machine = readMachine();
@@ -82,7 +82,7 @@ function show() {
     : `${sayTime(clock)} of ${sayTime(timeline.stops[last])}`;
   setText(find("#where"), where);
   slider.setAttribute("aria-valuetext", where);
-  // Not `disabled`, which would take the focus from who has just pressed it.
+  // Not `disabled`, which would take the focus from the button that was just pressed.
   const switchOff = (id, off) => find(`#${id}`).setAttribute("aria-disabled", off);
   switchOff("play", last === 0);
   for (const id of ["begin", "previous"]) switchOff(id, clock === 0);

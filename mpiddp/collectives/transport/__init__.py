@@ -18,9 +18,9 @@ Describe = Callable[[Message], str]
 
 
 class Messages(Protocol):
-    """The messages of one program, bound to memory: nothing is made anew when they are sent.
+    """The messages of one program, bound to memory: sending them allocates nothing.
 
-    What they hold is given back with the last reference to them.
+    Their resources are released with the last reference to them.
     """
 
     def start(self, numbers: Sequence[int]) -> Action:

@@ -149,7 +149,7 @@ class SharedMemory:
                     return
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros in a segment of its own, which is freed with it."""
+        """A tensor of zeros in a new segment, which is freed with it."""
         if min(shape, default=0) < 0:
             raise ConfigurationError(f"expected lengths >= 0, found {tuple(shape)}")
         count = math.prod(shape)

@@ -169,7 +169,7 @@ class Tree:
             self._handlers.take_report(link, kind, content)
 
     def _beat(self, now: float) -> None:
-        """Let the neighbours know that this companion lives, and see who has been silent."""
+        """Tell the neighbours that this companion lives, and find those that are silent."""
         for link, heard in list(self._heard.items()):
             link.send("beat")
             if now - heard >= self._seconds:

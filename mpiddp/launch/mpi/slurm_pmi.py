@@ -39,7 +39,7 @@ OTHER_WORDS = 29 + 64 + 21
 Slurm's name of the store, which is the numbers of job and step; each at its longest."""
 LONGEST_VALUE = (LONGEST_COMMAND - OTHER_WORDS) // 2 * 2
 """With a byte for the end. Even: of an odd limit MPICH makes segments of one size where it cuts a
-value, and of another one where it joins them."""
+value, and of a different size where it joins them."""
 ROOM = 1 << 16
 LIMIT = re.compile(rb"\b(vallen_max=)(\d+)\b")
 VALUE = re.compile(rb"^cmd=get_result\b.*\bvalue=(\S*)")

@@ -13,18 +13,18 @@ from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER,
 
 @dataclass(frozen=True)
 class Rule:
-    """Options that may differ from their defaults only where another one has certain values."""
+    """``options`` may differ from their defaults only if the option ``other`` allows it."""
 
     options: tuple[str, ...]
     other: str
     allows: Callable[[Any], bool]
-    """Whether this value of ``other`` goes together with them."""
+    """Whether ``options`` may be given beside this value of ``other``."""
     advice: str
     """What to give instead."""
     unless: str = ""
-    """An option that, where it is given, makes them have an effect none the less."""
+    """The rule does not apply if this option is given."""
     values: tuple[Any, ...] = ()
-    """Values of the options that are meant; without any, all but the default."""
+    """The values of ``options`` that the rule is about; if empty, all but the default."""
 
 
 RULES = (
