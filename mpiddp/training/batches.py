@@ -39,6 +39,11 @@ class Cut:
         rest = 0 if self.drops_last else self.step_samples - 1
         return (max(0, samples) + rest) // self.step_samples
 
+    def find_smallest(self, samples: int) -> int:
+        """The fewest samples of a rank's batch, where so many are cut."""
+        rest = 0 if self.drops_last else samples % self.step_samples
+        return max(1, rest // self.ranks) if rest else self.batch_size
+
     def cut(self, order: Sequence[int]) -> Iterator[Part]:
         """This rank's batches."""
         for step in range(self.count(len(order))):

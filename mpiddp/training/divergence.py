@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from mpiddp.errors import MpiddpError
+from mpiddp.errors import ConfigurationError, MpiddpError
 
 
 class _Mark(torch.autograd.Function):
@@ -52,10 +53,27 @@ class MarkedModel(nn.Module):
         return self._mark(self.module(*inputs, **named))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _mark(self, outputs: torch.Tensor) -> Any:
+    def _mark(self, outputs: Any) -> Any:
         # Not compiled: a compiled backward pass would give the mark of the pass that it was made
         # in, whatever the loss is. torch has no types for either.
-        return _Mark.apply(outputs, self.flag, self)  # type: ignore[no-untyped-call]
+        count = 0
+
+        def mark(tensor: torch.Tensor) -> Any:
+            nonlocal count
+            if not tensor.requires_grad:
+                return tensor
+            count += 1
+            return _Mark.apply(tensor, self.flag, self)  # type: ignore[no-untyped-call]
+
+        # Each of them: the loss may need only one.
+        marked = tree_map_only(torch.Tensor, mark, outputs)
+        if torch.is_grad_enabled() and count == 0:
+            raise ConfigurationError(
+                "on_nan: skip expects a model that returns tensors with gradients, alone or in "
+                f"tuples, lists and dictionaries, found {type(outputs).__name__}: return one of "
+                "these, or give --on-nan stop"
+            )
+        return marked
 
     def make_mark(self) -> torch.Tensor:
         """1 where this rank's loss is not finite, else 0; on the device, without waiting for it."""

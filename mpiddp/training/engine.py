@@ -28,7 +28,7 @@ from mpiddp.training.parallel import replicate, serve
 from mpiddp.training.samples import Batch
 from mpiddp.training.stages import make_clock, time_buffers
 from mpiddp.training.step import Engine, Forward, split_batch
-from mpiddp.training.traffic import ServerTraffic, Traffic, observe
+from mpiddp.training.traffic import ServerTraffic, SteadyTraffic, Traffic, observe
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def start_engine(
         module.to(session.device)
         serving = serve(configuration, session, roles, module, start.rate, fail)
         guard = LossGuard(module, skips=skips, marked=None)
-        model = _compile(module, configuration)
+        model = compile_model(module, configuration)
         engine = Engine(
             model, module, serving, guard, forward, passes,
             clock=clock, traffic=ServerTraffic(serving),
@@ -110,9 +110,11 @@ def _wrap(
 
         about = fsdp.shard(module, session, configuration)
         refusal = SharedRefusal(session.device) if configuration.on_nan == "skip" else None
-        model = _compile(module, configuration)
+        model = compile_model(module, configuration)
         hold = partial(fsdp.hold_gradients, module)
-        return configuration, _Wrapped(model, hold, refusal, about, gathers=True)
+        traffic = SteadyTraffic(fsdp.count_bytes(module, configuration.accumulation_steps))
+        wrapped = _Wrapped(model, hold, refusal, about, gathers=True, traffic=traffic)
+        return configuration, wrapped
     if ranks > 1:
         raise ConfigurationError(
             f"parallel: {configuration.parallel} is for one rank, found {ranks}: start one, or use "
@@ -121,7 +123,7 @@ def _wrap(
     model = module
     if configuration.parallel == "dp":
         model = _spread(module, session.device)
-    return configuration, _Wrapped(_compile(model, configuration))
+    return configuration, _Wrapped(compile_model(model, configuration))
 
 
 def _wrap_in_ddp(
@@ -132,7 +134,7 @@ def _wrap_in_ddp(
     replica = replicate(start.module, device, configuration)
     traffic = observe(replica.model, replica.hook)
     # What torch makes of the wrapper has its attributes, too.
-    compiled: Any = _compile(replica.model, configuration)
+    compiled: Any = compile_model(replica.model, configuration)
     replica = replace(replica, model=compiled)
     configuration, pace = overlap.settle(configuration, replica, part, start.forward)
     hold = replica.model.no_sync
@@ -160,7 +162,7 @@ def _recompute(module: nn.Module, least: int) -> None:
     recompute(groups)
 
 
-def _compile(model: nn.Module, options: ParallelismOptions) -> nn.Module:
+def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
     """The model as torch.compile makes it, where that is asked for.
 
     Raises ConfigurationError where the compiler does not work.

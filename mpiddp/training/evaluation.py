@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from mpiddp.errors import SUCCESS
 from mpiddp.launch.failure.failure import FailureHandler
@@ -21,7 +22,9 @@ from mpiddp.training import metrics
 from mpiddp.training.batches import Cut, EvaluationBatches, make_evaluation_batches
 from mpiddp.training.config import Configuration
 from mpiddp.training.divergence import refuse_divergence
-from mpiddp.training.loading import choose_reading, choose_samples, load_on_all
+from mpiddp.training.engine import compile_model
+from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
+from mpiddp.training.precision import Precision
 from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree
 from mpiddp.training.reports import say
 from mpiddp.training.samples import EVALUATION, Batch, Key
@@ -31,6 +34,7 @@ from mpiddp.training.task import (
     add_perplexity,
     add_test_metrics,
     build_model,
+    check_task,
     find_task,
 )
 from mpiddp.training.weights import load_weights
@@ -116,22 +120,26 @@ def predict_all(
     assert configuration.weights is not None
     data = load_on_all(configuration, task, session)
     torch.manual_seed(configuration.seed)
-    module = build_model(task, data).to(session.device)
-    load_weights(module, configuration.weights)
     world, device = session.world, session.device
-    _, tests = choose_samples(configuration, data, session.device)
+    precision = Precision(configuration.precision, device)
+    module = build_model(task, data).to(device)
+    load_weights(module, configuration.weights)
+    _, tests = choose_samples(configuration, data, device)
+    check_task(task, module, read_first(tests, 1, session), data.classes)
+    model = compile_model(module, configuration)
     batches = make_evaluation_batches(
         tests, Cut(EVALUATION_BATCH, world.rank, world.size), choose_reading(configuration, session)
     )
     totals = metrics.Totals(device, add_test_metrics(task, data.classes).metrics)
     rows, targets = list[Row](), torch.empty(0)
-    module.eval()
-    with torch.no_grad():
+    model.eval()
+    with torch.no_grad(), precision.autocast():
         for batch in batches:
             inputs, targets, _ = batch.to(device)
-            outputs = module(inputs)
-            samples = zip(torch.split(outputs, 1), torch.split(targets, 1), strict=True)
-            losses = torch.stack([task.loss(*sample) for sample in samples])
+            outputs = model(inputs)
+            losses = torch.stack(
+                [task.loss(*_take(place, outputs, targets)) for place in range(len(targets))]
+            )
             totals.add(losses.mean(), outputs, targets)
             rows += _make_rows(outputs, targets, losses)
     batches.reader.close()
@@ -154,8 +162,18 @@ def fill_up(batches: EvaluationBatches) -> Iterator[Batch]:
         yield from [filler._replace(weight=0.0)] * missing
 
 
-def _make_rows(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> Iterator[Row]:
-    if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point():
+def _take(place: int, outputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """One sample of a batch, also of several outputs."""
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[place : place + 1] if tensor.dim() else tensor
+
+    return tree_map_only(torch.Tensor, take, outputs), take(targets)
+
+
+def _make_rows(outputs: Any, targets: torch.Tensor, losses: torch.Tensor) -> Iterator[Row]:
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
+    if is_scores and targets.ndim == 1 and not targets.is_floating_point():
         classes = outputs.argmax(dim=1)
         yield from zip(targets.tolist(), classes.tolist(), losses.tolist(), strict=True)
     else:

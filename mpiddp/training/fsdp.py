@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.hostnames import count_noun
@@ -73,6 +74,27 @@ def _share_weights(module: nn.Module, device: torch.device) -> None:
         there = tensor.detach().to(device)
         dist.broadcast(there, 0)
         tensor.detach().copy_(there)
+
+
+def count_bytes(module: nn.Module, passes: int) -> float:
+    """Bytes that a rank sends in a step of ``passes`` forward and backward passes, as rings do.
+
+    A group's parameters are gathered for each forward pass and for each backward pass; its
+    gradients are reduced and scattered in the last one. Each of the three sends the rank's part
+    once to each other rank. Where nodes have copies, they average that part of the gradients.
+    """
+    total = 0.0
+    for each in module.parameters():
+        assert isinstance(each, DTensor)
+        *copies, ranks = each.device_mesh.shape
+        # Parts are equal: the first dimension is filled up to a multiple of the ranks.
+        rows = -(-each.shape[0] // ranks)
+        part = rows * each.numel() // each.shape[0] * each.element_size()
+        gathers, reductions = 2 * passes, int(each.requires_grad)
+        total += (gathers + reductions) * (ranks - 1) * part
+        for nodes in copies:
+            total += reductions * 2 * (nodes - 1) / nodes * part
+    return total
 
 
 def _describe(mesh: DeviceMesh, counts: list[int]) -> str:

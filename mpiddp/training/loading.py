@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
 import torch
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet
+from mpiddp.training.data import DataSet, Split
 from mpiddp.training.device_data import place
 from mpiddp.training.download import fetch_on_all
-from mpiddp.training.factories import failed
+from mpiddp.training.factories import call_factory, describe, failed
 from mpiddp.training.reading import Reading
 from mpiddp.training.samples import Batch, Key, Samples
-from mpiddp.training.task import Task, load_data
+from mpiddp.training.task import Task, cross_entropy
+
+IGNORED = -100
+"""The label that torch's cross entropy leaves out."""
 
 
 def load_on_all(configuration: Configuration, task: Task, session: Session) -> DataSet:
@@ -26,7 +34,8 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
     data: DataSet | None = None
     problem = ""
     try:
-        data = load_data(task, configuration.seed)
+        skips = configuration.on_bad_sample == "skip"
+        data = load_data(task, configuration.seed, skips=skips)
     except ConfigurationError as error:
         problem = str(error)
     except OSError as error:
@@ -36,6 +45,73 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
     session.agree(data.classes, f"number of classes of the data set {configuration.data}")
     session.agree(data.digest(), f"data set {configuration.data}")
     return data
+
+
+def load_data(task: Task, seed: int, *, skips: bool = False) -> DataSet:
+    """Raises ConfigurationError, also where a split is empty or its shape cannot be read.
+
+    ``skips``: whether samples that cannot be read are left out.
+    """
+    assert task.data is not None
+    data = call_factory("data", task.data, DataSet, seed=seed)
+    name = describe(task.data)
+    _check_sizes(data, name)
+    _check_labels(task, data, name)
+    if data.sample_shape is not None:
+        return data
+    # Read only until one has been found; an index or a file may be wrong.
+    problem: Exception | None = None
+    for position in range(len(data.train)):
+        try:
+            shape = tuple(torch.as_tensor(data.train[position][0]).shape)
+            return replace(data, sample_shape=shape)
+        except Exception as error:
+            problem = problem or error
+            if not skips:
+                break
+    assert problem is not None
+    what = "no sample" if skips else "the first sample"
+    can = "can" if skips else "cannot"
+    raise failed("data", f"{what} of {name} {can} be read", problem) from problem
+
+
+def _check_sizes(data: DataSet, name: str) -> None:
+    for each in ("train", "test"):
+        split = getattr(data, each)
+        try:
+            samples = len(split)
+        except Exception as error:
+            what = f"the samples of {each} of {name} cannot be counted"
+            raise failed("data", what, error) from error
+        if samples == 0:
+            raise ConfigurationError(f"data: expected samples, found none in {each} of {name}")
+        if isinstance(split, Split) and len(split.features) != samples:
+            raise ConfigurationError(
+                f"data: expected as many features as labels in {each} of {name}, found "
+                f"{len(split.features)} and {samples}"
+            )
+    classes: Any = data.classes
+    if not isinstance(classes, Integral) or int(classes) < 0:
+        raise ConfigurationError(
+            f"data: expected the number of classes (0 for none) of {name}, found {classes!r}"
+        )
+
+
+def _check_labels(task: Task, data: DataSet, name: str) -> None:
+    """Of data in memory. On a GPU a wrong one would end the run without its place."""
+    if task.loss is not cross_entropy or data.classes == 0:
+        return
+    for what in ("train", "test"):
+        split = getattr(data, what)
+        labels = split.labels if isinstance(split, Split) else np.zeros(0)
+        if labels.dtype != np.int64:
+            continue
+        bad = labels[((labels < 0) & (labels != IGNORED)) | (labels >= data.classes)]
+        if bad.size:
+            raise ConfigurationError(
+                f"data: expected labels from 0 to {data.classes - 1} in {what} of {name}, found "
+                f"{bad[0]}"
+            )
 
 
 def settle(session: Session, problem: str) -> None:
@@ -67,10 +143,15 @@ def choose_reading(configuration: Configuration, session: Session) -> Reading:
 def read_first(samples: Samples, count: int, session: Session) -> Batch:
     """A batch of the first samples, on the rank's device.
 
+    Where samples that cannot be read are left out, it has others in their place, if there are any.
     Raises UnreadableSampleError, and ConfigurationError where samples make no batch of tensors.
     """
+    positions = list(range(count))
     try:
-        answer = samples[Key(1, list(range(count)))]
+        answer = samples[Key(1, positions)]
+        if answer.problem is not None and samples.skips:
+            positions = samples.find_readable(Key(1, list(range(len(samples.split)))), count)
+            answer = samples[Key(1, positions)] if positions else answer
     except Exception as error:  # Each can be read: it is torch's collation that raises.
         raise failed("data", "the first samples do not make a batch", error) from error
     if answer.batch is None:

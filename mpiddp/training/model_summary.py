@@ -44,7 +44,7 @@ def summarise(configuration: Configuration, session: Session) -> None:
     # One sample is read: the others are not worth moving.
     train, _ = choose_samples(configuration, data, torch.device("cpu"))
     batch = read_first(train, 1, session)
-    check_task(task, module, batch)
+    check_task(task, module, batch, data.classes)
     if session.world.rank == 0:
         layers = list_layers(module, batch.inputs)
         print(*describe(module, layers, configuration), sep="\n", flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
@@ -29,10 +29,11 @@ from mpiddp.training.learning_rate import LearningRate, make_learning_rate
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.optimizer_step import GuardedUpdate
 from mpiddp.training.options.parallelism import ParallelismOptions
+from mpiddp.training.options.synchronisation import PARAMETER_SERVER
 from mpiddp.training.parallel import find_bound, find_roles
 from mpiddp.training.precision import Precision
 from mpiddp.training.random_state import mix_seed, seed_generators
-from mpiddp.training.rehearsal import rehearse, time_pass
+from mpiddp.training.rehearsal import rehearse, takes_one_sample, time_pass
 from mpiddp.training.samples import Batch
 from mpiddp.training.step import Engine, Forward, split_batch
 from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
@@ -132,10 +133,14 @@ def prepare(
     seed_generators(configuration.seed)
     set_determinism(configuration.deterministic)
     module = _place(configuration, build_model(task, data), session.device)
-    check_task(task, module, batch.to(next(module.parameters()).device))
+    sample = batch.to(next(module.parameters()).device)
+    check_task(task, module, sample, data.classes)
     loss = choose_loss(task, configuration.label_smoothing)
     precision = Precision(configuration.precision, session.device)
     forward = Forward(loss, precision, _check_format(configuration, batch))
+    problem = _find_single_sample(configuration, cut, len(data.train))
+    if problem and not takes_one_sample(module, sample, forward):
+        raise ConfigurationError(problem)
     start = Start(module, forward, batch, rate)
     slowdown = _make_slowdown(configuration, start, place, workers)
     configuration, engine, pace = start_engine(
@@ -160,6 +165,26 @@ def prepare(
         ),
         rate=rate,
         slowdown=slowdown,
+    )
+
+
+def _find_single_sample(configuration: Configuration, cut: Cut, samples: int) -> str:
+    """What to say where some forward pass has one sample, and that is too few; else nothing."""
+    passes = configuration.accumulation_steps
+    if cut.batch_size // passes == 1:
+        name = "batch_size" if passes == 1 else "accumulation_steps"
+        where, advice = f"{name}: each forward pass", "give a larger --batch-size"
+    else:
+        if configuration.sync == PARAMETER_SERVER and find_bound(configuration) is None:
+            # Each batch is a step.
+            cut = replace(cut, ranks=1)
+        if cut.find_smallest(samples) // passes > 1:
+            return ""
+        where = f"last_batch: step {cut.count(samples)} of each epoch, on some rank,"
+        advice = "give --last-batch drop, or another --batch-size"
+    return (
+        f"{where} has one sample, of which the model's batch normalisation has no variance: "
+        f"expected 2 or more; {advice}"
     )
 
 

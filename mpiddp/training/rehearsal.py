@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpiddp.training.samples import Batch
 from mpiddp.training.step import Compute
@@ -45,6 +46,24 @@ def rehearse(
         yield take_pass
     for buffer, before in zip(module.buffers(), buffers, strict=True):
         buffer.copy_(before)
+
+
+def takes_one_sample(module: nn.Module, batch: Batch, forward: Compute) -> bool:
+    """Whether a pass over one sample of ``batch`` is possible: batch normalisation may need two.
+
+    The batch lies on the module's device. Nothing is left of it.
+    """
+    if not any(isinstance(each, _BatchNorm) for each in module.modules()):
+        return True
+    one = Batch(batch.inputs[:1], batch.targets[:1])
+    with rehearse(module, module, one, forward) as take_pass:
+        try:
+            take_pass()
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            return False
+    return True
 
 
 def time_pass(take_pass: Callable[[], object], device: torch.device) -> float:

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -105,14 +106,22 @@ class Samples(Dataset[Answer]):
             return Answer(None, problem)
         return Answer(self.read(Key(key.epoch, good)), problem)
 
+    def find_readable(self, key: Key, count: int) -> list[int]:
+        """The first ``count`` of the key's positions that can be read, or fewer."""
+        found = (each for each in key.positions if self._try_one(key.epoch, each) is None)
+        return list(islice(found, count))
+
+    def _try_one(self, epoch: int, position: int) -> Exception | None:
+        try:
+            self.read(Key(epoch, [position]))
+        except Exception as error:
+            return error
+        return None
+
     def _try_each(self, key: Key) -> tuple[list[int], UnreadableSampleError | None]:
         """Those that can be read, and what is wrong with the others."""
-        bad: dict[int, Exception] = {}
-        for position in key.positions:
-            try:
-                self.read(Key(key.epoch, [position]))
-            except Exception as error:
-                bad[position] = error
+        tried = {each: self._try_one(key.epoch, each) for each in key.positions}
+        bad = {position: error for position, error in tried.items() if error is not None}
         good = [position for position in key.positions if position not in bad]
         return good, describe_problem(self.what, bad) if bad else None
 

@@ -77,6 +77,52 @@ class Task:
     loss: Loss = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": count_correct})
 
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError for what is no function."""
+        for name in ("model", "data"):
+            _check_factory(name, getattr(self, name))
+        _check_function("loss", self.loss)
+        if not isinstance(self.metrics, Mapping):
+            raise ConfigurationError(
+                f"metrics: expected functions by name, for example {{'gap': gap}}, found "
+                f"{_name(self.metrics)}"
+            )
+        for key, metric in self.metrics.items():
+            if not isinstance(key, str):
+                raise ConfigurationError(f"metrics: expected names, found {_name(key)}")
+            _check_function(f"metric {key}", metric)
+
+
+def _check_factory(name: str, found: object) -> None:
+    what = {"model": "a module", "data": "a DataSet"}[name]
+    advice = ""
+    if isinstance(found, nn.Module | DataSet):
+        # A module can be called, too: with inputs.
+        advice = ": give a function that makes it"
+    elif isinstance(found, str):
+        advice = f": give a name as the option {name}, not in a Task"
+    elif found is None or callable(found):
+        return
+    raise ConfigurationError(
+        f"{name}: expected a function that returns {what}, found {_name(found)}{advice}"
+    )
+
+
+def _check_function(what: str, found: object) -> None:
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    if is_class or not callable(found):
+        advice = ": give an instance, called with ()" if is_class else ""
+        raise ConfigurationError(
+            f"{what}: expected a function of outputs and targets, found {_name(found)}{advice}"
+        )
+
+
+def _name(found: object) -> str:
+    if isinstance(found, type):
+        return f"the class {found.__name__}"
+    plain = isinstance(found, str | int | float)
+    return f"{found!r} ({type(found).__name__})" if plain else f"a {type(found).__name__}"
+
 
 def add_test_metrics(task: Task, classes: int) -> Task:
     """The task with what is only reported of test samples, for the loss and metric of mpiddp."""
@@ -119,6 +165,8 @@ def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, C
 
 def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
     """The options that a task decides. Raises ConfigurationError where they say something else."""
+    if not isinstance(task, Task):
+        raise ConfigurationError(f"task: expected a mpiddp.Task, found {_name(task)}")
     names = {}
     for option, usual in (("model", AUTO), ("data", DataOptions.data)):
         own, chosen = getattr(task, option), options.get(option)
@@ -156,28 +204,11 @@ def build_model(task: Task, data: DataSet) -> nn.Module:
     return module
 
 
-def load_data(task: Task, seed: int) -> DataSet:
-    """Raises ConfigurationError, also where a split is empty or its shape cannot be read."""
-    assert task.data is not None
-    data = call_factory("data", task.data, DataSet, seed=seed)
-    name = describe(task.data)
-    try:
-        empty = [each for each in ("train", "test") if len(getattr(data, each)) == 0]
-        if not empty:
-            # Read for the shape; an index or a file may be wrong.
-            _ = data.shape
-    except Exception as error:
-        raise failed("data", f"the first sample of {name} cannot be read", error) from error
-    if empty:
-        raise ConfigurationError(f"data: expected samples, found none in {empty[0]} of {name}")
-    return data
-
-
-def check_task(task: Task, module: nn.Module, batch: Batch) -> None:
+def check_task(task: Task, module: nn.Module, batch: Batch, classes: int = 0) -> None:
     """Check the names of a task's metrics, and try the task on one sample of ``batch``.
 
     The batch lies on the module's device. Nothing is left of it. Raises ConfigurationError where
-    model, data, loss and metrics do not fit.
+    model, data, loss and metrics do not fit; ``classes``: those of the data.
     """
     reserved = {each.name for each in fields(Row)} & set(task.metrics)
     if reserved:
@@ -186,16 +217,28 @@ def check_task(task: Task, module: nn.Module, batch: Batch) -> None:
     inputs, targets = batch.inputs[:1], batch.targets[:1]
     is_training, device = module.training, inputs.device
     module.eval()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         outputs = _try("model", f"a sample of shape {tuple(inputs.shape[1:])}", module, inputs)
         shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(targets)}"
         functions = {"loss": task.loss, **{f"metric {name}": f for name, f in task.metrics.items()}}
         for what, function in functions.items():
             found = _try(what, shapes, function, outputs, targets)
-            if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            if not isinstance(found, torch.Tensor) or found.dim() != 0:
                 kind = _shape(found) if isinstance(found, torch.Tensor) else type(found).__name__
-                raise ConfigurationError(f"{what}: expected a tensor with one number, found {kind}")
+                raise ConfigurationError(
+                    f"{what}: expected a tensor with one number, of shape (), found {kind}"
+                )
+            if what == "loss" and not found.requires_grad:
+                raise ConfigurationError(
+                    "loss: expected a tensor that depends on the model's parameters, found one "
+                    "without a gradient (detached, or of whole numbers)"
+                )
     module.train(is_training)
+    if task.loss is cross_entropy and outputs.shape[1] < classes:
+        raise ConfigurationError(
+            f"model: expected a score for each of {classes} classes of the data, found "
+            f"{outputs.shape[1]} in outputs of shape {_shape(outputs)}"
+        )
 
 
 def _try(what: str, found: str, function: Callable[..., Any], *arguments: Any) -> Any:

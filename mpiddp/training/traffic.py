@@ -28,17 +28,27 @@ class Traffic:
         """Add what is only known at the end of an epoch."""
 
 
-class FrameworkTraffic(Traffic):
+class SteadyTraffic(Traffic):
+    """Of ranks that send as many bytes in each step; their time is not known."""
+
+    def __init__(self, step_bytes: float) -> None:
+        self._bytes = step_bytes
+
+    def finish_epoch(self, costs: Costs) -> None:
+        costs.sent_bytes = costs.steps * self._bytes
+
+
+class FrameworkTraffic(SteadyTraffic):
     """Of DDP's own all-reduce: the bytes are those of a ring, the time is what DDP measures."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
         ranks = model.process_group.size()
         sizes = [each.nbytes for each in model.parameters() if each.requires_grad]
-        self._bytes = 2 * (ranks - 1) / ranks * sum(sizes)
+        super().__init__(2 * (ranks - 1) / ranks * sum(sizes))
 
     def finish_epoch(self, costs: Costs) -> None:
-        costs.sent_bytes = costs.steps * self._bytes
+        super().finish_epoch(costs)
         # DDP measures its first ten passes, then each hundredth.
         measured = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         nanoseconds = max(0, measured.get("avg_backward_comm_time", 0))

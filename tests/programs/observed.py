@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -16,11 +18,18 @@ from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training import buckets
 from mpiddp.training.config import parse
+from mpiddp.training.step import Engine
 from mpiddp.training.trainer import train
 
 SIZES = (0.0002, 0.0005)
 """MB of DDP's buckets to choose from. Either makes two buckets of the mlp for the toy data."""
 LAYERS = (nn.Linear, nn.Conv2d)
+TAKE_STEP = Engine.take_step
+ALL_REDUCE = dist.all_reduce
+# As torch names them from 2.13 on, or before.
+IS_NEW = hasattr(dist, "all_gather_single")
+GATHER = "all_gather_single" if IS_NEW else "all_gather_into_tensor"
+SCATTER = "reduce_scatter_single" if IS_NEW else "reduce_scatter_tensor"
 
 
 @dataclass
@@ -41,6 +50,9 @@ class Observation:
     """Whether some images were stored channel by channel in the last place."""
     buckets: int = 0
     """That a schedule averaged."""
+    sent: float = 0.0
+    """Bytes of FSDP's calls, which name their group, in training steps."""
+    is_stepping: bool = False
     is_deterministic: bool = False
     row: dict[str, Any] = field(default_factory=dict)
     """The last one of the metrics."""
@@ -58,6 +70,42 @@ class Observation:
         self.is_deterministic = torch.are_deterministic_algorithms_enabled()
         if outputs.dim() == 4 and outputs.shape[1] > 1:
             self.channels_last |= outputs.is_contiguous(memory_format=torch.channels_last)
+
+    def list_patches(self) -> Iterator[AbstractContextManager[object]]:
+        def take_step(*arguments: Any) -> Any:
+            return self.take_step(*arguments)
+
+        average = self.count("buckets", ScheduleHook._average)
+        forward = self.count("computed", nn.Linear.forward)
+        yield mock.patch.object(ScheduleHook, "_average", average)
+        yield mock.patch.object(nn.Linear, "forward", forward)
+        yield mock.patch.object(buckets, "SIZES", SIZES)
+        yield mock.patch.object(Engine, "take_step", take_step)
+        for name in (GATHER, SCATTER, "all_reduce"):
+            yield mock.patch.object(dist, name, self.weigh(getattr(dist, name)))
+
+    def weigh(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose bytes are counted: the part of a rank to each other one."""
+
+        def weigh_and_call(*arguments: Any, **named: Any) -> Any:
+            if self.is_stepping and (group := named.get("group")) is not None:
+                values = [*arguments, *named.values()]
+                ranks = dist.get_world_size(group)
+                part = min(each.nbytes for each in values if isinstance(each, torch.Tensor))
+                # Reduced and gathered, by parts.
+                twice = 2 / ranks if function is ALL_REDUCE else 1
+                self.sent += twice * (ranks - 1) * part
+            return function(*arguments, **named)
+
+        return weigh_and_call
+
+    def take_step(self, engine: Engine, *arguments: Any) -> Any:
+        """In place of the engine's."""
+        self.is_stepping = True
+        try:
+            return TAKE_STEP(engine, *arguments)
+        finally:
+            self.is_stepping = False
 
     def count(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose calls are counted in the attribute."""
@@ -101,13 +149,9 @@ def observe(session: Session, *command_lines: Sequence[str]) -> list[Observation
     for words in command_lines:
         observation = Observation()
         hook = register_module_forward_hook(observation.note)
-        average = observation.count("buckets", ScheduleHook._average)
-        forward = observation.count("computed", nn.Linear.forward)
-        with (
-            mock.patch.object(ScheduleHook, "_average", average),
-            mock.patch.object(nn.Linear, "forward", forward),
-            mock.patch.object(buckets, "SIZES", SIZES),
-        ):
+        with ExitStack() as stack:
+            for each in observation.list_patches():
+                stack.enter_context(each)
             try:
                 handler = session._resources.failure_handler
                 observation.row = vars(train(parse(list(words)), session, handler))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 
 import wrong_algorithms
 from mpiddp.errors import MpiddpError
@@ -20,6 +23,11 @@ def make_task() -> Task:
     return Task(metrics={"hits": count_correct})
 
 
+def build_normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model that cannot train on one sample."""
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
 def run(session: Session, *command_lines: Sequence[str]) -> None:
     """Train with each of the trainer's command lines."""
     # Several threads for so small models only wait for each other on a busy machine.
@@ -32,6 +40,19 @@ def evaluate(session: Session, words: Sequence[str]) -> None:
     """Evaluate with the trainer's command line."""
     torch.set_num_threads(1)
     evaluate_only(parse(list(words)), session, session._resources.failure_handler)
+
+
+def evaluate_compiled(session: Session, words: Sequence[str]) -> list[str]:
+    """What is compiled meanwhile; it stays as it is."""
+    found = []
+
+    def compile_(given: Any, **_: Any) -> Any:
+        found.append(type(given).__name__)
+        return given
+
+    with mock.patch.object(torch, "compile", compile_):
+        evaluate(session, words)
+    return found
 
 
 def refuse(session: Session, *words: str) -> str:

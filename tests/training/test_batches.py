@@ -51,6 +51,13 @@ def test_evaluation_counts_every_sample_exactly_once(
     assert max(shares) - min(shares) <= 1
 
 
+@given(samples=sizes, ranks=st.integers(1, 6), size=st.integers(1, 8), drops=st.booleans())
+def test_the_smallest_batch_is_known(samples: int, ranks: int, size: int, drops: bool) -> None:
+    cuts = [Cut(size, rank, ranks, drops) for rank in range(ranks)]
+    found = [len(part.positions) for cut in cuts for part in cut.cut(range(samples))]
+    assert cuts[0].find_smallest(samples) == min(found, default=size)
+
+
 @settings(deadline=None)
 @given(
     samples=sizes,

@@ -6,6 +6,8 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 import broken_data
 import launchers
-from mpiddp.errors import MpiddpError
+from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.batches import Cut, make_training_batches
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
@@ -234,6 +236,54 @@ def test_the_mark_follows_the_loss_and_changes_no_gradient(loss: float) -> None:
         assert torch.equal(parameter.grad, gradient)
     marked.begin_step()
     assert not marked.is_refused(is_bad=False)
+
+
+class Several(nn.Module):
+    """Returns more than one tensor, of which a loss may need some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, features: torch.Tensor) -> Any:
+        scores = self.layer(features)
+        return {"scores": scores, "more": (scores * 2, [features, None]), "step": 3}
+
+
+def test_every_output_of_several_is_marked() -> None:
+    module = Several()
+    marked, features = MarkedModel(module), torch.randn(4, 3)
+    for value in (1.0, math.nan):
+        for choose in (
+            lambda found: found["scores"].sum(),
+            lambda found: found["more"][0].sum(),
+            lambda found: found["scores"].sum() + found["more"][0].sum(),
+        ):
+            module.zero_grad()
+            choose(module(features)).backward()
+            expected = [each.grad.clone() for each in module.parameters()]
+            module.zero_grad()
+            marked.begin_step()
+            marked.loss = torch.tensor(value)
+            outputs = marked(features)
+            assert outputs["more"][1][0] is features and outputs["step"] == 3
+            choose(outputs).backward()
+            assert marked.is_refused(is_bad=False) == math.isnan(value)
+            for parameter, gradient in zip(module.parameters(), expected, strict=True):
+                assert torch.equal(parameter.grad, gradient)
+
+
+class Opaque(Several):
+    def forward(self, features: torch.Tensor) -> Any:
+        return SimpleNamespace(scores=self.layer(features))
+
+
+def test_outputs_that_cannot_be_marked_are_refused() -> None:
+    marked = MarkedModel(Opaque())
+    with pytest.raises(ConfigurationError, match=r"on_nan: .* found SimpleNamespace: return one"):
+        marked(torch.ones(4, 3))
+    with torch.no_grad():
+        assert marked(torch.ones(4, 3)).scores.shape == (4, 2)
 
 
 class BrokenFiles:

@@ -113,6 +113,7 @@ def test_fsdp_does_what_ddp_does(pool: Pools, tmp_path: Path) -> None:
         assert find_difference(weights[name], weights[f"sharded-{name}"]) < bound, name
         assert other.row["test_loss"] == pytest.approx(one.row["test_loss"], rel=bound)
         assert (other.types, other.samples) == (one.types, one.samples)
+        assert set(other.row["sent_bytes"]) == {other.sent} != {0}
         # No passes before the first step.
         assert other.layers == one.layers - REHEARSED * LAYERS
     line = "Parameters: 652 sharded over 2 ranks, in 2 groups of up to 550"
@@ -127,6 +128,11 @@ def test_fsdp_evaluates_where_ranks_have_different_numbers_of_samples(
     ways = {"plain": few, "sharded": (*few, *SHARDED)}
     seen, weights, _ = train_each(pool, tmp_path, ways, ranks=3)
     assert find_difference(weights["plain"], weights["sharded"]) < 1e-6
+    # Of the mlp's 50 x 10, 50, 2 x 50 and 2 numbers a rank has 17 x 10, 17, 1 x 50 and 1. In each
+    # of two steps it sends them to two ranks: for both passes, and as gradients.
+    sent = 2 * 3 * 2 * 4 * (170 + 17 + 50 + 1)
+    assert seen["sharded"].row["sent_bytes"] == [sent] * 3
+    assert seen["sharded"].sent == sent
     # Two test samples for three ranks: each is counted once.
     for name in ("test_loss", "test_metrics"):
         assert seen["sharded"].row[name] == pytest.approx(seen["plain"].row[name], rel=1e-5)
@@ -141,6 +147,7 @@ def test_each_node_may_have_a_whole_copy(pool: Pools, tmp_path: Path) -> None:
     called = pool("openmpi", 4).call(
         observed.observe_on_nodes, 2, *lines, timeout=120, cwd=tmp_path
     )
+    assert called.values[0][1].row["sent_bytes"] == [called.values[0][1].sent] * 4
     weights = [
         torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("plain", "hybrid")
     ]
@@ -250,6 +257,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "offload": (("--parallel", "fsdp", "--cpu-offload"), "cpu_offload: expected GPUs"),
     "groups": (("--activation-checkpointing",), "activation_checkpointing: expected modules with"),
     "images": (("--channels-last",), "channels_last: expected images"),
+    # 162 samples: two of them in the sixth step.
+    "single": (
+        ("--samples", "202", "--model", "trainings:build_normalised"),
+        "last_batch: step 6 of each epoch, on some rank, has one sample, of which the model's",
+    ),
+    "pass": (
+        ("--accumulation-steps", "16", "--model", "trainings:build_normalised"),
+        "accumulation_steps: each forward pass has one sample",
+    ),
 }
 ALONE = {
     "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs"),
@@ -285,7 +301,7 @@ def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch, "compile", fail)
     with pytest.raises(ConfigurationError) as raised:
-        engine._compile(nn.Linear(1, 1), Configuration(compile=True))
+        engine.compile_model(nn.Linear(1, 1), Configuration(compile=True))
     assert str(raised.value) == (
         "compile: torch.compile does not work here: RuntimeError: No working C++ compiler found: "
         "leave out --compile"

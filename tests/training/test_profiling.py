@@ -72,6 +72,12 @@ def test_the_ranks_that_are_named_write_a_trace(pool: Pools, tmp_path: Path) -> 
         assert {"aten::addmm", "gloo:all_reduce"} <= names
 
 
+@pytest.mark.parametrize("words", [["--profile"], ["--profile", *TOY], ["--profile=0"]])
+def test_rank_0_is_meant_where_no_rank_is_named(words: list[str]) -> None:
+    assert parse(words).profile == "0"
+    assert parse(["--profile", "1", *TOY]).profile == "1"
+
+
 def test_other_words_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="--profile: expected all, none, or ranks"):
         parse(["--profile", "some"])

@@ -144,6 +144,33 @@ def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_a_checkpoint_is_for_ddp_and_for_fsdp(pool: Pools, tmp_path: Path) -> None:
+    words = [*SMALL, "--optimizer", "adamw", "--ema", "0.9"]
+    sharded = [*words, "--parallel", "fsdp", "--wrap-parameters", "1000"]
+    ranks = pool("openmpi", 2)
+    ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
+    parameters = []
+    # 8 steps in an epoch.
+    for options, cuts in ((words, [5]), (sharded, [11]), (words, [])):
+        named = [*options, "--name", "cut"]
+        called = ranks.call(interrupted.run, named, cuts, not cuts, cwd=tmp_path)
+        for found in called.values:
+            parameters.append([each for each in found if isinstance(each, str)])
+    # Where one ends, on either rank, the next begins.
+    for rank in (0, 1):
+        ddp, fsdp, last = parameters[rank::2]
+        assert (ddp[-1], fsdp[-1]) == (fsdp[0], last[0])
+        assert len({*ddp, *fsdp, *last}) == 4
+    assert "changed since then: parallel, wrap_parameters\n" in called.printed
+    whole, found = (interrupted.read_last(tmp_path / "runs" / name) for name in ("whole", "cut"))
+    assert whole.keys() == found.keys()
+    for name in whole:
+        if name.startswith(("model.", "optimizer.")):
+            torch.testing.assert_close(found[name], whole[name])
+
+
+@pytest.mark.mpi
 def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> None:
     words, ranks = [*SMALL, "--epochs", "1", "--name", "lost"], pool("openmpi", 3)
     ranks.call(interrupted.run, words, [3], False, cwd=tmp_path)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,9 +20,10 @@ from torch import nn
 import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet
+from mpiddp.training.data import DataSet, Split
+from mpiddp.training.loading import load_data, read_first
 from mpiddp.training.metrics import Average
-from mpiddp.training.samples import Batch
+from mpiddp.training.samples import Batch, Samples
 from mpiddp.training.task import (
     Task,
     add_perplexity,
@@ -30,7 +34,6 @@ from mpiddp.training.task import (
     count_correct,
     count_top5,
     find_task,
-    load_data,
 )
 
 MINE = """
@@ -159,20 +162,85 @@ class Unreadable(list[int]):
         raise OSError("the file\nis gone")
 
 
+def split(labels: list[int]) -> Split:
+    return Split(np.zeros((len(labels), 3), dtype=np.float32), np.array(labels))
+
+
 @pytest.mark.parametrize(
     ("train", "test", "fragments"),
     [
         ([(torch.ones(2), 0)], [], ["expected samples, found none in test of"]),
         ([], [(torch.ones(2), 0)], ["expected samples, found none in train of"]),
         (Unreadable([1]), [1], ["first sample", "OSError: the file is gone"]),
-        (iter([1]), [1], ["first sample", "has no len()"]),
+        (iter([1]), [1], ["samples of train", "has no len()"]),
+        (split([0, 1, 2]), [1], ["labels from 0 to 1 in train", "found 2"]),
+        (split([0, 1]), split([0, -1]), ["labels from 0 to 1 in test", "found -1"]),
+        (Split(np.zeros((1, 2)), np.zeros(2, dtype=np.int64)), [1], ["found 1 and 2"]),
     ],
-    ids=["no test", "no train", "unreadable", "iterable"],
+    ids=["no test", "no train", "unreadable", "iterable", "label", "test label", "lengths"],
 )
 def test_data_that_cannot_be_used_are_refused(train: Any, test: Any, fragments: list[str]) -> None:
     with pytest.raises(ConfigurationError, match=r"^data: ") as caught:
         load_data(Task(data=lambda: DataSet(train, test, classes=2)), seed=0)
     assert [each for each in fragments if each not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("classes", [2.0, "2", -1, None])
+def test_classes_are_a_number(classes: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^data: expected the number of classes .*found"):
+        load_data(Task(data=lambda: DataSet(split([0]), split([0]), classes)), seed=0)
+
+
+class Rotten(list[int]):
+    """Ten samples, of which the last four can be read."""
+
+    def __getitem__(self, position: Any) -> Any:
+        if position < 6:
+            raise OSError(f"bad sector {position}")
+        return torch.full((3,), float(position)), position
+
+
+def test_the_first_readable_samples_stand_for_the_others() -> None:
+    session: Any = SimpleNamespace(device=torch.device("cpu"))
+    task = Task(data=lambda: DataSet(Rotten(range(10)), [1], classes=2))
+    with pytest.raises(ConfigurationError, match=r"the first sample .* OSError: bad sector 0"):
+        load_data(task, seed=0)
+    data = load_data(task, seed=0, skips=True)
+    assert data.shape == (3,)
+    for count, expected in ((3, [6, 7, 8]), (8, [6, 7, 8, 9])):
+        batch = read_first(Samples(data.train, skips=True), count, session)
+        assert batch.targets.tolist() == expected
+    empty = Task(data=lambda: DataSet(Unreadable([1]), [1], classes=2))
+    with pytest.raises(ConfigurationError, match=r"no sample of .* can be read: OSError"):
+        load_data(empty, seed=0, skips=True)
+
+
+def named(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs["scores"], targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "digits"}, "data: .* found 'digits' (str): give a name as the option data"),
+        ({"model": "mlp"}, "model: .* found 'mlp' (str): give a name as the option model"),
+        ({"model": nn.Linear(1, 1)}, "model: .* returns a module, found a Linear: give a function"),
+        ({"data": DataSet([1], [1], 2)}, "data: .* found a DataSet: give a function that makes"),
+        ({"data": 3}, "data: expected a function that returns a DataSet, found 3 (int)"),
+        ({"loss": "mse"}, "loss: expected a function of outputs and targets, found 'mse' (str)"),
+        ({"loss": None}, "loss: expected a function of outputs and targets, found a NoneType"),
+        ({"loss": nn.MSELoss}, "loss: .* found the class MSELoss: give an instance"),
+        ({"metrics": [named]}, "metrics: expected functions by name, .* found a list"),
+        ({"metrics": {"a": 1}}, "metric a: expected a function of .* found 1 (int)"),
+        ({"metrics": {1: named}}, "metrics: expected names, found 1 (int)"),
+    ],
+    ids=str,
+)
+def test_a_task_of_other_things_is_refused(options: dict[str, Any], message: str) -> None:
+    pattern = re.escape(message).replace(r"\.\*", ".*")
+    with pytest.raises(ConfigurationError, match=f"^{pattern}") as caught:
+        Task(**options)
+    assert "\n" not in str(caught.value)
 
 
 def scalar(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -187,14 +255,17 @@ def scalar(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         (Task(loss=lambda outputs, targets: outputs), ["loss", "one number", "(1, 2)"]),
         (Task(loss=scalar, metrics={"a": lambda o, t: 3.0}), ["metric a", "one number", "float"]),
         (Task(metrics={"seconds": scalar}), ["metrics", "'seconds'"]),
+        (Task(loss=lambda outputs, targets: targets.sum()), ["loss", "without a gradient"]),
+        (Task(loss=lambda o, t: o.sum().reshape(1)), ["loss", "of shape ()", "(1,)"]),
+        (Task(model=lambda: nn.Linear(3, 3)), ["model", "each of 4 classes", "found 3"]),
     ],
-    ids=["model", "loss", "no number", "metric", "name"],
+    ids=["model", "loss", "no number", "metric", "name", "detached", "not flat", "classes"],
 )
 def test_what_does_not_fit_together_is_refused(task: Task, fragments: list[str]) -> None:
     batch = Batch(torch.zeros(4, 3), torch.full((4,), 1))
     module = task.model() if task.model is not None else nn.Linear(3, 2)
     with pytest.raises(ConfigurationError) as caught:
-        check_task(task, module, batch)
+        check_task(task, module, batch, classes=4)
     assert [each for each in fragments if each not in str(caught.value)] == []
 
 

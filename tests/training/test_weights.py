@@ -56,6 +56,17 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
         right = sum(row["class"] == row["predicted"] for row in rows)
         assert called.printed.startswith(f"Evaluation done: test accuracy {right / 43:.2%}, loss ")
 
+    # As training would evaluate.
+    words = [*SMALL, "--evaluate-only", "--weights", "first.pt", "--compile", "--name", "narrow"]
+    called = pool("openmpi", 2).call(
+        trainings.evaluate_compiled, [*words, "--precision", "bf16"], cwd=tmp_path
+    )
+    assert [each[1:] for each in called.values] == [["Sequential"]] * 2
+    with (tmp_path / "runs" / "narrow" / "predictions.csv").open() as file:
+        narrow = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert narrow == pytest.approx(losses, abs=0.05)
+    assert max(abs(one - other) for one, other in zip(narrow, losses, strict=True)) > 1e-4
+
 
 def test_an_evaluation_reports_what_one_during_training_does(pool: Pools, tmp_path: Path) -> None:
     words = ["--data", "synthetic", "--samples", "60", "--model", "mlp", "--epochs", "1"]

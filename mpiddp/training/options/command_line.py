@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, make_dataclass
 from io import StringIO
@@ -19,6 +19,8 @@ from mpiddp.training.options.checks import did_you_mean, quote
 
 PROGRAM = "python -m mpiddp.train"
 HELP = ("-h", "--help")
+BARE = {"--profile": "0"}
+"""Options that need no value, and what they mean without one."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -59,7 +61,7 @@ def parse(
         description += f" {HELP[-1]} GROUP shows one group of options: {', '.join(defaults)}."
         defaults = {**defaults, "file": ConfigurationFile()}
         _refuse_unknown_options(defaults.values(), arguments)
-    parsed = _run_tyro(description, defaults, arguments, show_help)
+    parsed = _run_tyro(description, defaults, list(_complete(arguments)), show_help)
     return {name: getattr(parsed, name) for name in defaults if name != "file"}
 
 
@@ -74,6 +76,13 @@ def _find_group(names: Mapping[str, Any], arguments: Sequence[str]) -> str | Non
                 )
             return word
     return None
+
+
+def _complete(arguments: Sequence[str]) -> Iterator[str]:
+    for argument, following in pairwise([*arguments, "--"]):
+        yield argument
+        if argument in BARE and following.startswith("-"):
+            yield BARE[argument]
 
 
 def _refuse_unknown_options(groups: Iterable[Any], arguments: Sequence[str]) -> None:

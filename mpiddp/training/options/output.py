@@ -28,7 +28,8 @@ class OutputOptions:
     """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
 
     profile: str = "none"
-    """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5."""
+    """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 where the
+    command line names none."""
 
     log_dir: Path | None = None
     """Directory for what each rank prints: rank-N.out and rank-N.err."""
