@@ -48,7 +48,7 @@ def rehearse(
         buffer.copy_(before)
 
 
-def takes_one_sample(module: nn.Module, batch: Batch, forward: Compute) -> bool:
+def takes_one_sample(module: nn.Module, batch: Batch, compute: Compute) -> bool:
     """Whether a pass over one sample of ``batch`` is possible: batch normalisation may need two.
 
     The batch lies on the module's device. Nothing is left of it.
@@ -56,7 +56,7 @@ def takes_one_sample(module: nn.Module, batch: Batch, forward: Compute) -> bool:
     if not any(isinstance(each, _BatchNorm) for each in module.modules()):
         return True
     one = Batch(batch.inputs[:1], batch.targets[:1])
-    with rehearse(module, module, one, forward) as take_pass:
+    with rehearse(module, module, one, compute) as take_pass:
         try:
             take_pass()
         except ValueError as error:
