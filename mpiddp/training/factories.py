@@ -94,6 +94,8 @@ def _choose_arguments(
 def failed(option: str, what: str, error: Exception) -> ConfigurationError:
     """With the place of the user's code that raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    # A module that is not there has no place.
+    is_known = len(frames) > 1 and not frames[-1].filename.startswith("<frozen ")
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if is_known else ""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return ConfigurationError(f"{option}: {what}: {text}{where}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, Split
@@ -35,7 +35,7 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
     problem = ""
     try:
         skips = configuration.on_bad_sample == "skip"
-        data = load_data(task, configuration.seed, skips=skips)
+        data = load_data(task, configuration.seed, configuration.data, skips=skips)
     except ConfigurationError as error:
         problem = str(error)
     except OSError as error:
@@ -47,14 +47,16 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
     return data
 
 
-def load_data(task: Task, seed: int, *, skips: bool = False) -> DataSet:
+def load_data(task: Task, seed: int, name: str = "", *, skips: bool = False) -> DataSet:
     """Raises ConfigurationError, also where a split is empty or its shape cannot be read.
 
-    ``skips``: whether samples that cannot be read are left out.
+    Args:
+        name: of the data, for messages; by default that of the task's function.
+        skips: whether samples that cannot be read are left out.
     """
     assert task.data is not None
     data = call_factory("data", task.data, DataSet, seed=seed)
-    name = describe(task.data)
+    name = name or describe(task.data)
     _check_sizes(data, name)
     _check_labels(task, data, name)
     if data.sample_shape is not None:
@@ -152,8 +154,8 @@ def read_first(samples: Samples, count: int, session: Session) -> Batch:
         if answer.problem is not None and samples.skips:
             positions = samples.find_readable(Key(1, list(range(len(samples.split)))), count)
             answer = samples[Key(1, positions)] if positions else answer
-    except Exception as error:  # Each can be read: it is torch's collation that raises.
-        raise failed("data", "the first samples do not make a batch", error) from error
+    except MpiddpError as error:
+        raise ConfigurationError(f"data: {error}") from error
     if answer.batch is None:
         assert answer.problem is not None
         raise answer.problem

@@ -98,13 +98,20 @@ class Samples(Dataset[Answer]):
         return Batch(inputs, targets)
 
     def __getitem__(self, key: Key) -> Answer:
+        """Raises MpiddpError where samples that can be read do not make a batch."""
         try:
             return Answer(self.read(key), None)
         except Exception:
             good, problem = self._try_each(key)
         if problem is not None and (not self.skips or not good):
             return Answer(None, problem)
-        return Answer(self.read(Key(key.epoch, good)), problem)
+        try:
+            return Answer(self.read(Key(key.epoch, good)), problem)
+        except Exception as error:  # Each can be read: it is torch's collation that raises.
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise MpiddpError(
+                f"{self.what} {describe_numbers(good)} do not make a batch: {text}"
+            ) from error
 
     def find_readable(self, key: Key, count: int) -> list[int]:
         """The first ``count`` of the key's positions that can be read, or fewer."""

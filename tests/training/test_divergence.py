@@ -318,3 +318,13 @@ def test_all_unreadable_samples_of_a_batch_are_named() -> None:
 def test_a_batch_of_which_nothing_can_be_read_ends_the_run() -> None:
     batch, problem = ask({2, 7, 9}, [2, 7], skips=True)
     assert batch is None and "samples 2, 7 cannot be read" in str(problem)
+
+
+class Uneven(BrokenFiles):
+    def __getitem__(self, position: int, /) -> tuple[torch.Tensor, int]:
+        return torch.zeros(position), position
+
+
+def test_samples_that_make_no_batch_are_named() -> None:
+    with pytest.raises(MpiddpError, match=r"^training samples 3, 4 do not make a batch: Runtime"):
+        Samples(Uneven(set()), skips=True)[Key(1, [3, 4])]

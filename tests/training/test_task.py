@@ -153,7 +153,7 @@ def test_a_factory_that_cannot_be_used_is_refused(
 ) -> None:
     given = {name: value.replace("MINE", mine) for name, value in options.items()}
     message = refuse(given)
-    assert "\n" not in message
+    assert "\n" not in message and "<frozen" not in message
     assert [each for each in fragments if each.replace("MINE", mine) not in message] == []
 
 
@@ -213,6 +213,8 @@ def test_the_first_readable_samples_stand_for_the_others() -> None:
     empty = Task(data=lambda: DataSet(Unreadable([1]), [1], classes=2))
     with pytest.raises(ConfigurationError, match=r"no sample of .* can be read: OSError"):
         load_data(empty, seed=0, skips=True)
+    with pytest.raises(ConfigurationError, match=r"the first sample of mine:load cannot be read"):
+        load_data(empty, 0, "mine:load")
 
 
 def named(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
