@@ -91,7 +91,7 @@ def test_a_task_brings_model_data_loss_and_metrics(mine: str, tmp_path: Path) ->
         env=launchers.clean_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "own"
