@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch import nccl
+from mpiddp.launch import nccl, nvml
 from mpiddp.launch.binding import (
     Cpus,
     choose_masks,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
     from mpiddp.launch.world import World
 
-UUID_BYTES = 96
-"""NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
 SLICE = "MIG-"
 """How the UUID of a slice of a GPU (MIG, Multi-Instance GPU) begins."""
 
@@ -132,7 +129,7 @@ def find_identity(index: int) -> str | None:
     entry = entries[index] if entries is not None else str(index)
     if entry.startswith(SLICE):
         return entry
-    uuids = list_uuids()
+    uuids = nvml.list_uuids()
     if not entry.isdecimal():
         # A UUID, or its beginning.
         matches = [uuid for uuid in uuids if uuid.startswith(entry)]
@@ -145,35 +142,6 @@ def find_identity(index: int) -> str | None:
     return uuids[number]
 
 
-def list_uuids() -> list[str]:
-    """UUIDs of the GPUs that NVML sees, in the order of their PCI addresses; empty without NVML."""
-    library = _open_nvml()
-    if library is None:
-        return []
-    try:
-        count = ctypes.c_uint()
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return []
-        uuids = [_read_uuid(library, number) for number in range(count.value)]
-    finally:
-        library.nvmlShutdown()
-    # A list with gaps would count wrongly.
-    return uuids if all(uuids) else []
-
-
-class _Bus(ctypes.Structure):
-    """nvmlPciInfo_t, of which the numbers are read."""
-
-    _fields_ = (
-        ("legacy", ctypes.c_char * 16),
-        ("domain", ctypes.c_uint),
-        ("bus", ctypes.c_uint),
-        ("device", ctypes.c_uint),
-        ("rest", ctypes.c_uint * 2),
-        ("text", ctypes.c_char * 32),
-    )
-
-
 def find_bus_of(identity: str | None) -> str | None:
     """The PCI address of the GPU that `find_identity` has named, or None without NVML.
 
@@ -181,35 +149,7 @@ def find_bus_of(identity: str | None) -> str | None:
     """
     number, _, uuids = (identity or "").rpartition(" of ")
     uuid = uuids.split(", ")[int(number or 0)]
-    library = _open_nvml() if uuid else None
-    if library is None:
-        return None
-    handle, bus = ctypes.c_void_p(), _Bus()
-    try:
-        failed = library.nvmlDeviceGetHandleByUUID(
-            uuid.encode(), ctypes.byref(handle)
-        ) or library.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(bus))
-    finally:
-        library.nvmlShutdown()
-    return None if failed else _format_bus(bus.domain, bus.bus, bus.device)
-
-
-def _open_nvml() -> Any:
-    """NVML, to be shut down, or None where it is not there."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    return None if library.nvmlInit_v2() else library
-
-
-def _read_uuid(library: Any, number: int) -> str:
-    """Empty if NVML does not tell."""
-    handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(UUID_BYTES)
-    failed = library.nvmlDeviceGetHandleByIndex_v2(
-        ctypes.c_uint(number), ctypes.byref(handle)
-    ) or library.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(UUID_BYTES))
-    return "" if failed else uuid.value.decode()
+    return nvml.find_bus(uuid) if uuid else None
 
 
 def select(placement: Placement) -> Placement:
@@ -239,11 +179,7 @@ def find_bus(properties: Any) -> str | None:
     """The PCI address of a GPU as the system writes it, or None where this torch does not say."""
     found = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     numbers = [number for number in found if isinstance(number, int)]
-    return _format_bus(*numbers) if len(numbers) == 3 else None
-
-
-def _format_bus(domain: int, bus: int, slot: int) -> str:
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    return nvml.format_bus(*numbers) if len(numbers) == 3 else None
 
 
 def compare(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch import device
+from mpiddp.launch import device, nvml
 from mpiddp.launch.device import Placement
 from mpiddp.launch.world import World
 
@@ -255,7 +255,7 @@ from mpiddp.launch import device
 rank = int(os.environ["PMI_RANK"])
 set_devices = []
 torch.cuda.device_count = lambda: 1
-device.list_uuids = lambda: []
+device.nvml.list_uuids = lambda: []
 torch.cuda.set_device = set_devices.append
 def tell(index):
     assert set_devices == [index]
@@ -374,7 +374,7 @@ def test_a_gpu_is_known_by_its_uuid(visible, order, index, identity, monkeypatch
         if value is not None:
             monkeypatch.setenv(name, value)
     closed: list[bool] = []
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: make_nvml(closed))
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: make_nvml(closed))
     assert device.find_identity(index) == identity
     asked = (visible, index) not in [("0", 1), ("GPU-a1b2,MIG-c3", 1)]
     assert len(closed) == asked
@@ -392,14 +392,14 @@ def test_a_gpu_is_known_by_its_uuid(visible, order, index, identity, monkeypatch
 )
 def test_a_gpu_has_a_place_without_cuda(identity, bus, monkeypatch):
     closed: list[bool] = []
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: make_nvml(closed))
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: make_nvml(closed))
     assert device.find_bus_of(identity) == bus
     assert len(closed) == (identity is not None)
 
 
 def test_a_beginning_is_completed(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932,GPU-41")
-    monkeypatch.setattr(device, "list_uuids", lambda: ["GPU-41255406", "GPU-8932f937"])
+    monkeypatch.setattr(nvml, "list_uuids", lambda: ["GPU-41255406", "GPU-8932f937"])
     assert [device.find_identity(index) for index in range(2)] == ["GPU-8932f937", "GPU-41255406"]
 
 
@@ -408,7 +408,7 @@ def test_without_nvml_a_gpu_has_no_identity(monkeypatch):
         raise OSError(name)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device.ctypes, "CDLL", missing)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
     assert device.find_identity(0) is None
 
 
