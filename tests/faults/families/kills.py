@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -23,15 +24,26 @@ from laboratory import (
     watch_end,
 )
 
-UNREACHABLE = 4
-"""The exit code of ranks that did not find each other in time."""
+EARLY_ENDS = {
+    4: "ended by --timeout",
+    14: "ended by MPI",
+    128 + signal.SIGTERM: "ended by srun",
+    128 + signal.SIGKILL: "ended by srun, or by --timeout",
+}
+"""By exit code, how a job under srun ends whose ranks do not know each other yet: they did not find
+each other in time; Open MPI gave up in MPI_Init (MPI_ERR_UNKNOWN); srun's signal ended the others;
+or the victim's own, the highest. Nothing of mpiddp can tell the others: its limits are for later.
+"""
+KNOWN = re.compile(r"mpiddp: started|was lost|left early|Exited with exit code 6")
+"""What a job says whose ranks have found each other."""
 MOMENTS = ("start", "step", "save", "evaluation", "last step")
 START_SECONDS = 30
 """The start-up's --timeout under srun, which tells nobody of a rank that has gone."""
+EARLY_SECONDS = {"srun": START_SECONDS + 30, "srun-kill": 5}
+"""In which such a job has ended: each rank counts from where it begins to wait; and with
+--kill-on-bad-exit=1 srun sends SIGTERM, and then SIGKILL."""
 CODES = (6, 128 + signal.SIGKILL, signal.SIGKILL)
 """The survivors', or the victim's as a launcher reports it; Hydra gives the signal alone."""
-ENDED_BY_SRUN = 128 + signal.SIGTERM
-"""What srun --kill-on-bad-exit=1 makes of ranks that do not know each other yet."""
 
 
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,6 +109,12 @@ def break_off(
         return watch_end(job, since, survivors), job.wait()
 
 
+def is_early(choice: Mapping[str, Any], result: launchers.Result) -> bool:
+    """Whether a job under srun has ended before its ranks knew each other."""
+    is_start = choice["moment"] == "start" and choice["launcher"] in EARLY_SECONDS
+    return is_start and result.returncode in EARLY_ENDS and not KNOWN.search(result.stderr)
+
+
 def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
     # Ranks that have not found each other yet have no lifeline.
     waits = choice["launcher"] == "srun" and choice["moment"] == "start"
@@ -105,12 +123,12 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     with find_launcher(choice["launcher"], laboratory) as launcher:
         training = Training(folder, choice["ranks"], options, launcher)
         times, result = break_off(training, choice, steps)
-        if waits and result.returncode == UNREACHABLE:
+        if is_early(choice, result):
+            assert times.gone <= EARLY_SECONDS[choice["launcher"]], f"{times.gone:.1f} s: {result}"
             training.finish()
             laboratory.check_end(training)
-            return Finding("ended by --timeout, bitwise equal")
-        is_ended = (choice["launcher"], choice["moment"]) == ("srun-kill", "start")
-        assert result.returncode in (*CODES, *[ENDED_BY_SRUN] * is_ended), result
+            return Finding(f"{EARLY_ENDS[result.returncode]} in the start-up, bitwise equal")
+        assert result.returncode in CODES, result
         assert training.read_outcome().get("code", 6) == 6, result
         output = training.finish()
     laboratory.check_end(training)
