@@ -14,12 +14,16 @@ from torch import distributed
 from benchmarks.baselines.ddp_step import join
 from benchmarks.baselines.training_loop import Settings, train
 from benchmarks.training_loop.workloads import find_workload
+from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.models import build
 
 
 def main() -> None:
     name, seed, given, target = sys.argv[1:]
     device = join()
+    if device.type == "cpu":
+        # As the trainer does: it belongs to the process, not to the loop.
+        keep_freed_memory()
     workload = find_workload(name)
     module, _, function = workload.data.partition(":")
     data = getattr(import_module(module), function)(seed=int(seed))

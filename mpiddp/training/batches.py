@@ -108,7 +108,7 @@ class TrainingBatches:
         """
         self.share.begin(epoch, taken)
         return (
-            batch._replace(weight=part.weight)
+            Batch(batch.inputs, batch.targets, part.weight)
             for batch, part in zip(
                 self.reader.read(self.share.list_keys()), self.share.list_parts(), strict=True
             )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ SHARES = frozenset({"accuracy", "top5_accuracy"})
 """Metrics of 0 to 1 that are shown in percent."""
 SHOWN = 6
 """Values of a distribution that fit into a line."""
+MOST_PENDING = 1024
+"""Batches whose values a GPU may hold at once."""
 
 
 @dataclass(frozen=True)
@@ -36,38 +38,98 @@ class Average:
     """Batches that count for nothing, since their loss was not finite."""
 
 
+class Saved(NamedTuple):
+    """What `Totals` have counted."""
+
+    sums: list[float]
+    pending: list[tuple[int, list[torch.Tensor]]]
+
+
 class Totals:
-    """Running sums of one rank, kept on its device so that no step waits for them."""
+    """Running sums of one rank, in float64. No step waits for a GPU.
+
+    What a GPU has computed is added up later, but in the order of the batches, so that the sums do
+    not depend on when they are read.
+    """
 
     def __init__(self, device: torch.device, metrics: Mapping[str, Metric]) -> None:
         """``metrics``: by name, from outputs and targets of a batch to the sum over its samples."""
-        self._sums = torch.zeros(3 + len(metrics), dtype=torch.float64, device=device)
+        self._device = device
         self._metrics = metrics
+        self._sums = [0.0] * (3 + len(metrics))
+        """Of losses, samples, batches left out, and metrics."""
+        self._pending: list[tuple[int, list[torch.Tensor]]] = []
+        """Samples, mean loss and metrics of batches that are not added yet."""
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Count a batch: its mean loss, and outputs and targets of shapes (samples, …)."""
-        self._sums[0] += loss.double() * len(targets)
-        self._sums[1] += len(targets)
-        for place, metric in enumerate(self._metrics.values(), start=3):
-            self._sums[place] += metric(outputs, targets)
+        values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
+        if self._device.type == "cpu":
+            self._count(len(targets), [value.item() for value in values])
+            return
+        self._pending.append((len(targets), values))
+        if len(self._pending) == MOST_PENDING:
+            self._settle()
+
+    def _count(self, samples: int, values: Sequence[float]) -> None:
+        sums, (loss, *metrics) = self._sums, values
+        sums[0] += loss * samples
+        sums[1] += samples
+        for place, value in enumerate(metrics, start=3):
+            sums[place] += value
+
+    def _settle(self) -> None:
+        """Wait for the GPU, and add what it has computed."""
+        if not self._pending:
+            return
+        columns = len(self._sums) - 2
+        # One copy from the device for all of them.
+        flat = [
+            value.detach().to(self._device, torch.float64).reshape(())
+            for _, values in self._pending
+            for value in values
+        ]
+        rows = torch.stack(flat).view(-1, columns).tolist()
+        for (samples, _), row in zip(self._pending, rows, strict=True):
+            self._count(samples, row)
+        self._pending = []
 
     def leave_out(self) -> None:
         """Count a batch whose loss is not finite."""
         self._sums[2] += 1
 
+    def save(self) -> Saved:
+        """What was counted so far, without waiting for it."""
+        return Saved(self._sums[:], self._pending[:])
+
+    def restore(self, saved: Saved) -> None:
+        """Count nothing that came after ``saved``."""
+        self._sums, self._pending = saved.sums[:], saved.pending[:]
+
     @property
     def sums(self) -> torch.Tensor:
-        """This rank's, of losses, samples, batches left out, and metrics; they may be set."""
-        return self._sums
+        """This rank's, of losses, samples, batches left out, and metrics; on the CPU, a copy.
+
+        They may be set, to a tensor of that shape.
+        """
+        self._settle()
+        return torch.tensor(self._sums, dtype=torch.float64)
+
+    @sums.setter
+    def sums(self, sums: torch.Tensor) -> None:
+        if sums.shape != (len(self._sums),):
+            raise ValueError(f"expected {len(self._sums)} sums, found shape {tuple(sums.shape)}")
+        self._sums, self._pending = sums.tolist(), []
 
     def reduce(self) -> Average:
         """Sum over all ranks, by all-reduce, and return the averages. Every rank must call.
 
         They are NaN where nothing was counted.
         """
-        dist.all_reduce(self._sums)
-        loss, samples, left_out, *sums = self._sums.tolist()
+        total = self.sums.to(self._device)
+        dist.all_reduce(total)
+        loss, samples, left_out, *sums = total.tolist()
         means = [each / samples if samples else math.nan for each in (loss, *sums)]
         named = dict(zip(self._metrics, means[1:], strict=True))
         return Average(means[0], named, round(samples), round(left_out))

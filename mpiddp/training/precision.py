@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, TypeAlias
 
 import torch
@@ -33,8 +33,9 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Around a forward pass and its loss."""
-        narrows = self.dtype != torch.float32
-        return torch.autocast(self._device, self.dtype, enabled=narrows)
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device, self.dtype)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss whose backward pass is taken."""

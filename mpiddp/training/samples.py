@@ -44,6 +44,8 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         """The batch on the device. A copy from pinned memory to a GPU is not waited for."""
+        if self.inputs.device == device == self.targets.device:
+            return self
         move = partial(torch.Tensor.to, device=device, non_blocking=device.type == "cuda")
         return self._replace(inputs=move(self.inputs), targets=move(self.targets))
 

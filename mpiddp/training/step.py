@@ -87,7 +87,7 @@ class Engine:
         Returns the loss where it is not finite: the step is left out then, on all ranks. Raises
         MpiddpError where such a loss ends the run.
         """
-        before = totals.sums.clone() if self.guard.skips else None
+        before = totals.save() if self.guard.skips else None
         bad: torch.Tensor | None = None
         self.guard.begin_step()
         self.update.begin_step()
@@ -112,7 +112,7 @@ class Engine:
         if not self.update.finish_step(is_bad=bad is not None):
             self.guard.restore()
         if bad is not None and before is not None:
-            totals.sums.copy_(before)
+            totals.restore(before)
             totals.leave_out()
         self.clock.end(self.traffic.update_stage)
         self.clock.costs.steps += 1

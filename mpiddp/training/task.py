@@ -38,8 +38,8 @@ def cross_entropy(
 
 def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """For each sample the share of its labels that have the highest score; the sum of that."""
-    hits = outputs.argmax(dim=1) == targets
-    return hits.sum() * (len(targets) / targets.numel())
+    count = (outputs.argmax(dim=1) == targets).sum()
+    return count if targets.dim() == 1 else count * (len(targets) / targets.numel())
 
 
 def count_top5(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

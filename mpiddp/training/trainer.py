@@ -198,9 +198,7 @@ def _train_epoch(
             yield from _offer(Step(position.epoch, place.step, batch, take))
             training.failure_handler.step_under_way = None
             reports.after_step(position.epoch, before + number, epoch.totals)
-        position = replace(
-            position, samples=position.samples + taken, step=position.step + 1, row=None
-        )
+        position = Position(position.epoch, position.samples + taken, position.step + 1)
         training.failure_handler.step = position.step
         if number < left:
             epoch.seconds = time.perf_counter() - begin

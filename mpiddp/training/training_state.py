@@ -142,7 +142,7 @@ def _restore(training: Training, found: Found) -> Restored:
         _copy_buffers(module, own["buffers"])
         set_generators(own["random"], device)
         if _check_sums(training, found, position, own):
-            epoch.totals.sums.copy_(own["sums"])
+            epoch.totals.sums = own["sums"]
         epoch.seconds, epoch.costs = own["seconds"], Costs(**own["costs"])
     else:
         # No rank has gone on from another's random state, and none repeats what it has drawn.
@@ -150,7 +150,7 @@ def _restore(training: Training, found: Found) -> Restored:
         if rank == 0:
             every = [read(f"rank-{each}") for each in range(found.manifest.world)]
             if _check_sums(training, found, position, every[0]):
-                epoch.totals.sums.copy_(sum(own["sums"] for own in every))
+                epoch.totals.sums = sum(own["sums"] for own in every)
             epoch.seconds = every[0]["seconds"]
             epoch.costs = Costs(**every[0]["costs"])
     return Restored(position, epoch)
