@@ -60,9 +60,7 @@ class End:
 def read_end(run: Path) -> End:
     """Of a finished run in this directory."""
     rows: dict[int, dict[str, Any]] = {}
-    file = run / "metrics.jsonl"
-    # A run that goes on after its last step has nothing to train, and no file.
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for line in (run / "metrics.jsonl").read_text().splitlines():
         row = {name: json.loads(line).get(name) for name in COMPARED}
         # An epoch that had to be trained again has a row of each attempt.
         assert rows.setdefault(row["epoch"], row) == row, f"{row} differs from {rows}"
