@@ -64,7 +64,7 @@ class Totals:
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Count a batch: its mean loss, and outputs and targets of shapes (samples, …)."""
-        values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
+        values = [loss.detach(), *(metric(outputs, targets) for metric in self._metrics.values())]
         if self._device.type == "cpu":
             self._count(len(targets), [value.item() for value in values])
             return
@@ -86,7 +86,7 @@ class Totals:
         columns = len(self._sums) - 2
         # One copy from the device for all of them.
         flat = [
-            value.detach().to(self._device, torch.float64).reshape(())
+            value.to(self._device, torch.float64).reshape(())
             for _, values in self._pending
             for value in values
         ]
