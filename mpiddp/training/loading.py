@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import DataSet, Split
@@ -17,7 +17,7 @@ from mpiddp.training.device_data import place
 from mpiddp.training.download import fetch_on_all
 from mpiddp.training.factories import call_factory, describe, failed
 from mpiddp.training.reading import Reading
-from mpiddp.training.samples import Batch, Key, Samples
+from mpiddp.training.samples import Batch, BatchError, Key, Samples, UnreadableSampleError
 from mpiddp.training.task import Task, cross_entropy
 
 IGNORED = -100
@@ -149,13 +149,12 @@ def read_first(samples: Samples, count: int, session: Session) -> Batch:
     Raises UnreadableSampleError, and ConfigurationError where samples make no batch of tensors.
     """
     positions = list(range(count))
-    try:
-        answer = samples[Key(1, positions)]
-        if answer.problem is not None and samples.skips:
-            positions = samples.find_readable(Key(1, list(range(len(samples.split)))), count)
-            answer = samples[Key(1, positions)] if positions else answer
-    except MpiddpError as error:
-        raise ConfigurationError(f"data: {error}") from error
+    answer = samples[Key(1, positions)]
+    if isinstance(answer.problem, UnreadableSampleError) and samples.skips:
+        positions = samples.find_readable(Key(1, list(range(len(samples.split)))), count)
+        answer = samples[Key(1, positions)] if positions else answer
+    if isinstance(answer.problem, BatchError):
+        raise ConfigurationError(f"data: {answer.problem}")
     if answer.batch is None:
         assert answer.problem is not None
         raise answer.problem

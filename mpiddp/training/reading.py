@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
 from mpiddp.training.device_data import DeviceSplit
-from mpiddp.training.samples import Answer, Batch, Key, Samples, UnreadableSampleError
+from mpiddp.training.samples import Answer, Batch, Key, Samples
 
 GRACE = 1.0
 """Seconds between the loss of a connection and the news that its process has ended."""
@@ -53,11 +53,11 @@ class Reader:
         self._loader: DataLoader[Answer] | None = None
         self._workers: Any = None
         """An iterator of the loader, whose processes it holds."""
-        self.left_out: list[UnreadableSampleError] = []
+        self.left_out: list[MpiddpError] = []
         """What nobody has reported yet."""
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
-        """Raises UnreadableSampleError, MpiddpError for a worker that died."""
+        """Raises UnreadableSampleError, BatchError, MpiddpError for a worker that died."""
         if self._reading.workers and not isinstance(self._samples.split, DeviceSplit):
             return map(self._accept, self._read_ahead(list(keys)))
         return map(self._pin, map(self._accept, map(self._samples.__getitem__, keys)))

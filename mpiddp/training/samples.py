@@ -64,11 +64,16 @@ class Answer(NamedTuple):
 
     batch: Batch | None
     """None where nothing could be read, or what could not be read ends the run."""
-    problem: UnreadableSampleError | None
+    problem: MpiddpError | None
+    """UnreadableSampleError, or BatchError without a batch."""
 
 
 class UnreadableSampleError(MpiddpError):
     """The data set raised an exception for some samples."""
+
+
+class BatchError(MpiddpError):
+    """Samples that can be read do not make a batch."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,6 @@ class Samples(Dataset[Answer]):
         return Batch(inputs, targets)
 
     def __getitem__(self, key: Key) -> Answer:
-        """Raises MpiddpError where samples that can be read do not make a batch."""
         try:
             return Answer(self.read(key), None)
         except Exception:
@@ -111,9 +115,8 @@ class Samples(Dataset[Answer]):
             return Answer(self.read(Key(key.epoch, good)), problem)
         except Exception as error:  # Each can be read: it is torch's collation that raises.
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise MpiddpError(
-                f"{self.what} {describe_numbers(good)} do not make a batch: {text}"
-            ) from error
+            what = f"{self.what} {describe_numbers(good)} do not make a batch: {text}"
+            return Answer(None, BatchError(what))
 
     def find_readable(self, key: Key, count: int) -> list[int]:
         """The first ``count`` of the key's positions that can be read, or fewer."""

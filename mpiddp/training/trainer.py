@@ -24,7 +24,7 @@ from mpiddp.training.pauses import Pauses, make_pauses
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.reports import Reports, describe_training, say, warn
-from mpiddp.training.samples import Batch, UnreadableSampleError, describe_numbers
+from mpiddp.training.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.saving import Saver, look_for_checkpoint
 from mpiddp.training.shared_run import enter_run, leave_run
 from mpiddp.training.stages import Stage
@@ -283,9 +283,14 @@ def _read_batches(training: Training, position: Position) -> Iterator[Batch | No
     """As `_show_progress`. An error that ends the run names the step."""
     try:
         yield from _show_progress(training, position)
-    except UnreadableSampleError as error:
+    except (UnreadableSampleError, BatchError) as error:
         step = (training.failure_handler.step or 0) + 1
-        raise MpiddpError(f"{error}, in step {step}; --on-bad-sample skip leaves it out") from error
+        advice = ""
+        if isinstance(error, UnreadableSampleError):
+            is_skipped = training.configuration.on_bad_sample == "skip"
+            what = "nothing is left of" if is_skipped else "--on-bad-sample skip leaves it out of"
+            advice = f"; {what} the batch"
+        raise MpiddpError(f"{error}, in step {step}{advice}") from error
 
 
 def _show_progress(training: Training, position: Position) -> Iterator[Batch | None]:

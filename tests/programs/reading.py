@@ -14,8 +14,8 @@ from mpiddp.training.samples import Key
 class Slow:
     """Samples that say which process has read them; some end it, or cannot be read."""
 
-    def __init__(self, deadly: int = -1, broken: int = -1) -> None:
-        self.deadly, self.broken = deadly, broken
+    def __init__(self, deadly: int = -1, broken: int = -1, longer: int = -1) -> None:
+        self.deadly, self.broken, self.longer = deadly, broken, longer
 
     def __len__(self) -> int:
         return 100
@@ -25,7 +25,8 @@ class Slow:
             os.kill(os.getpid(), signal.SIGKILL)
         if position == self.broken:
             raise OSError(5, "Input/output error")
-        return torch.tensor([position, os.getpid()]), torch.rand(2)
+        length = 3 if position == self.longer else 2
+        return torch.tensor([position, os.getpid()]), torch.rand(length)
 
 
 def list_keys(epoch: int = 1, batches: int = 10, size: int = 4) -> list[Key]:

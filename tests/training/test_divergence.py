@@ -16,13 +16,15 @@ from torch import nn
 import broken_data
 import launchers
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.training import trainer
 from mpiddp.training.batches import Cut, make_training_batches
 from mpiddp.training.config import Configuration
 from mpiddp.training.data import load
 from mpiddp.training.divergence import LossGuard, MarkedModel
 from mpiddp.training.learning_rate import make_learning_rate
 from mpiddp.training.optimizer_step import make_optimizer
-from mpiddp.training.samples import Answer, Key, Samples
+from mpiddp.training.samples import Answer, BatchError, Key, Samples
+from mpiddp.training.training_state import Position
 from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]
@@ -320,11 +322,38 @@ def test_a_batch_of_which_nothing_can_be_read_ends_the_run() -> None:
     assert batch is None and "samples 2, 7 cannot be read" in str(problem)
 
 
+ALL = set(range(10))
+
+
 class Uneven(BrokenFiles):
     def __getitem__(self, position: int, /) -> tuple[torch.Tensor, int]:
         return torch.zeros(position), position
 
 
 def test_samples_that_make_no_batch_are_named() -> None:
-    with pytest.raises(MpiddpError, match=r"^training samples 3, 4 do not make a batch: Runtime"):
-        Samples(Uneven(set()), skips=True)[Key(1, [3, 4])]
+    batch, problem = Samples(Uneven(set()), skips=True)[Key(1, [3, 4])]
+    assert batch is None and isinstance(problem, BatchError)
+    assert str(problem).startswith("training samples 3, 4 do not make a batch: RuntimeError: ")
+
+
+@pytest.mark.parametrize(
+    ("files", "skips", "message"),
+    [
+        (BrokenFiles(ALL), False, "in step 8; --on-bad-sample skip leaves it out of the batch"),
+        (BrokenFiles(ALL), True, "in step 8; nothing is left of the batch"),
+        (Uneven(set()), True, "at entry 1, in step 8"),
+    ],
+    ids=["stops", "skips", "no batch"],
+)
+def test_a_batch_that_cannot_be_read_names_the_step(
+    files: BrokenFiles, skips: bool, message: str
+) -> None:
+    training: Any = SimpleNamespace(
+        batches=make_training_batches(Samples(files, skips=skips), Cut(2)),
+        configuration=SimpleNamespace(on_bad_sample="skip" if skips else "stop"),
+        failure_handler=SimpleNamespace(step=7),
+        session=SimpleNamespace(world=SimpleNamespace(rank=0)),
+        workers=(0,),
+    )
+    with pytest.raises(MpiddpError, match=f"{message}$"):
+        list(trainer._read_batches(training, Position()))

@@ -16,7 +16,7 @@ import torch
 import reading
 from mpiddp.errors import MpiddpError
 from mpiddp.training.reading import Reader, Reading
-from mpiddp.training.samples import Samples, UnreadableSampleError
+from mpiddp.training.samples import BatchError, Samples, UnreadableSampleError
 
 
 def read(workers: int, epoch: int) -> list[torch.Tensor]:
@@ -50,7 +50,7 @@ def test_workers_read_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_sample_is_told_when_its_batch_is_due(workers: int) -> None:
+def test_a_bad_sample_is_told_when_its_batch_is_due(workers: int) -> None:
     reader = Reader(Samples(reading.Slow(broken=13)), Reading(workers))
     batches = reader.read(reading.list_keys())
     assert [next(batches).inputs[0, 0] for _ in range(3)] == [0, 4, 8]
@@ -59,9 +59,12 @@ def test_an_unreadable_sample_is_told_when_its_batch_is_due(workers: int) -> Non
     reader.close()
     # Where it came from, also if that was another process.
     assert "reading.py" in "".join(found.value.__notes__)
-    reader = Reader(Samples(reading.Slow(broken=13), skips=True), Reading(workers))
-    sizes = [len(batch.inputs) for batch in reader.read(reading.list_keys())]
-    assert sizes == [4, 4, 4, 3, 4, 4, 4, 4, 4, 4]
+    reader = Reader(Samples(reading.Slow(broken=13, longer=38), skips=True), Reading(workers))
+    batches = reader.read(reading.list_keys())
+    assert [len(next(batches).inputs) for _ in range(9)] == [4, 4, 4, 3, 4, 4, 4, 4, 4]
+    # One line, also if another process has found it.
+    with pytest.raises(BatchError, match=r"^training samples 36, .* make a batch: Run[^\n]*$"):
+        next(batches)
     reader.close()
     assert [str(each)[:19] for each in reader.left_out] == ["training sample 13 "]
 
