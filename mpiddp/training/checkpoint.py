@@ -228,7 +228,8 @@ class CheckpointDirectory:
         ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk.
 
-        Raises OSError, on all ranks alike, where the one before could not be written.
+        Raises OSError, or MpiddpError, on all ranks alike, where the one before could not be
+        written.
         """
         self.wait()
         begin = time.monotonic()
@@ -250,8 +251,8 @@ class CheckpointDirectory:
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises OSError, on all ranks alike, where it could not be written: the older checkpoints are
-        whole then, and nothing is left of this one.
+        Raises OSError, or MpiddpError for whatever else fails, on all ranks alike, where it could
+        not be written: the older checkpoints are whole then, and nothing is left of this one.
         """
         save, self._save = self._save, None
         if save is not None:

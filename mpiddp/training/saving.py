@@ -256,8 +256,9 @@ class Saver:
             self.directory.wait()
         except OSError as error:
             self._saved = None
+            reason = error.strerror or error
             text = (
-                f"a checkpoint in {self.directory.path} could not be written: {error}; the older "
+                f"a checkpoint in {self.directory.path} could not be written: {reason}; the older "
                 "ones are as they were"
             )
             if is_last or self._training.configuration.on_save_error == "stop":

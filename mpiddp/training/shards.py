@@ -237,7 +237,8 @@ def attempt(work: Callable[[], object]) -> tuple[int, str] | None:
     try:
         work()
     except OSError as error:
-        return error.errno or errno.EIO, str(error)
+        named = f"{error.filename}: " if error.filename else ""
+        return error.errno or errno.EIO, f"{named}{error.strerror or error}"
     except Exception as error:  # Other ranks wait for an answer, whatever it is.
         return 0, f"{type(error).__name__}: {error}"
     return None

@@ -462,7 +462,7 @@ def test_a_write_that_fails_leaves_the_older_ones(
         directory.start(2, STATE)
         with pytest.raises(OSError, match="No space left") as caught:
             directory.wait()
-    assert caught.value.errno == 28
+    assert (caught.value.errno, caught.value.strerror) == (28, "rank 0: No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     assert find_demanded(tmp_path / "step-1", Ranks()).newest is not None
     directory.start(3, STATE)
