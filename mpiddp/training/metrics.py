@@ -63,10 +63,13 @@ class Totals:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Count a batch: its mean loss, and outputs and targets of shapes (samples, …)."""
+        """Count a batch: its mean loss, and outputs and targets of shapes (samples, …).
+
+        A metric may return a plain number, for example where it has nothing to count.
+        """
         values = [loss.detach(), *(metric(outputs, targets) for metric in self._metrics.values())]
         if self._device.type == "cpu":
-            self._count(len(targets), [value.item() for value in values])
+            self._count(len(targets), [float(value) for value in values])
             return
         self._pending.append((len(targets), values))
         if len(self._pending) == MOST_PENDING:
@@ -86,7 +89,7 @@ class Totals:
         columns = len(self._sums) - 2
         # One copy from the device for all of them.
         flat = [
-            value.to(self._device, torch.float64).reshape(())
+            torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(())
             for _, values in self._pending
             for value in values
         ]

@@ -10,12 +10,16 @@ import resource
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from mpiddp.training.metrics import (
     MetricsFile,
     Row,
+    Totals,
     describe_end,
     describe_epoch,
     describe_staleness,
@@ -66,6 +70,30 @@ def test_a_row_is_read_as_it_was_written() -> None:
         assert Row.from_json(row.to_json()) == row
     unknown = Row.from_json(replace(ROW, metrics={"ratio": math.inf}).to_json())
     assert math.isnan(unknown.metrics["ratio"])
+
+
+def test_sums_are_the_same_now_and_later() -> None:
+    def count_positive(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        return (outputs > 0).sum() if targets.any() else 0
+
+    cpu = torch.device("cpu")
+    later: Any = Totals(cpu, {"positive": count_positive})
+    now = Totals(cpu, later._metrics)
+    # As a GPU, whose values are not read in each step.
+    later._device = SimpleNamespace(type="cuda")
+    for step in range(5):
+        outputs, targets = torch.linspace(-1, 2, 7) / 3, torch.full((7,), step % 2)
+        for totals in (now, later):
+            totals.add(outputs[step].exp().requires_grad_(), outputs, targets)
+            if step == 2:
+                before = totals.save()
+                totals.add(torch.tensor(math.nan), outputs, targets)
+                totals.restore(before)
+                totals.leave_out()
+    assert not any(later._sums[:2])
+    later._device = cpu
+    assert torch.equal(now.sums, later.sums)
+    assert now.sums[1:].tolist() == [35, 1, 2 * int((outputs > 0).sum())]
 
 
 def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
