@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 # With it, print writes each of its arguments by itself, and the launcher forwards lines that are
-# mixed of several ranks'. Containers like to set it; what a test wants at once, it flushes.
+# mixed of several ranks'. Many containers set it; what a test wants at once, it flushes.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# Containers like to forbid Python to write bytecode. Each rank would compile what it imports again.
+# In many containers Python writes no bytecode. Each rank would compile what it imports again.
 if sys.dont_write_bytecode:
     compileall.compile_dir(launchers.ROOT / "mpiddp", quiet=2)
 

@@ -39,18 +39,19 @@ def read_options(line: CommandLine) -> FrontOptions:
         if name in given and name != "--launcher-options":
             raise ConfigurationError(f"{name} is given twice")
         given[name] = f"{given[name]} {value}" if name in given else value
-    _check_restarts(given)
+    restarts = _read_count("--restarts", given.get("--restarts", "0"), least=0)
+    _check_restarts(given, restarts)
     ranks = given.get("-n", "auto")
     return FrontOptions(
         request=Request(
-            ranks=None if ranks == "auto" else _read_count("-n", ranks, "a whole number or auto"),
+            ranks=None if ranks == "auto" else _read_count("-n", ranks, "auto or a whole number"),
             nodes=_read_optional(given, "--nodes"),
             ranks_per_node=_read_optional(given, "--ranks-per-node"),
         ),
         launcher=given.get("--launcher", "auto"),
         launcher_options=split_words("--launcher-options", given.get("--launcher-options", "")),
         dry_run="--dry-run" in given,
-        restarts=_read_count("--restarts", given.get("--restarts", "0"), least=0),
+        restarts=restarts,
         restart_window=_read_seconds("--restart-window", given.get("--restart-window", "0")),
         min_nodes=_read_optional(given, "--min-nodes") or 1,
         requeue="--requeue" in given,
@@ -59,24 +60,22 @@ def read_options(line: CommandLine) -> FrontOptions:
     )
 
 
-def _check_restarts(given: Mapping[str, str]) -> None:
+def _check_restarts(given: Mapping[str, str], restarts: int) -> None:
     """Raise ConfigurationError for an option about restarts that would have no effect."""
-    for name in ("--restart-window", "--min-nodes"):
-        if name in given and "--restarts" not in given:
-            raise ConfigurationError(
-                f"{name} has no effect without restarts: add --restarts N, or leave it out"
-            )
-    if "--min-nodes" not in given:
-        return
-    if given.get("--launcher") == NONE:
+    if "--min-nodes" in given and given.get("--launcher") == NONE:
         raise ConfigurationError(
             "--min-nodes counts the nodes that have ranks, and with --launcher none the program "
             "chooses them: leave it out"
         )
-    if not is_in_allocation(os.environ):
+    if "--min-nodes" in given and not is_in_allocation(os.environ):
         raise ConfigurationError(
             "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
         )
+    for name in ("--restart-window", "--min-nodes"):
+        if name in given and restarts == 0:
+            raise ConfigurationError(
+                f"{name} has no effect without restarts: add --restarts N, or leave it out"
+            )
 
 
 def _read_optional(given: Mapping[str, str], name: str) -> int | None:
@@ -85,7 +84,7 @@ def _read_optional(given: Mapping[str, str], name: str) -> int | None:
 
 def _read_count(name: str, text: str, what: str = "a whole number", *, least: int = 1) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-        raise ConfigurationError(f"{name} expects {what}, at least {least}, found {text!r}")
+        raise ConfigurationError(f"{name} expects {what} of at least {least}, found {text!r}")
     return int(text)
 
 

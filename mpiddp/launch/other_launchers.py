@@ -26,7 +26,7 @@ TORCHRUN = {
     "`--local-ranks-filter LIST`": "`--console LIST`",
     "`--numa-binding`": "`--bind numa` or `--bind cores`",
     "`--signals-to-handle`": "nothing: signals reach the ranks",
-    "`--shutdown-timeout`": "nothing: in a Slurm job Slurm's `KillWait` counts",
+    "`--shutdown-timeout`": "nothing: in a Slurm job the time is Slurm's `KillWait`",
     "`--monitor-interval`, `--start-method`": (
         "nothing: a rank that ends is noticed at once, and each rank is a process"
     ),

@@ -104,7 +104,7 @@ def _check_places(line: CommandLine) -> None:
             f"the script, or -- before {line.rest[0]} if it is the script's own"
         )
     if line.module is None and not line.rest:
-        raise ConfigurationError("no SCRIPT given; python -m mpiddp --help")
+        raise ConfigurationError("no SCRIPT given: python -m mpiddp --help shows what to type")
     if line.command in WITHOUT_RANKS:
         raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
     if line.own_program is not None and line.ranks:

@@ -126,7 +126,8 @@ class Checkpointer:
         Waits where the one before is not on the disk yet. ``values``: what ``restore`` is to
         return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
 
-        Raises OSError, on all ranks, where the one before could not be written.
+        Raises OSError, or MpiddpError for whatever else fails, on all ranks, where the one before
+        could not be written.
         """
         self._open()
         self._directory.start(step, self._capture({**values, "step": step}))
@@ -134,7 +135,8 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.
 
-        Raises OSError, on all ranks, where it could not be written; the older ones are whole then.
+        Raises OSError, or MpiddpError for whatever else fails, on all ranks, where it could not be
+        written; the older ones are whole then.
         """
         self._directory.wait()
 

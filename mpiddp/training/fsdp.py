@@ -8,6 +8,7 @@ backward pass (Zhao et al., PyTorch FSDP, VLDB 2023).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -89,7 +90,7 @@ def count_bytes(module: nn.Module, passes: int) -> float:
         *copies, ranks = each.device_mesh.shape
         # Parts are equal: the first dimension is filled up to a multiple of the ranks.
         rows = -(-each.shape[0] // ranks)
-        part = rows * each.numel() // each.shape[0] * each.element_size()
+        part = rows * math.prod(each.shape[1:]) * each.element_size()
         gathers, reductions = 2 * passes, int(each.requires_grad)
         total += (gathers + reductions) * (ranks - 1) * part
         for nodes in copies:

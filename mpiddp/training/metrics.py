@@ -55,6 +55,7 @@ class Totals:
     def __init__(self, device: torch.device, metrics: Mapping[str, Metric]) -> None:
         """``metrics``: by name, from outputs and targets of a batch to the sum over its samples."""
         self._device = device
+        self._defers = device.type != "cpu"
         self._metrics = metrics
         self._sums = [0.0] * (3 + len(metrics))
         """Of losses, samples, batches left out, and metrics."""
@@ -67,13 +68,18 @@ class Totals:
 
         A metric may return a plain number, for example where it has nothing to count.
         """
-        values = [loss.detach(), *(metric(outputs, targets) for metric in self._metrics.values())]
-        if self._device.type == "cpu":
+        values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
+        if not self._defers:
             self._count(len(targets), [float(value) for value in values])
             return
-        self._pending.append((len(targets), values))
+        # Neither graphs nor outputs are kept until then.
+        self._pending.append((len(targets), [self._hold(value) for value in values]))
         if len(self._pending) == MOST_PENDING:
             self._settle()
+
+    def _hold(self, value: torch.Tensor | float) -> torch.Tensor:
+        held = torch.as_tensor(value, dtype=torch.float64, device=self._device)
+        return (held.clone() if held is value else held).detach().reshape(())
 
     def _count(self, samples: int, values: Sequence[float]) -> None:
         sums, (loss, *metrics) = self._sums, values
@@ -88,11 +94,7 @@ class Totals:
             return
         columns = len(self._sums) - 2
         # One copy from the device for all of them.
-        flat = [
-            torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(())
-            for _, values in self._pending
-            for value in values
-        ]
+        flat = [value for _, values in self._pending for value in values]
         rows = torch.stack(flat).view(-1, columns).tolist()
         for (samples, _), row in zip(self._pending, rows, strict=True):
             self._count(samples, row)

@@ -193,11 +193,9 @@ def write_shards(
     """
     writer = _Writer(directory, sync_files=False, overwrite=False)
     planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(tensors), StorageMeta(), ranks.rank == 0)
-    writer.set_up_storage_writer(ranks.rank == 0)
     problem = attempt(lambda: directory.mkdir(parents=True)) if ranks.rank == 0 else None
     raise_first([ranks.broadcast(problem)])
-    plan, metadata = _make_plan(writer, planner, ranks)
+    plan, metadata = _make_plan(writer, planner, tensors, ranks)
     with ThreadPoolExecutor(1, "mpiddp-digest") as digester, _without_checksums():
         files = writer.fs = _Files(digester, _Memory(tensors.values()))
         results: Any = []
@@ -214,10 +212,21 @@ def write_shards(
     return ranks.collect(files.files)
 
 
-def _make_plan(writer: _Writer, planner: DefaultSavePlanner, ranks: Ranks) -> tuple[Any, Any]:
+def _make_plan(
+    writer: _Writer,
+    planner: DefaultSavePlanner,
+    tensors: Mapping[str, torch.Tensor],
+    ranks: Ranks,
+) -> tuple[Any, Any]:
     """What this rank is to write; and on rank 0 the list of all tensors. Collective."""
     local, made = list[Any](), list[Any]()
-    problem = attempt(lambda: local.append(writer.prepare_local_plan(planner.create_local_plan())))
+
+    def make_local_plan() -> None:
+        planner.set_up_planner(dict(tensors), StorageMeta(), ranks.rank == 0)
+        writer.set_up_storage_writer(ranks.rank == 0)
+        local.append(writer.prepare_local_plan(planner.create_local_plan()))
+
+    problem = attempt(make_local_plan)
     found = ranks.collect((problem, local))
     problems = [each for each, _ in found]
 

@@ -44,10 +44,18 @@ def find_finished(
 
 
 def _read_finished(path: Path, configuration: Configuration) -> Row | None:
-    row = read_last_row(path / METRICS) if run_directory.is_finished(path) else None
+    if not run_directory.is_finished(path):
+        return None
+    try:
+        row = read_last_row(path / METRICS)
+        before = name_values(Configuration(**read_toml(path / CONFIGURATION)))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"the run {path} has finished, but its files cannot be read: {error}; choose another "
+            "name"
+        ) from error
     if row is None:
         return None
-    before = name_values(Configuration(**read_toml(path / CONFIGURATION)))
     values = name_values(keep_measured(configuration, before))
     changed = list_changed(before, values)
     if values["export"] not in (None, before["export"]):
@@ -55,8 +63,8 @@ def _read_finished(path: Path, configuration: Configuration) -> Row | None:
     if changed:
         listed = ", ".join(f"{name} {before[name]!r}, now {values[name]!r}" for name in changed)
         raise ConfigurationError(
-            f"name: the run {path} has finished with other options ({listed}), and is not "
-            "overwritten: choose another --name"
+            f"the run {path} has finished with other options ({listed}), and is not overwritten: "
+            "choose another name; with resume=PATH it goes on from a checkpoint of this run"
         )
     return row
 

@@ -282,7 +282,7 @@ def test_the_installed_command_is_the_same(folder):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("-n x hello.py", "-n expects a whole number or auto"),
+        ("-n x hello.py", "-n expects auto or a whole number of at least 1"),
         ("-n 0 hello.py", "at least 1, found '0'"),
         ("-n 2 -n 3 hello.py", "-n is given twice"),
         ("-n", "-n expects a value"),
@@ -319,8 +319,8 @@ def test_the_installed_command_is_the_same(folder):
         ("--restarts -1 hello.py", "--restarts expects a whole number"),
         ("--restarts 1 --restart-window nan hello.py", "--restart-window expects seconds"),
         ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
-        ("--min-nodes 2 hello.py", "--min-nodes has no effect without restarts: add --restarts"),
-        ("--restarts 1 --min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
+        ("--restarts 0 --restart-window 9 hello.py", "--restart-window has no effect without"),
+        ("--min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
         ("--restarts 1 --min-nodes 2 --launcher none hello.py", "with --launcher none the prog"),
         ("-n 100000000 hello.py", "-n 100000000 is more than 64 ranks per core"),
         ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),

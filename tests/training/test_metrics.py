@@ -10,7 +10,6 @@ import resource
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,10 +76,9 @@ def test_sums_are_the_same_now_and_later() -> None:
         return (outputs > 0).sum() if targets.any() else 0
 
     cpu = torch.device("cpu")
-    later: Any = Totals(cpu, {"positive": count_positive})
-    now = Totals(cpu, later._metrics)
+    now, later = (Totals(cpu, {"positive": count_positive}) for _ in range(2))
     # As a GPU, whose values are not read in each step.
-    later._device = SimpleNamespace(type="cuda")
+    later._defers = True
     for step in range(5):
         outputs, targets = torch.linspace(-1, 2, 7) / 3, torch.full((7,), step % 2)
         for totals in (now, later):
@@ -91,7 +89,6 @@ def test_sums_are_the_same_now_and_later() -> None:
                 totals.restore(before)
                 totals.leave_out()
     assert not any(later._sums[:2])
-    later._device = cpu
     assert torch.equal(now.sums, later.sums)
     assert now.sums[1:].tolist() == [35, 1, 2 * int((outputs > 0).sum())]
 

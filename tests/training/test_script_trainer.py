@@ -110,6 +110,9 @@ def test_a_run_that_has_finished_is_not_trained_again(
     for text, changed in refused.items():
         with pytest.raises(ConfigurationError, match=text):
             mpiddp.Trainer(**{**options, **changed}).fit()
+    Path("runs/first/metrics.jsonl").write_text('{"epoch": 2}\n')
+    with pytest.raises(ConfigurationError, match="finished, but its files cannot be read"):
+        mpiddp.Trainer(**options, name="first").fit()
 
 
 @pytest.mark.parametrize(
