@@ -236,7 +236,7 @@ def named(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         ({"metrics": {"a": 1}}, "metric a: expected a function of .* found 1 (int)"),
         ({"metrics": {1: named}}, "metrics: expected names, found 1 (int)"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_task_of_other_things_is_refused(options: dict[str, Any], message: str) -> None:
     pattern = re.escape(message).replace(r"\.\*", ".*")
