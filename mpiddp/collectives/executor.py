@@ -215,7 +215,6 @@ class _Binder:
         self.own = own
         self.peers = peers
         messenger = execution.messenger if program.messages else None
-        self.progress = messenger.progress if messenger is not None else None
         self.scratch = self._find_room("scratch", program.scratch, self.arithmetic.dtype)
         self.messages: Messages | None = None
         if messenger is not None:
@@ -246,7 +245,7 @@ class _Binder:
                 return [self.messages.finish(number)]
             case Wait(step, rank, stage):
                 describe = self._describe(step, rank)
-                return [self.execution.memory.wait(rank, stage, describe, self.progress)]
+                return [self.execution.memory.wait(rank, stage, describe)]
             case Publish(stage):
                 return [self.execution.memory.publish(stage)]
             case Fetch(step, rank, start, length, slot):

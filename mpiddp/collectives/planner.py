@@ -340,7 +340,9 @@ class Planner:
             return None
         name = NCCL if on_gpu else MPI if selection.transport == BOTH else selection.transport
         if name not in self._messengers:
-            self._messengers[name] = self._makers[name]()
+            messenger = self._messengers[name] = self._makers[name]()
+            if self.node_memory is not None:
+                self.node_memory.help_in_waits(messenger.progress)
         return self._messengers[name]
 
 

@@ -75,9 +75,9 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     begin = time.monotonic()
     # What it did before, it did.
     one.meet([1], 5, describe)
-    one.wait(1, 1, lambda: describe(1), None)()
+    one.wait(1, 1, lambda: describe(1))()
     for wait in (
-        one.wait(1, 2, lambda: describe(1), None),
+        one.wait(1, 2, lambda: describe(1)),
         one.exchange(5, (do_nothing,) * 2, ([do_nothing],) * 2, describe),
     ):
         with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
@@ -96,7 +96,7 @@ def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
         other.meet([0], 6, describe)
     other.give_up(found.value)
     with pytest.raises(ConfigurationError, match="not all ranks make the same collective call"):
-        one.wait(1, 2, lambda: describe(1), None)()
+        one.wait(1, 2, lambda: describe(1))()
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
@@ -108,7 +108,7 @@ def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
         other.enter(100 + number, None)
         other.publish(3)()
     one.meet([1], 5, describe)
-    one.wait(1, NEXT_CALL - 1, lambda: describe(1), None)()
+    one.wait(1, NEXT_CALL - 1, lambda: describe(1))()
 
 
 def test_a_rank_that_is_late_with_a_call_of_before_is_waited_for():
@@ -138,9 +138,9 @@ def test_a_rank_that_stops_in_a_step_is_named_with_that_step():
     for each in (one, other):
         each.enter(5, None)
     other.publish(3)()
-    one.wait(1, 3, lambda: DESCRIPTION.wait(1, 1), None)()
+    one.wait(1, 3, lambda: DESCRIPTION.wait(1, 1))()
     with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
-        one.wait(1, 4, lambda: DESCRIPTION.wait(2, 1), None)()
+        one.wait(1, 4, lambda: DESCRIPTION.wait(2, 1))()
 
 
 def test_the_stages_of_a_call_of_before_do_not_count():
@@ -151,24 +151,29 @@ def test_the_stages_of_a_call_of_before_do_not_count():
     one.enter(6, None)
     other.enter(6, None)
     with pytest.raises(PeerLostError):
-        one.wait(1, 1, lambda: describe(1), None)()
+        one.wait(1, 1, lambda: describe(1))()
     other.publish(1)()
-    one.wait(1, 1, lambda: describe(1), None)()
+    one.wait(1, 1, lambda: describe(1))()
 
 
 def test_messages_go_on_while_a_rank_waits():
     one, other = make_pair(seconds=20)
-    for each in (one, other):
-        each.enter(5, None)
     turns = []
 
     def progress() -> None:
         turns.append(len(turns))
         if len(turns) == 4:
+            other.enter(5, None)
+        if len(turns) == 8:
             other.publish(1)()
 
-    one.wait(1, 1, lambda: describe(1), progress)()
+    # Where a call begins, too: a message of the call before may still be under way.
+    one.help_in_waits(progress)
+    one.enter(5, None)
+    one.meet([1], 5, describe)
     assert len(turns) == 4
+    one.wait(1, 1, lambda: describe(1))()
+    assert len(turns) == 8
 
 
 def test_many_calls_later_ranks_still_meet():

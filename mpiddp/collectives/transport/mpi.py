@@ -27,11 +27,16 @@ TCP transport (64 KiB), beyond which each message needs a handshake. While one m
 next one is on its way."""
 
 
-def check_thread() -> None:
-    """Raise ConfigurationError in a thread that must never call MPI."""
+def may_call() -> bool:
+    """Whether this thread may ever call MPI."""
     from mpi4py import MPI
 
-    if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+    return MPI.Query_thread() >= MPI.THREAD_SERIALIZED or MPI.Is_thread_main()
+
+
+def check_thread() -> None:
+    """Raise ConfigurationError in a thread that must never call MPI."""
+    if not may_call():
         raise ConfigurationError(
             f"this thread may not call MPI, which has {find_thread_limit()} in this process: make "
             "calls over transport mpi in the thread that initialised MPI"
@@ -129,8 +134,9 @@ class MpiMessenger:
         return bound
 
     def progress(self) -> None:
-        """Any call lets MPI make progress."""
-        self._communicator.Iprobe()
+        """Any call lets MPI make progress. Nothing where this thread may not call it."""
+        if self._communicator and may_call():
+            self._communicator.Iprobe()
 
     def close(self) -> None:
         """Free all requests and the communicator. Collective.

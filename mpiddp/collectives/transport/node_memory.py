@@ -150,6 +150,7 @@ class NodeMemory:
         self._pauses = waiter.first_pauses
         self.shared_memory = shared_memory
         self.can_copy = can_copy
+        self._progress: list[Callable[[], None]] = []
         self.base = 0
         """This rank's progress at stage 0 of its present call."""
         self._block = memoryview(block)
@@ -161,6 +162,14 @@ class NodeMemory:
         self._told: Location | None = None
         self.parity = 0
         """Which of its two mailboxes this rank used last."""
+
+    def help_in_waits(self, progress: Callable[[], None]) -> None:
+        """Call ``progress`` in all waits from now on, also in calls that send no messages.
+
+        A message of an earlier call may still be under way: MPI may have said that it is sent, and
+        yet need this rank's calls to deliver it. A rank that waits for it comes to no other call.
+        """
+        self._progress.append(progress)
 
     def enter(self, signature: int, location: Location | None) -> None:
         """Begin a call: from now on the peers may work in this rank's buffer.
@@ -223,16 +232,10 @@ class NodeMemory:
 
         return publish
 
-    def wait(
-        self,
-        rank: int,
-        stage: int,
-        describe: Callable[[], str],
-        progress: Callable[[], None] | None,
-    ) -> Action:
-        """Waits for a stage of another rank, and calls ``progress`` meanwhile."""
+    def wait(self, rank: int, stage: int, describe: Callable[[], str]) -> Action:
+        """Waits for a stage of another rank."""
         words, place, pauses = self.words, self.places[rank], self._pauses
-        wait_slowly = self.waiter.wait
+        wait_slowly = self._wait_slowly
 
         def wait() -> None:
             target = self.base + stage
@@ -242,15 +245,17 @@ class NodeMemory:
                 pause()
                 if words[place] >= target:
                     return
-
-            def test() -> bool:
-                if progress is not None:
-                    progress()
-                return self.has_reached(place, target, describe)
-
-            wait_slowly(test, describe)
+            wait_slowly(place, target, describe)
 
         return wait
+
+    def _wait_slowly(self, place: int, target: int, describe: Callable[[], str]) -> None:
+        def test() -> bool:
+            for progress in self._progress:
+                progress()
+            return self.has_reached(place, target, describe)
+
+        self.waiter.wait(test, describe)
 
     def meet(
         self,
@@ -282,8 +287,7 @@ class NodeMemory:
             pause()
             if words[place] >= target:
                 return
-        say = partial(describe, rank)
-        self.waiter.wait(lambda: self.has_reached(place, target, say), say)
+        self._wait_slowly(place, target, partial(describe, rank))
 
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
         """Whether the rank has reached ``target``. Raises PeerLostError if its call failed."""
