@@ -7,6 +7,7 @@
     ├── UnreachableError        4   ranks could not reach each other in time
     ├── CheckpointError         5   no usable checkpoint where one was demanded
     ├── PeerLostError           6   a rank or peer was lost or stalled
+    │   └── PeerFailedError     6   a rank had to give up, because another one failed
     ├── ScheduleError           1   a collective algorithm does not do what it promises
     ├── PreemptedError         75   preempted with a checkpoint written
     └── StoppedError      128 + n   signal n asked the process to end
@@ -38,6 +39,11 @@ MEANINGS = {
     PREEMPTED: "preempted with a checkpoint written",
 }
 """The exit codes that do not depend on a signal."""
+
+
+OWN, PEER, REPEATED = "own", "peer", "repeated"
+"""Where a rank's error comes from: from this rank; perhaps from another one's end; from another
+one's error, which that one reports."""
 
 
 class MpiddpError(Exception):
@@ -130,6 +136,10 @@ class PeerLostError(MpiddpError):
     """
 
     exit_code = 6
+
+
+class PeerFailedError(PeerLostError):
+    """A rank that this one waited for has failed, and says itself why."""
 
 
 class ScheduleError(MpiddpError):

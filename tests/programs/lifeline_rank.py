@@ -54,8 +54,8 @@ def main() -> None:
             lifeline.note_started()
             say("joined")
         elif name == "fail":
-            code, suspects = arguments
-            say("decision", lifeline.ask(code, "its error", suspects_peer=suspects))
+            code, origin = arguments
+            say("decision", lifeline.ask(code, "its error", origin))
         elif name == "lock":
             # Holds the interpreter's lock; a signal ends a sleep.
             while True:

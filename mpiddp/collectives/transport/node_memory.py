@@ -21,7 +21,7 @@ from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
 from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
 from mpiddp.collectives.transport.single_copy import bind_copy
 from mpiddp.collectives.waiting import Waiter
-from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.errors import ConfigurationError, PeerFailedError, PeerLostError
 
 WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
@@ -290,7 +290,7 @@ class NodeMemory:
         self._wait_slowly(place, target, partial(describe, rank))
 
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
-        """Whether the rank has reached ``target``. Raises PeerLostError if its call failed."""
+        """Whether the rank has reached ``target``. Raises PeerFailedError if its call failed."""
         if self.words[place] >= target:
             return True
         failure = self.words[place + _GIVEN_UP]
@@ -300,7 +300,7 @@ class NodeMemory:
                 "MPIDDP_DEBUG=1 shows them"
             )
         if failure:
-            raise PeerLostError(f"{describe()}, whose own call failed: its message says why")
+            raise PeerFailedError(f"{describe()}, whose own call failed: its message says why")
         return False
 
     def give_up(self, error: BaseException) -> None:

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from mpiddp.errors import FAILURE, SUCCESS, MpiddpError, PeerLostError
+from mpiddp.errors import (
+    FAILURE,
+    OWN,
+    PEER,
+    REPEATED,
+    SUCCESS,
+    MpiddpError,
+    PeerFailedError,
+    PeerLostError,
+)
 
 INTERRUPTED = 130
 MOST_CAUSES = 10
@@ -132,17 +141,19 @@ def is_peer_loss(error: BaseException) -> bool:
     return is_torch and _PEER_LOSS.search(text) is not None
 
 
-def may_be_peer_loss(error: BaseException) -> bool:
-    """Whether ``error``, or what it comes of, may be the consequence of another rank's end."""
+def find_origin(error: BaseException) -> str:
+    """Where ``error`` comes from: OWN, PEER or REPEATED."""
     found: BaseException | None = error
     for _ in range(MOST_CAUSES):
         if found is None:
             break
         is_mpi = type(found).__module__ == "mpi4py.MPI"
+        if isinstance(found, PeerFailedError):
+            return REPEATED
         if is_mpi or isinstance(found, PeerLostError) or is_peer_loss(found):
-            return True
+            return PEER
         found = found.__cause__ or found.__context__
-    return False
+    return OWN
 
 
 def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:

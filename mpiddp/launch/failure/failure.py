@@ -41,7 +41,7 @@ from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     exit_code,
     find_call,
-    may_be_peer_loss,
+    find_origin,
     read_message,
 )
 from mpiddp.launch.failure.missing_ranks import (
@@ -304,10 +304,9 @@ class FailureHandler(Reports):
             return failed is None or failed[0] == peers.communicator.Get_rank()
         if peers.lifeline is None:
             return True
-        suspects_peer = may_be_peer_loss(report.error)
         text = report.outcome.reason.partition("\n")[0][:SHOWN]
         text += find_call(report.error.__traceback__)
-        answer = peers.lifeline.ask(self._code, text, suspects_peer=suspects_peer)
+        answer = peers.lifeline.ask(self._code, text, find_origin(report.error))
         self._is_leaving = answer == "leave"
         if answer is None:
             # Every rank that gets no answer reports, one after the other.

@@ -24,11 +24,12 @@ class Lifeline(Protocol):
     def note_run(self, directory: Path, attempt: int) -> None:
         """Where the others' reports of this rank are written to."""
 
-    def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
+    def ask(self, code: int, text: str, origin: str) -> str | None:
         """Which rank reports, once this one has failed.
 
         Returns "report" if this rank does, "silent" if another does, and "leave" if a lost rank has
-        been reported; None without an answer. ``suspects_peer``: the error may come of a lost rank.
+        been reported; None without an answer. ``origin``: where the error comes
+        from (`mpiddp.errors.OWN` and its like).
         """
 
     def announce(self, code: int) -> None:

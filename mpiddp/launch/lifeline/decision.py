@@ -10,6 +10,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from mpiddp.errors import OWN, REPEATED
+
 WINDOW_SECONDS = 0.05
 """How long the reports of all ranks on one event may take."""
 MILD_SECONDS = 0.5
@@ -53,8 +55,8 @@ class Failure:
     rank: int
     code: int
     """Exit code."""
-    suspects_peer: bool
-    """Whether the error may be the consequence of another rank's end."""
+    origin: str
+    """Where the error comes from (`mpiddp.errors.OWN` and its like)."""
     text: str = ""
     """What the error says, shortened."""
 
@@ -142,8 +144,8 @@ class Decider:
         if self._reporter is not None:
             time, loss = self._losses.get(self._reporter.rank, NEVER)
             return time + ABANDONED_SECONDS, Leave(self._reporter.code) if loss else None
-        own = [row for row in self._failures.values() if not row[1].suspects_peer]
-        suspects = [row for row in self._failures.values() if row[1].suspects_peer]
+        own = [row for row in self._failures.values() if row[1].origin == OWN]
+        suspects = [row for row in self._failures.values() if row[1].origin != OWN]
         severe = self._find_severe()
         if severe is not None:
             return severe
@@ -154,7 +156,9 @@ class Decider:
             time, loss = next(iter(self._losses.values()))
             return (suspects[0][0] + WINDOW_SECONDS if suspects else time + MILD_SECONDS), loss
         if suspects:
-            time, failure = suspects[0]
+            time = suspects[0][0]
+            # Who only repeats that another rank failed reports where no rank says more.
+            failure = min(suspects, key=lambda row: row[1].origin == REPEATED)[1]
             early = self._find_early(failure)
             if early is not None:
                 return time + MILD_SECONDS, early

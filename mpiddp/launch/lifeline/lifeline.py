@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpiddp.errors import UnreachableError
+from mpiddp.errors import OWN, UnreachableError
 from mpiddp.launch import detached
 from mpiddp.launch.lifeline.decision import SUSPICION_SECONDS, Failure
 from mpiddp.launch.lifeline.flight_recorder import read_record
@@ -135,15 +135,15 @@ class Lifeline:
             return ""
         return describe(read_answers(hostnames, dict(answers)))
 
-    def ask(self, code: int, text: str, *, suspects_peer: bool) -> str | None:
-        failure = asdict(Failure(self._rank, code, suspects_peer, text))
+    def ask(self, code: int, text: str, origin: str) -> str | None:
+        failure = asdict(Failure(self._rank, code, origin, text))
         try:
             return str(self._ask("fail", failure, ANSWER_SECONDS))
         except UnreachableError:
             return "leave" if self._last is not None and self._last[0] == "leave" else None
 
     def announce(self, code: int) -> None:
-        self._send("announce", asdict(Failure(self._rank, code, suspects_peer=False)))
+        self._send("announce", asdict(Failure(self._rank, code, OWN)))
 
     def close(self) -> None:
         """All ranks have closed their sessions, or no rank is to be told of this one's end."""
