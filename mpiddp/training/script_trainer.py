@@ -57,7 +57,8 @@ class Trainer:
         """Train to the end, and return the last epoch's metrics; collective.
 
         A run of this name that an earlier job has finished with the same options is not trained
-        again: its last row is returned. With other options it is refused.
+        again: its last row is returned. It is refused with other options, and where this job has
+        finished it.
 
         A job that is preempted ends with exit code 75 once its checkpoint is written. Raises
         ConfigurationError, MpiddpError.
@@ -78,7 +79,7 @@ class Trainer:
         `fit`.
         """
         handler = self.session._resources.failure_handler
-        _, configuration = find_task(self.configuration, self._task)
+        task, configuration = find_task(self.configuration, self._task)
         agree(configuration, self.session)
         self.row = find_finished(configuration, self.session, handler)
         if self.row is not None:
@@ -86,7 +87,7 @@ class Trainer:
             return
         try:
             self.row = yield from run_steps(
-                self.configuration, self.session, handler, self._signals, self._task
+                configuration, task, self.session, handler, self._signals
             )
         except PreemptedError as error:
             self.session.close()

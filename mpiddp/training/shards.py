@@ -254,7 +254,10 @@ def attempt(work: Callable[[], object]) -> tuple[int, str] | None:
 
 
 def raise_first(problems: list[tuple[int, str] | None]) -> None:
-    """Raise the first rank's problem, as ``attempt`` found it. ``problems``: by rank."""
+    """Raise OSError or MpiddpError for the lowest rank that has a problem; return if none has.
+
+    ``problems``: what ``attempt`` returned on each rank, in the order of ranks.
+    """
     for rank, problem in enumerate(problems):
         if problem is None:
             continue

@@ -16,7 +16,12 @@ from mpiddp.training.metrics import Row, describe_test, read_last_row
 from mpiddp.training.run_directory import CONFIGURATION, RunDirectory
 from mpiddp.training.saving import AUTO
 from mpiddp.training.trackers import check_library
-from mpiddp.training.training_state import keep_measured, list_changed, name_values
+from mpiddp.training.training_state import (
+    describe_changes,
+    keep_measured,
+    list_changed,
+    name_values,
+)
 
 
 def find_finished(
@@ -24,7 +29,7 @@ def find_finished(
 ) -> Row | None:
     """The last row of this run, where an earlier job has finished it; collective.
 
-    None for any other run, also for the last one of this very job, and unless ``resume`` is "auto".
+    None for any other run, also for one of this very job, and unless ``resume`` is "auto".
 
     Raises ConfigurationError on all ranks where options that decide the result were others.
     """
@@ -32,7 +37,7 @@ def find_finished(
     if session.world.rank == 0 and configuration.resume == AUTO:
         path = run_directory.find_path(configuration)
         try:
-            if path is not None and path != failure_handler.run_directory:
+            if path is not None and path not in failure_handler.entered_runs:
                 answer = _read_finished(path, configuration)
         except ConfigurationError as error:
             answer = error
@@ -61,7 +66,7 @@ def _read_finished(path: Path, configuration: Configuration) -> Row | None:
     if values["export"] not in (None, before["export"]):
         changed.append("export")
     if changed:
-        listed = ", ".join(f"{name} {before[name]!r}, now {values[name]!r}" for name in changed)
+        listed = describe_changes(changed, before, values)
         raise ConfigurationError(
             f"the run {path} has finished with other options ({listed}), and is not overwritten: "
             "choose another name; with resume=PATH it goes on from a checkpoint of this run"

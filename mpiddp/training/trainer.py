@@ -76,8 +76,13 @@ def train(
     signals: PreemptionSignals | None = None,
     task: Task | None = None,
 ) -> metrics.Row:
-    """Take all steps of `run_steps`, and return the last row of the metrics; collective."""
-    steps = run_steps(configuration, session, failure_handler, signals, task)
+    """Take all steps of `run_steps`, and return the last row of the metrics; collective.
+
+    The configuration is a resolved one. ``task``: None for the options' one.
+    """
+    task, configuration = find_task(configuration, task)
+    agree(configuration, session)
+    steps = run_steps(configuration, task, session, failure_handler, signals)
     while True:
         try:
             step = next(steps)
@@ -89,10 +94,10 @@ def train(
 
 def run_steps(
     configuration: Configuration,
+    task: Task,
     session: Session,
     failure_handler: FailureHandler,
-    signals: PreemptionSignals | None = None,
-    task: Task | None = None,
+    signals: PreemptionSignals | None,
 ) -> Generator[Step, None, metrics.Row]:
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 
@@ -100,20 +105,19 @@ def run_steps(
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
-    may differ; a loss that is not finite is refused.) The configuration is a resolved one; the
-    failure handler learns the run directory and each step. ``task``: None for the options' one.
+    may differ; a loss that is not finite is refused.) Configuration and task are those that
+    `find_task` returned, and all ranks agree on them. The failure handler learns the run directory
+    and each step.
 
     Raises:
-        ConfigurationError: the ranks disagree, the data cannot be shared out, the model does not
-            fit the data, or the run directory is refused.
+        ConfigurationError: the data cannot be shared out, the model does not fit the data, or the
+            run directory is refused.
         MpiddpError: the loss is not a number any more.
         PreemptedError: one of ``signals`` has come to a rank, and a checkpoint was written.
     """
     begin = time.perf_counter()
     if session.device.type == "cpu":
         keep_freed_memory()
-    task, configuration = find_task(configuration, task)
-    agree(configuration, session)
     plan = look_for_checkpoint(configuration, session)
     training = prepare(plan.configuration, task, session, failure_handler)
     configuration = training.configuration

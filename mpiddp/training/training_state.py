@@ -13,7 +13,7 @@ position.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -211,12 +211,19 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
     changed = list_changed(before, values)
     fixed = [name for name in changed if name in _FIXED]
     if fixed:
-        listed = ", ".join(f"{name} {before.get(name)!r}, now {values[name]!r}" for name in fixed)
+        listed = describe_changes(fixed, before, values)
         raise CheckpointError(
             f"the checkpoint {found.path} is of another training ({listed}): choose another "
             "--name, or start over with --resume never"
         )
     return changed
+
+
+def describe_changes(
+    names: Iterable[str], before: Mapping[str, Any], values: Mapping[str, Any]
+) -> str:
+    """The values of these options ``before`` and now, for a message."""
+    return ", ".join(f"{name} {before.get(name)!r}, now {values[name]!r}" for name in names)
 
 
 def list_changed(before: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:

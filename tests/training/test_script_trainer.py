@@ -95,6 +95,11 @@ def test_a_run_that_has_finished_is_not_trained_again(
     options = {**SMALL, "resume": "auto"}
     first = mpiddp.Trainer(**options, name="first").fit()
     mpiddp.Trainer(**options, name="second").fit()
+    # Two trainers of a job with one name are a mistake, and may have different tasks.
+    for name in ("first", "second"):
+        with pytest.raises(ConfigurationError, match="has finished and is not overwritten"):
+            mpiddp.Trainer(**options, name=name).fit()
+    session._resources.failure_handler.entered_runs.clear()  # As in a later job.
     capsys.readouterr()
     again = mpiddp.Trainer(**options, name="first", log_every=7)
     assert list(again.steps()) == []
@@ -104,8 +109,6 @@ def test_a_run_that_has_finished_is_not_trained_again(
     refused = {
         r"with other options \(seed 0, now 1\)": {"name": "first", "seed": 1},
         r"with other options \(export None, now 'w.pt'\)": {"name": "first", "export": "w.pt"},
-        # Two trainers of a job with one name are a mistake, and may have different tasks.
-        "has finished and is not overwritten": {"name": "second"},
     }
     for text, changed in refused.items():
         with pytest.raises(ConfigurationError, match=text):

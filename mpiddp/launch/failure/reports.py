@@ -56,6 +56,8 @@ class Reports:
         self.peers = peers
         self.output = Redirection()
         self.run_directory: Path | None = None
+        self.entered_runs: set[Path] = set()
+        """The directories of all runs of this job so far."""
         self.attempt = 1
         self.runs_script = False
         """Whether somebody's script runs inside: its exceptions and exit codes stay plain."""
@@ -78,6 +80,7 @@ class Reports:
     def enter_run(self, directory: Path, attempt: int) -> None:
         """Reports are written to ``directory`` from here on."""
         self.run_directory, self.attempt = directory, attempt
+        self.entered_runs.add(directory)
         if self.peers.lifeline is not None:
             self.peers.lifeline.note_run(directory, attempt)
 
