@@ -45,6 +45,7 @@ def train(
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
     if settings.channels_last:
         features = features.contiguous(memory_format=layout)
+    # torch's types leave out memory_format.
     model = model.to(device, memory_format=layout)  # type: ignore[call-overload]
     wrapped: nn.Module = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if settings.compile:

@@ -105,10 +105,10 @@ class CommandLine(Parser):
             allow_abbrev=False,
         )
 
-    def add(self, name: str, help: str = "", **changes: Any) -> None:  # noqa: A002
+    def add(self, name: str, about: str = "", **changes: Any) -> None:
         """An option; one of SHARED begins with the settings there."""
-        settings = {"help": help, **SHARED.get(name, {}), **changes}
-        text, default = help or settings["help"], settings.get("default")
+        settings = {"help": about, **SHARED.get(name, {}), **changes}
+        text, default = about or settings["help"], settings.get("default")
         if default is not None and "default" not in text:
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
             shown = f"default: {shown:g}" if isinstance(shown, float) else f"default: {shown}"
@@ -154,6 +154,7 @@ class CommandLine(Parser):
 
 def make(kind: type[T], values: Mapping[str, Any], **changes: Any) -> T:
     """The dataclass ``kind`` of those values whose names are its fields'."""
+    # That T is a dataclass cannot be said in types.
     fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     merged = {**values, **changes}
     return kind(**{name: value for name, value in merged.items() if name in fields})

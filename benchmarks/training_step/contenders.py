@@ -83,13 +83,16 @@ class Contender:
 
     def configure(self, ranks: int, batch_size: int, seed: int) -> Configuration:
         """The trainer's configuration. Raises ConfigurationError."""
-        # Values that are one of few by their type were read from a list of those, or are refused.
+        # Literals by their type: they were read from a list of those, or are refused.
+        chosen: dict[str, Any] = {
+            "transport": self.transport,
+            "wire_dtype": self.wire_dtype,
+            "server_placement": self.placement,
+        }
         return Configuration(
+            **chosen,
             sync=self.sync if self.averages or self.serves else FRAMEWORK,
-            transport=self.transport,  # type: ignore[arg-type]
-            wire_dtype=self.wire_dtype,  # type: ignore[arg-type]
             servers=self.count_servers(ranks),
-            server_placement=self.placement,  # type: ignore[arg-type]
             staleness=self.staleness,
             batch_size=batch_size,
             learning_rate=LEARNING_RATE,

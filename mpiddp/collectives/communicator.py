@@ -189,6 +189,7 @@ class Communicator:
         # A tensor on another GPU is refused before it is worked on.
         stream = self._stream
         if stream is None:
+            # torch has no types for it.
             stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(current)
         with torch.cuda.stream(stream):

@@ -109,11 +109,16 @@ def agree(configuration: Configuration, session: Session) -> None:
 
 
 def prepare(
-    configuration: Configuration, task: Task, session: Session, failure_handler: FailureHandler
+    configuration: Configuration,
+    task: Task,
+    session: Session,
+    failure_handler: FailureHandler,
+    taken: int = 0,
 ) -> Training:
     """Load the task's data, build its model, and join the ranks; collective.
 
-    The training's configuration has what was left to be chosen by measurement.
+    The training's configuration has what was left to be chosen by measurement. ``taken``: samples
+    of its first epoch that earlier attempts have trained on.
 
     Raises ConfigurationError for what does not go together.
     """
@@ -121,12 +126,9 @@ def prepare(
     roles = find_roles(configuration, world.size)
     workers = roles.workers if roles is not None else tuple(range(world.size))
     data = load_on_all(configuration, task, session)
-    check_share(len(data.train), len(workers), configuration.batch_size)
-    place = workers.index(world.rank) if world.rank in workers else 0
+    cut = _make_cut(configuration, len(data.train), world.rank, workers)
     train, test = choose_samples(configuration, data, session.device)
     reading = choose_reading(configuration, session)
-    drops = configuration.last_batch == "drop"
-    cut = Cut(configuration.batch_size, place, len(workers), drops)
     static = make_training_batches(train, cut, reading)
     rate = make_learning_rate(configuration, len(static), configuration.batch_size * len(workers))
     batch = read_first(train, configuration.batch_size, session)
@@ -138,11 +140,11 @@ def prepare(
     loss = choose_loss(task, configuration.label_smoothing)
     precision = Precision(configuration.precision, session.device)
     forward = Forward(loss, precision, _check_format(configuration, batch))
-    problem = _find_single_sample(configuration, cut, len(data.train))
+    problem = _find_single_sample(configuration, cut, len(data.train), taken)
     if problem and not takes_one_sample(module, sample, forward):
         raise ConfigurationError(problem)
     start = Start(module, forward, batch, rate)
-    slowdown = _make_slowdown(configuration, start, place, workers)
+    slowdown = _make_slowdown(configuration, start, cut.rank, workers)
     configuration, engine, pace = start_engine(
         configuration, session, roles, start, failure_handler.fail
     )
@@ -168,7 +170,17 @@ def prepare(
     )
 
 
-def _find_single_sample(configuration: Configuration, cut: Cut, samples: int) -> str:
+def _make_cut(
+    configuration: Configuration, samples: int, rank: int, workers: tuple[int, ...]
+) -> Cut:
+    """Raises ConfigurationError where there are too few samples."""
+    check_share(samples, len(workers), configuration.batch_size)
+    place = workers.index(rank) if rank in workers else 0
+    drops = configuration.last_batch == "drop"
+    return Cut(configuration.batch_size, place, len(workers), drops)
+
+
+def _find_single_sample(configuration: Configuration, cut: Cut, samples: int, taken: int) -> str:
     """What to say where some forward pass has one sample, and that is too few; else nothing."""
     passes = configuration.accumulation_steps
     if cut.batch_size // passes == 1:
@@ -178,10 +190,15 @@ def _find_single_sample(configuration: Configuration, cut: Cut, samples: int) ->
         if configuration.sync == PARAMETER_SERVER and find_bound(configuration) is None:
             # Each batch is a step.
             cut = replace(cut, ranks=1)
-        if cut.find_smallest(samples) // passes > 1:
+        if cut.find_smallest(samples) // passes < 2:
+            where = f"last_batch: step {cut.count(samples)} of each epoch, on some rank,"
+            advice = "give --last-batch drop, or another --batch-size"
+        elif cut.find_smallest(samples - taken) // passes < 2:
+            # The steps of an earlier attempt had other sizes.
+            where = "last_batch: the last step of the resumed epoch, on some rank,"
+            advice = "give --last-batch drop, another --batch-size, or another number of ranks"
+        else:
             return ""
-        where = f"last_batch: step {cut.count(samples)} of each epoch, on some rank,"
-        advice = "give --last-batch drop, or another --batch-size"
     return (
         f"{where} has one sample, of which the model's batch normalisation has no variance: "
         f"expected 2 or more; {advice}"
@@ -193,6 +210,7 @@ def _place(options: ParallelismOptions, module: nn.Module, device: torch.device)
     # FSDP takes parameters only as they are usually stored.
     is_sharded = options.parallel == "fsdp"
     if options.channels_last and not is_sharded:
+        # torch's types leave out memory_format.
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module if is_sharded else module.to(device)
 

@@ -36,6 +36,7 @@ from mpiddp.training.training_state import (
     check_fit,
     keep_measured,
     name_values,
+    read_position,
     restore,
 )
 
@@ -54,20 +55,34 @@ class Plan:
     """With what was chosen by measurement when the checkpoint's run began."""
     changed: list[str]
     """Options that were others then, and decide the result."""
+    position: Position
+    """Where training begins."""
 
 
 def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
     """Find the checkpoint to go on from; collective, and nothing is changed.
 
-    Raises CheckpointError where there are checkpoints, but none can be used.
+    Raises CheckpointError where there are checkpoints, but none can be used, and ConfigurationError
+    where no epoch is left.
     """
     ranks = Ranks()
     survey = _find(configuration, session, ranks)
-    found, changed = survey.newest, list[str]()
+    found, changed, position = survey.newest, list[str](), Position()
     if found is not None:
         configuration = keep_measured(configuration, found.manifest.configuration)
         changed = check_fit(found, name_values(configuration))
-    return Plan(ranks, survey, configuration, changed)
+        position = read_position(found)
+        _check_epochs(configuration.epochs, found, position)
+    return Plan(ranks, survey, configuration, changed, position)
+
+
+def _check_epochs(epochs: int, found: Found, position: Position) -> None:
+    """Raises ConfigurationError where there is nothing left to do, and nothing to report."""
+    if position.epoch > epochs and position.row is None:
+        raise ConfigurationError(
+            f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
+            f"within epoch {position.epoch}, found {epochs}"
+        )
 
 
 def _find(configuration: Configuration, session: Session, ranks: Ranks) -> Survey:
@@ -140,14 +155,13 @@ class Saver:
     def restore(self) -> Restored:
         """The state to begin with; the training has it. Collective.
 
-        Raises CheckpointError, ConfigurationError.
+        Raises CheckpointError.
         """
         found = self._plan.survey.newest
         if found is None:
-            restored = Restored(Position(), EpochTotals.make(self._training))
+            restored = Restored(self._plan.position, EpochTotals.make(self._training))
         else:
             restored = self._load(found)
-            self._check_epochs(found, restored.position)
             attempt = self._training.failure_handler.attempt
             self._say(describe_resumption(found, restored, attempt, self._plan.changed))
         # Workers that may be apart would wait for each other only to agree.
@@ -156,19 +170,10 @@ class Saver:
             self._agreement = StepAgreement(self._training.session.device, step)
         return restored
 
-    def _check_epochs(self, found: Found, position: Position) -> None:
-        """Raises ConfigurationError where there is nothing left to do, and nothing to report."""
-        epochs = self._training.configuration.epochs
-        if position.epoch > epochs and position.row is None:
-            raise ConfigurationError(
-                f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
-                f"within epoch {position.epoch}, found {epochs}"
-            )
-
     def _load(self, found: Found) -> Restored:
         restored, problem = None, None
         try:
-            restored = restore(self._training, found)
+            restored = restore(self._training, found, self._plan.position)
         except CheckpointError as error:
             problem = str(error)
         problems = [each for each in self._ranks.gather(problem) if each]

@@ -119,7 +119,8 @@ def run_steps(
     if session.device.type == "cpu":
         keep_freed_memory()
     plan = look_for_checkpoint(configuration, session)
-    training = prepare(plan.configuration, task, session, failure_handler)
+    taken = plan.position.samples
+    training = prepare(plan.configuration, task, session, failure_handler, taken)
     configuration = training.configuration
     run, path = enter_run(configuration, session, failure_handler)
     say(session, *describe_training(training))

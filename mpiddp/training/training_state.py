@@ -13,7 +13,8 @@ position.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -104,25 +105,36 @@ class Restored:
 
 
 def read_position(found: Found) -> Position:
-    """How far the run was."""
-    values = unpack(read_shards(found.path, "progress."))
-    row = values.pop("row")
-    return Position(**values, row=None if row is None else Row(**row))
+    """How far the run was. Not collective. Raises CheckpointError."""
+    with _named(found):
+        values = unpack(read_shards(found.path, "progress."))
+        row = values.pop("row")
+        return Position(**values, row=None if row is None else Row(**row))
 
 
-def restore(training: Training, found: Found) -> Restored:
-    """Bring the training to a checkpoint's state. Not collective."""
+def restore(training: Training, found: Found, position: Position) -> Restored:
+    """Bring the training to a checkpoint's state. Not collective. Raises CheckpointError.
+
+    ``position``: what `read_position` returned.
+    """
+    with _named(found):
+        return _restore(training, found, position)
+
+
+@contextmanager
+def _named(found: Found) -> Iterator[None]:
+    """Turn whatever torch raises for shapes, names and contents into a CheckpointError."""
     try:
-        return _restore(training, found)
+        yield
     except CheckpointError:
         raise
-    except Exception as error:  # Whatever torch raises for shapes, names and contents.
+    except Exception as error:
         raise CheckpointError(
             f"the checkpoint {found.path} does not fit this training: {error}"
         ) from error
 
 
-def _restore(training: Training, found: Found) -> Restored:
+def _restore(training: Training, found: Found, position: Position) -> Restored:
     session = training.session
     rank, device = session.world.rank, session.device
     is_same_world = found.manifest.world == session.world.size
@@ -130,7 +142,6 @@ def _restore(training: Training, found: Found) -> Restored:
     def read(part: str) -> Any:
         return unpack(load_into(found.path, f"{part}.", _find_targets(training, found, part)))
 
-    position = read_position(found)
     module = training.engine.module
     module.load_state_dict(read("model"))
     training.engine.update.load_state(

@@ -121,6 +121,21 @@ def test_another_number_of_ranks_takes_each_sample_once(
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_path: Path) -> None:
+    # 162 samples: 66 are left after the first step of three ranks, 2 after one more of two ranks.
+    words = ["--data", "toy", "--samples", "202", "--epochs", "1", "--batch-size", "32"]
+    words += ["--save-every", "1step", "--name", "cut", "--model", "trainings:build_normalised"]
+    pool("openmpi", 3).call(interrupted.run, words, [1], False, cwd=tmp_path)
+    two = pool("openmpi", 2)
+    for said in two.call(trainings.refuse, *words, cwd=tmp_path).values:
+        expected = "2: last_batch: the last step of the resumed epoch, on some rank, has one sample"
+        assert said.startswith(expected) and "\n" not in said
+    two.call(trainings.run, [*words, "--last-batch", "drop"], cwd=tmp_path)
+    assert read_rows(tmp_path / "runs" / "cut")[-1]["step"] == 2
+
+
+@pytest.mark.mpi
 @pytest.mark.timeout(240)
 def test_workers_and_a_resumption_change_no_augmented_image(pool: Pools, tmp_path: Path) -> None:
     data_files.write_mnist(tmp_path / "data", train=64, test=8)
