@@ -30,7 +30,7 @@ def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namesp
         f"about {total / 60:.0f} minutes on two quiet cores.",
     )
     add = parser.add_argument
-    add("--only", action="append", default=[], metavar="FAULT", help="this fault; may be repeated")
+    add("--only", action="append", default=[], metavar="FAULT", help="the fault of this name")
     add("--fraction", type=float, default=1.0, metavar="F", help="this share of each's attempts")
     add("--jobs", type=int, default=1, metavar="N", help="attempts at a time")
     add("--replay", metavar="FAULT:I", help="make this attempt alone, and keep no record")
@@ -53,7 +53,8 @@ def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namesp
 def list_faults(campaign: Campaign) -> None:
     for fault in campaign.faults.values():
         minutes = fault.attempts * fault.seconds / 60
-        print(f"{fault.name:<12}{fault.attempts:>4} attempts{minutes:>6.1f} min   {fault.title}")
+        choice = f"--only {fault.name}"
+        print(f"{fault.title}\n    {choice:<16}{fault.attempts:>4} attempts{minutes:>6.1f} min")
 
 
 def replay(campaign: Campaign, place: tuple[str, int]) -> int:

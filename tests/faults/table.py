@@ -15,7 +15,7 @@ from campaign import Campaign
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 """The marks between which a document has the table."""
 HEADINGS = (
-    "fault", "attempts", "passed", "detected in, median / worst", "lost steps, worst", "outcome",
+    "fault (name)", "attempts", "passed", "detected in, median / worst", "lost steps, worst", "outcome",
 )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _list_cells(row: Row) -> list[str]:
         text if len(row.outcomes) == 1 else f"{text} ({count})"
         for text, count in row.outcomes.items()
     )
-    return [f"{row.fault}: {row.title}", made, f"{row.passed}", detected, lost, outcomes or "–"]
+    return [f"{row.title} (`{row.fault}`)", made, f"{row.passed}", detected, lost, outcomes or "–"]
 
 
 def put_into(path: Path, commit: str, machine: str, rows: Sequence[Row]) -> None:
