@@ -52,18 +52,18 @@ ACCELERATE = {
     "`-m`, `--module`": "`-m MODULE`",
 }
 SRUN = {
-    "`--nodes N`": "`--nodes N`",
+    "`--nodes N`, `-N N`": "`--nodes N`",
     "`--ntasks N`": "`-n N`",
     "`--ntasks-per-node N`": "`--ranks-per-node N`",
-    "`--gpus-per-node`, `--cpus-per-task`, `--cpus-per-gpu`": (
-        "nothing: give it to sbatch or salloc"
-    ),
+    "`--gpus`, `-G`, `--gpus-per-node`, `--cpus-per-task`, `-c`, `--cpus-per-gpu`, `--mem`, "
+    "`--time`, `-t`, `--partition`, `-p`, `--account`, `-A`, `--nodelist`, `-w`, `--exclude`, `-x`, "
+    "`--job-name`, `-J`": "nothing: give it to sbatch or salloc",
     "`--mpi TYPE`": "nothing, or type `MPIDDP_PMI=TYPE` before the command",
-    "`--kill-on-bad-exit`, `--export`": "nothing: both are on",
-    "`--output FILE`, `--error FILE`": (
+    "`--kill-on-bad-exit`, `-K`, `--export`": "nothing: both are on",
+    "`--output FILE`, `-o`, `--error FILE`, `-e`": (
         "`--job-log DIR` for all ranks together, or `--log-dir DIR` for each"
     ),
-    "`--label`": "`--label`",
+    "`--label`, `-l`": "`--label`",
     "`--cpu-bind`": "`--bind cores`, `--bind numa` or `--bind none`",
     "any other": '`--launcher-options "…"`',
 }
@@ -78,12 +78,13 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 def find_counterpart(option: str) -> tuple[str, str] | None:
     """The launcher that has ``option``, and what to do instead; None for an unknown one.
 
-    torchrun and accelerate take ``_`` for ``-``.
+    torchrun and accelerate take ``_`` for ``-``; a number may follow a short option at once, as in
+    ``-N2``.
     """
-    name = option.replace("_", "-")
+    name = option.replace("_", "-").rstrip("0123456789:")
     for launcher, rows in TABLES.items():
         for options, text in rows.items():
-            if name in re.findall(r"--?[a-z][a-z-]*", options.replace("_", "-")):
+            if name in re.findall(r"--?[A-Za-z][a-z-]*", options.replace("_", "-")):
                 plain = text.replace("`", "")
                 if plain.startswith("nothing"):
                     return launcher, f"leave it out{plain.removeprefix('nothing')}"

@@ -30,7 +30,7 @@ def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namesp
         f"about {total / 60:.0f} minutes on two quiet cores.",
     )
     add = parser.add_argument
-    add("--only", action="append", default=[], metavar="FAULT", help="the fault of this name")
+    add("--only", action="append", default=[], metavar="FAULT", help="a fault's name; repeatable")
     add("--fraction", type=float, default=1.0, metavar="F", help="this share of each's attempts")
     add("--jobs", type=int, default=1, metavar="N", help="attempts at a time")
     add("--replay", metavar="FAULT:I", help="make this attempt alone, and keep no record")
