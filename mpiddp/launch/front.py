@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ class Job:
             if directory is not None:
                 job_directory.remove(directory)
         is_requeued = end.code == PREEMPTED and options.requeue and _requeue()
-        self._report(end)
+        self._report(end, found)
         if end.code in CONTINUABLE and not is_requeued:
             self._say_how_to_continue(found)
         return end.code
@@ -184,8 +185,12 @@ class Job:
         lines += [f"  {title:<12} {text}" for title, text in rows]
         _write(sys.stdout, "\n".join(lines) + "\n")
 
-    def _report(self, job_end: JobEnd) -> None:
+    def _report(self, job_end: JobEnd, found: Exit) -> None:
         if self.files is None:
+            number = found.signal
+            if number is not None and job_end.code == 128 + number and found.outcome is None:
+                # No rank has said why. Launchers only name a rank that has ended, or nothing.
+                say(f"stopped by {signal.Signals(number).name}: exit code {job_end.code}")
             return
         say(f"job {job_directory.choose_name()} ended with {job_end}")
         if job_end.code == 0:

@@ -56,8 +56,8 @@ SRUN = {
     "`--ntasks N`": "`-n N`",
     "`--ntasks-per-node N`": "`--ranks-per-node N`",
     "`--gpus`, `-G`, `--gpus-per-node`, `--cpus-per-task`, `-c`, `--cpus-per-gpu`, `--mem`, "
-    "`--time`, `-t`, `--partition`, `-p`, `--account`, `-A`, `--nodelist`, `-w`, `--exclude`, `-x`, "
-    "`--job-name`, `-J`": "nothing: give it to sbatch or salloc",
+    "`--time`, `-t`, `--partition`, `-p`, `--account`, `-A`, `--nodelist`, `-w`, `--exclude`, "
+    "`-x`, `--job-name`, `-J`": "nothing: give it to sbatch or salloc",
     "`--mpi TYPE`": "nothing, or type `MPIDDP_PMI=TYPE` before the command",
     "`--kill-on-bad-exit`, `-K`, `--export`": "nothing: both are on",
     "`--output FILE`, `-o`, `--error FILE`, `-e`": (

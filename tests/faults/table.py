@@ -15,7 +15,8 @@ from campaign import Campaign
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 """The marks between which a document has the table."""
 HEADINGS = (
-    "fault (name)", "attempts", "passed", "detected in, median / worst", "lost steps, worst", "outcome",
+    "fault (name)", "attempts", "passed", "detected in, median / worst", "lost steps, worst",
+    "outcome",
 )  # fmt: skip
 
 

@@ -302,11 +302,20 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 --num_processes 2 x", "of accelerate launch; for mpiddp, type -n N, the number on"),
         ("-n 2 --ntasks 2 x", "--ntasks is an option of srun; for mpiddp, type -n N\n"),
         ("-n 2 --ntasks-per-node 2 x", "of srun; for mpiddp, type --ranks-per-node N\n"),
-        ("-G 2 x", "mpiddp: -G is an option of srun; for mpiddp, leave it out: give it to sbatch or"),
+        (
+            "-G 2 x",
+            "mpiddp: -G is an option of srun; for mpiddp, leave it out: give it to sbatch or",
+        ),
         ("-N2 x", "mpiddp: -N2 is an option of srun; for mpiddp, type --nodes N\n"),
-        ("-c 2 x", "mpiddp: -c is an option of srun; for mpiddp, leave it out: give it to sbatch or"),
+        (
+            "-c 2 x",
+            "mpiddp: -c is an option of srun; for mpiddp, leave it out: give it to sbatch or",
+        ),
         ("-t 1:00 -n 2 x", "mpiddp: -t is an option of srun; for mpiddp, leave it out: give it to"),
-        ("-o log -n 2 x", "mpiddp: -o is an option of srun; for mpiddp, type --job-log DIR for all"),
+        (
+            "-o log -n 2 x",
+            "mpiddp: -o is an option of srun; for mpiddp, type --job-log DIR for all",
+        ),
         ("-n 2 --console x hello.py", "--console: expected all, none, or ranks"),
         ("-n 2 --console 5,2-3 hello.py", "--console 5,2-3 names none of the job's ranks"),
         ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
@@ -650,6 +659,22 @@ def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch, number,
     monkeypatch.setattr(front, "say", be_stopped)
     assert attempts.start("-n", "2", "--restarts", "1") == code
     assert len(attempts.commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Exit(143, "", signal.SIGTERM), "mpiddp: stopped by SIGTERM: exit code 143\n"),
+        (Exit(1, "", signal.SIGINT), "mpiddp: stopped by SIGINT: exit code 130\n"),
+        # A rank has reported; or the script has chosen its exit code.
+        (Exit(143, "", signal.SIGTERM, outcome={"code": 143}), ""),
+        (Exit(75, "", signal.SIGTERM), ""),
+        (Exit(143), ""),
+    ],
+)
+def test_a_job_that_was_asked_to_end_says_so_once(folder, monkeypatch, capsys, end, said):
+    Attempts(monkeypatch, end).start("-n", "2")
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ import launchers
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch import job_directory
 from mpiddp.launch.lifeline import lifeline
+from mpiddp.launch.lifeline.decision import Decider, Failure
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.publication import publish
@@ -328,6 +329,26 @@ def test_the_first_rank_that_fails_reports(crew):
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1, seconds=2 + SOON)
     assert job.errors() == ""
+
+
+def test_of_ranks_that_find_the_same_mistake_the_lowest_reports():
+    def decide(*failures: tuple[float, int, int, str]) -> tuple[float, int]:
+        """When it is decided, and which rank reports."""
+        decider = Decider(3)
+        for now, rank, code, text in failures:
+            assert decider.decide(now) is None
+            decider.fail(Failure(rank, code, OWN, text), now)
+        due = decider.find_time()
+        decision = decider.decide(due)
+        assert isinstance(decision, Failure)
+        return due, decision.rank
+
+    assert decide((0, 2, 2, "no data"), (0.3, 0, 2, "no data")) == (0.5, 0)
+    assert decide((0, 2, 2, "no data"), (0.02, 1, 2, "other"), (0.03, 0, 1, "no data")) == (0.5, 2)
+    # There is nothing to wait for where all have said it, or it is no mistake of the user's.
+    rows = [(0.02 * number, 2 - number, 2, "no data") for number in range(3)]
+    assert decide(*rows) == (0.05, 0)
+    assert decide((0, 2, 1, "raised"), (0.03, 1, 1, "raised")) == (0.05, 1)
 
 
 def test_a_late_reply_answers_no_other_question(monkeypatch):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from mpiddp.errors import OWN, REPEATED
+from mpiddp.errors import OWN, REPEATED, ConfigurationError
 
 WINDOW_SECONDS = 0.05
 """How long the reports of all ranks on one event may take."""
 MILD_SECONDS = 0.5
-"""How much later than the first rank the last may end, where all of them were asked to end."""
+"""How much later than the first rank the last may end, where all of them were asked to end; or find
+a mistake that all of them find."""
 SUSPICION_SECONDS = 2.0
 """How long a rank whose connection broke waits for word of a lost rank."""
 ABANDONED_SECONDS = 2.0
@@ -150,8 +151,7 @@ class Decider:
         if severe is not None:
             return severe
         if own:
-            time, failure = min(own, key=lambda row: row[0])
-            return time + WINDOW_SECONDS, failure
+            return self._choose_own(own)
         if self._losses and (suspects or len(self._losses) < self._size):
             time, loss = next(iter(self._losses.values()))
             return (suspects[0][0] + WINDOW_SECONDS if suspects else time + MILD_SECONDS), loss
@@ -164,6 +164,15 @@ class Decider:
                 return time + MILD_SECONDS, early
             return time + SUSPICION_SECONDS, failure
         return NEVER
+
+    def _choose_own(self, own: list[tuple[float, Failure]]) -> tuple[float, Failure]:
+        """The first failure. If others say the same, the lowest of these ranks reports: what all
+        ranks find, for example a data set that is not there, is best said by rank 0."""
+        time, first = min(own, key=lambda row: row[0])
+        same = [each for _, each in own if (each.code, each.text) == (first.code, first.text)]
+        is_mistake = first.code == ConfigurationError.exit_code and len(same) < self._size
+        due = time + (MILD_SECONDS if is_mistake else WINDOW_SECONDS)
+        return due, min(same, key=lambda each: each.rank)
 
     def _find_severe(self) -> tuple[float, Loss] | None:
         """The loss behind others; None where all ranks may be ending by themselves.
