@@ -28,7 +28,14 @@ from mpiddp.launch.background import BackgroundCall
 from mpiddp.training import manifest as manifests
 from mpiddp.training.manifest import DamageError, File, Manifest
 from mpiddp.training.ranks import Ranks
-from mpiddp.training.shards import attempt, raise_first, read_metadata, write_shards
+from mpiddp.training.shards import (
+    WriteError,
+    attempt,
+    describe_failure,
+    raise_first,
+    read_metadata,
+    write_shards,
+)
 
 
 @dataclass(frozen=True)
@@ -228,15 +235,21 @@ class CheckpointDirectory:
         ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk.
 
-        Raises OSError, or MpiddpError, on all ranks alike, where the one before could not be
-        written.
+        Raises OSError, or WriteError for whatever else failed, on all ranks alike, where the one
+        before could not be written.
         """
         self.wait()
         begin = time.monotonic()
-        staged = self._staging.copy(tensors)
+        staged, problem = dict[str, torch.Tensor](), None
+        try:
+            staged = self._staging.copy(tensors)
+        except (RuntimeError, MemoryError) as error:
+            # Too little memory, for example. The other ranks learn of it when they write.
+            problem = describe_failure(error)
         staging = time.monotonic() - begin
 
         def write() -> None:
+            raise_first(self._ranks.gather(problem))
             path = self._write(step, staged, score)
             if self._ranks.rank == 0:
                 tell(Written(path, time.monotonic() - begin, staging))
@@ -251,7 +264,7 @@ class CheckpointDirectory:
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises OSError, or MpiddpError for whatever else fails, on all ranks alike, where it could
+        Raises OSError, or WriteError for whatever else fails, on all ranks alike, where it could
         not be written: the older checkpoints are whole then, and nothing is left of this one.
         """
         save, self._save = self._save, None
@@ -263,7 +276,7 @@ class CheckpointDirectory:
         partial = self.path / manifests.make_partial_name(step, self._source.attempt)
         try:
             parts = write_shards(partial, tensors, self._ranks)
-        except (OSError, MpiddpError):
+        except (OSError, WriteError):
             # On all ranks.
             self._discard(partial)
             raise

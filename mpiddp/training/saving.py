@@ -24,10 +24,12 @@ from mpiddp.training.checkpoint import (
 )
 from mpiddp.training.config import Configuration
 from mpiddp.training.metrics import Row
+from mpiddp.training.packing import pack
 from mpiddp.training.preparation import Training
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
 from mpiddp.training.save_interval import NEVER, Interval, parse_interval
+from mpiddp.training.shards import WriteError
 from mpiddp.training.training_state import (
     EpochTotals,
     Position,
@@ -98,6 +100,12 @@ def _find_directory(configuration: Configuration, run: Path | None) -> Path | No
     if configuration.checkpoint_dir is not None:
         return configuration.checkpoint_dir
     return None if run is None else run / CHECKPOINTS
+
+
+def check_model(training: Training) -> None:
+    """Raises ConfigurationError where checkpoints cannot hold the model's state."""
+    if training.configuration.save_every != NEVER:
+        pack({"model": training.engine.module.state_dict()})
 
 
 class StepAgreement:
@@ -259,9 +267,10 @@ class Saver:
         """
         try:
             self.directory.wait()
-        except OSError as error:
+        except (OSError, WriteError) as error:
+            # On all ranks alike. After any other error ranks may be in different places.
             self._saved = None
-            reason = error.strerror or error
+            reason = error.reason if isinstance(error, WriteError) else error.strerror or error
             text = (
                 f"a checkpoint in {self.directory.path} could not be written: {reason}; the older "
                 "ones are as they were"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +37,14 @@ BLOCK_BYTES = 1 << 20
 FLUSHED_BYTES = 8 << 20
 """So many are handed to the disk at once."""
 _METADATA = ".metadata"
+
+
+class WriteError(MpiddpError):
+    """A checkpoint could not be written, though not because of an OSError; all ranks know."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"a checkpoint cannot be written: {reason}")
+        self.reason = reason
 
 
 class _Memory:
@@ -188,7 +196,7 @@ def write_shards(
 ) -> list[dict[str, File]]:
     """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
 
-    ``directory`` is made. Collective. Raises, on all ranks if on any, OSError, or MpiddpError for
+    ``directory`` is made. Collective. Raises, on all ranks if on any, OSError, or WriteError for
     whatever else fails.
     """
     writer = _Writer(directory, sync_files=False, overwrite=False)
@@ -241,20 +249,28 @@ def _make_plan(
     return ranks.scatter(plans), metadata
 
 
-def attempt(work: Callable[[], object]) -> tuple[int, str] | None:
-    """The number and text of an OSError; 0 and the text of another error."""
+Problem: TypeAlias = tuple[int, str]
+"""The number and text of an OSError; 0 and the text of another error."""
+
+
+def attempt(work: Callable[[], object]) -> Problem | None:
+    """What goes wrong with ``work``."""
     try:
         work()
-    except OSError as error:
-        named = f"{error.filename}: " if error.filename else ""
-        return error.errno or errno.EIO, f"{named}{error.strerror or error}"
     except Exception as error:  # Other ranks wait for an answer, whatever it is.
-        return 0, f"{type(error).__name__}: {error}"
+        return describe_failure(error)
     return None
 
 
-def raise_first(problems: list[tuple[int, str] | None]) -> None:
-    """Raise OSError or MpiddpError for the lowest rank that has a problem; return if none has.
+def describe_failure(error: Exception) -> Problem:
+    if isinstance(error, OSError):
+        named = f"{error.filename}: " if error.filename else ""
+        return error.errno or errno.EIO, f"{named}{error.strerror or error}"
+    return 0, f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def raise_first(problems: list[Problem | None]) -> None:
+    """Raise OSError or WriteError for the lowest rank that has a problem; return if none has.
 
     ``problems``: what ``attempt`` returned on each rank, in the order of ranks.
     """
@@ -264,7 +280,7 @@ def raise_first(problems: list[tuple[int, str] | None]) -> None:
         number, text = problem
         if number:
             raise OSError(number, f"rank {rank}: {text}")
-        raise MpiddpError(f"a checkpoint cannot be written: rank {rank}: {text}")
+        raise WriteError(f"rank {rank}: {text}")
 
 
 class _Reader(FileSystemReader):

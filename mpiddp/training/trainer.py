@@ -25,7 +25,7 @@ from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.reports import Reports, describe_training, say, warn
 from mpiddp.training.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
-from mpiddp.training.saving import Saver, look_for_checkpoint
+from mpiddp.training.saving import Saver, check_model, look_for_checkpoint
 from mpiddp.training.shared_run import enter_run, leave_run
 from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
@@ -121,6 +121,7 @@ def run_steps(
     plan = look_for_checkpoint(configuration, session)
     taken = plan.position.samples
     training = prepare(plan.configuration, task, session, failure_handler, taken)
+    check_model(training)
     configuration = training.configuration
     run, path = enter_run(configuration, session, failure_handler)
     say(session, *describe_training(training))

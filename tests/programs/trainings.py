@@ -8,10 +8,12 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import wrong_algorithms
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
+from mpiddp.training.checkpoint import Staging
 from mpiddp.training.config import parse
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.task import Task, count_correct
@@ -21,6 +23,17 @@ from mpiddp.training.trainer import train
 def make_task() -> Task:
     """One that has no accuracy."""
     return Task(metrics={"hits": count_correct})
+
+
+class Remembering(nn.Linear):
+    """A model with a state that checkpoints cannot hold."""
+
+    def get_extra_state(self) -> object:
+        return {1, 2}
+
+
+def build_remembering(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Remembering(shape[0], classes)
 
 
 def build_normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -34,6 +47,38 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for words in command_lines:
         train(parse(list(words)), session, session._resources.failure_handler)
+
+
+def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
+    """As ``run``; torch's writer fails in rank 1's second save, and memory in its third one.
+
+    Returns the error that ends the training, if any.
+    """
+    torch.set_num_threads(1)
+    saves = 0
+    copy, write_data = Staging.copy, FileSystemWriter.write_data
+
+    def copy_or_fail(staging: Staging, tensors: Any) -> Any:
+        nonlocal saves
+        saves += 1
+        if session.world.rank == 1 and saves == 3:
+            raise MemoryError("no room")
+        return copy(staging, tensors)
+
+    def write_or_fail(writer: FileSystemWriter, *arguments: Any) -> Any:
+        if session.world.rank == 1 and saves == 2:
+            raise RuntimeError("torn\napart")
+        return write_data(writer, *arguments)
+
+    with (
+        mock.patch.object(Staging, "copy", copy_or_fail),
+        mock.patch.object(FileSystemWriter, "write_data", write_or_fail),
+    ):
+        try:
+            run(session, words)
+        except MpiddpError as error:
+            return str(error)
+    return ""
 
 
 def evaluate(session: Session, words: Sequence[str]) -> None:

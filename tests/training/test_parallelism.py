@@ -265,6 +265,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--samples", "202", "--model", "trainings:build_normalised"),
         "last_batch: step 6 of each epoch, on some rank, has one sample, of which the model's",
     ),
+    "state": (
+        ("--save-every", "1epoch", "--model", "trainings:build_remembering"),
+        "state model._extra_state: expected tensors",
+    ),
     "pass": (
         ("--accumulation-steps", "16", "--model", "trainings:build_normalised"),
         "accumulation_steps: each forward pass has one sample",

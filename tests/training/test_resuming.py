@@ -235,6 +235,28 @@ def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_pat
     assert score == -row["test_loss"]
 
 
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+def test_training_goes_on_after_any_save_that_fails(pool: Pools, tmp_path: Path) -> None:
+    words = [*SMALL, "--save-every", "2steps", "--epochs", "1", "--name", "on"]
+    ranks = pool("openmpi", 2)
+    called = ranks.call(trainings.run_with_bad_saves, words, cwd=tmp_path)
+    assert called.values == ["", ""]
+    said = [line for line in called.printed.splitlines() if "could not be written" in line]
+    assert [line.partition("written: rank 1: ")[2] for line in said] == [
+        f"{reason}; the older ones are as they were, and training goes on"
+        for reason in ("RuntimeError: torn apart", "MemoryError: no room")
+    ]
+    # 8 steps: after the second and third save, the fourth.
+    folder = tmp_path / "runs" / "on" / "checkpoints"
+    assert {each.name for each in folder.iterdir()} == {"step-2", "step-8"}
+    stopped = [*words, "--on-save-error", "stop", "--name", "stopped"]
+    for found in ranks.call(trainings.run_with_bad_saves, stopped, cwd=tmp_path).values:
+        assert found.endswith("rank 1: RuntimeError: torn apart; the older ones are as they were")
+    folder = tmp_path / "runs" / "stopped" / "checkpoints"
+    assert [each.name for each in folder.iterdir()] == ["step-2"]
+
+
 def test_a_seed_is_for_all_generators():
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), float(torch.rand(()))
