@@ -68,6 +68,25 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
     assert max(abs(one - other) for one, other in zip(narrow, losses, strict=True)) > 1e-4
 
 
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_a_compiled_model_predicts_alike(pool: Pools, tmp_path: Path) -> None:
+    pool("openmpi", 2).call(trainings.run, [*SMALL, "--name", "first"], cwd=tmp_path)
+    # 22 and 21 samples of the ranks: one forward pass each, and torch.sin, which is tried first.
+    for name, options, graphs in (("plain", [], 0), ("compiled", ["--compile"], 2)):
+        words = [*SMALL, "--evaluate-only", "--weights", "runs/first", "--name", name, *options]
+        called = pool("openmpi", 2).call(trainings.count_compiled, words, cwd=tmp_path, timeout=200)
+        assert called.values == [graphs] * 2
+    found = []
+    for name in ("plain", "compiled"):
+        with (tmp_path / "runs" / name / "predictions.csv").open() as file:
+            found.append([(row["predicted"], float(row["loss"])) for row in csv.DictReader(file)])
+    plain, compiled = found
+    assert [each for each, _ in compiled] == [each for each, _ in plain]
+    assert [each for _, each in compiled] == pytest.approx([each for _, each in plain], rel=1e-4)
+
+
 def test_an_evaluation_reports_what_one_during_training_does(pool: Pools, tmp_path: Path) -> None:
     words = ["--data", "synthetic", "--samples", "60", "--model", "mlp", "--epochs", "1"]
     trained = pool("openmpi", 2).call(
