@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpiddp.launch.launcher.messages import PATIENCE_SECONDS, MessageFilter, copy_messages
@@ -183,6 +183,8 @@ def show(text: str) -> str:
     st.lists(st.sampled_from([NOISE, NEWS, LEFT_5, WARNING, OF_ANOTHER_RANK, "no end", "\n"])),
     st.lists(st.integers(0, 3000)),
 )
+@example([WARNING, NOISE], [len(WARNING.encode()) + 1])
+@example(["no end", NOISE, WARNING], [len("no end")])
 def test_it_does_not_matter_how_a_text_is_cut(texts, places):
     data = "".join(texts).encode()
     cuts = [0, *sorted(place for place in places if place < len(data)), len(data)]

@@ -18,6 +18,7 @@ from mpiddp.launch.failure.termination import may_call_mpi
 from mpiddp.launch.failure.unreachable_hosts import find_silent_hosts
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
+from mpiddp.launch.mpi import pauses
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -111,8 +112,15 @@ def find_missing(answers: Mapping[int, Position], size: int) -> dict[int, str]:
 
 
 def find_line() -> str:
-    """Where the main thread of this process is: ``function (file.py:12)``."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    """Where the main thread of this process is: ``function (file.py:12)``.
+
+    Ranks that wait at the same place are found at the same line, wherever in the wait they are.
+    """
+    frame = each = sys._current_frames().get(threading.main_thread().ident or 0)
+    while each is not None:
+        if each.f_code.co_filename == pauses.__file__:
+            frame = each.f_back
+        each = each.f_back
     if frame is None:
         return "unknown"
     code = frame.f_code

@@ -51,7 +51,8 @@ _WARNING = re.compile(
     _LABEL + rb"(\[rank\d+\]:)?\[W.* TCPStore\.cpp:\d+\] \[c10d\] \w+ failed on SocketImpl"
 )
 _STACK = re.compile(_LABEL + rb"(Exception raised from |frame #\d+: |<omitting python frames>$|$)")
-_REPORT = re.compile(_LABEL + rb"mpiddp: rank \d")
+_REPORT_START = b"mpiddp: rank "
+_REPORT = re.compile(_LABEL + _REPORT_START + rb"\d")
 _STARTS = (b"-", b"[", b"\0", b"A")
 _PASS, _RULED, _DROP, _COUNTED = range(4)
 """What the next line may be: any; the first of a paragraph; one of a paragraph that is left out;
@@ -113,14 +114,23 @@ class MessageFilter:
         return warning
 
     def _may_be_a_launchers(self) -> bool:
+        """Whether the line without an end may be one that is not just let through."""
         starts = (*_STARTS, b"E", b"f", b"<") if self._is_in_warning else _STARTS
-        return self._tail.endswith(b"-") or (not self._is_begun and self._tail.startswith(starts))
+        if self._tail.endswith(b"-"):
+            return True
+        # A report is known by its beginning.
+        is_start = _REPORT_START.startswith(self._tail)
+        return not self._is_begun and (is_start or self._tail.startswith(starts))
 
     def _release_tail(self) -> bytes:
         # Open MPI ends its messages with a NUL byte.
         tail, self._tail = self._tail.lstrip(b"\0"), b""
+        self._note_report(tail, self._is_begun)
         self._is_begun = self._is_begun or bool(tail)
         return tail
+
+    def _note_report(self, line: bytes, is_begun: bool) -> None:
+        self._is_reported |= not is_begun and bool(_REPORT.match(line))
 
     def _take(self, line: bytes) -> bytes:
         line = line.lstrip(b"\0")
@@ -164,7 +174,7 @@ class MessageFilter:
     def _pass(self, line: bytes, is_begun: bool) -> bytes:
         if not is_begun and self._hold_warning(line):
             return b""
-        self._is_reported = self._is_reported or bool(_REPORT.match(line))
+        self._note_report(line, is_begun)
         if _RULE.fullmatch(line):
             self._rule, self._state, self._is_after_text = line, _RULED, is_begun
             return b""
