@@ -472,7 +472,7 @@ sys.stdout.write(f"one of {size}\\n")
 """
 
 
-def test_every_mpi_with_the_real_script(launcher, tmp_path):
+def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
     """The script, with an mpirun that it was not made for, and a trainer of a few lines."""
     root = tmp_path / "check out"
     for name in COPIED:
@@ -495,7 +495,7 @@ def test_every_mpi_with_the_real_script(launcher, tmp_path):
         copies.copy(launchers.ROOT / "mpiddp" / name, target)
     (root / "mpiddp" / "train.py").write_text(BAD_OPTION)
     (root / "mpiddp" / "__init__.py").touch()
-    env = {"MPIDDP_PYTHON": sys.executable, "MPIDDP_MPIRUN": str(launcher.mpirun)}
+    env = {"MPIDDP_PYTHON": sys.executable, "MPIDDP_MPIRUN": str(recent_launcher.mpirun)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(root / "jobs" / "local.sh"), *arguments]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from mpiddp.launch.launcher.messages import PATIENCE_SECONDS, MessageFilter, copy_messages
 
+MODULE = "mpiddp.launch.launcher.messages"
 RULE = "-" * 74
 NOISE = f"""\
 mpiddp: rank 1 on vm: what went wrong
@@ -169,7 +172,7 @@ def test_a_store_that_has_gone_is_no_news_beside_a_report(warning, monkeypatch):
     messages = MessageFilter()
     assert messages.add((report + warning).encode()) == report.encode()
     assert messages.release() == b""
-    monkeypatch.setattr("mpiddp.launch.launcher.messages.WARNING_SECONDS", 0.0)
+    monkeypatch.setattr(f"{MODULE}.WARNING_SECONDS", 0.0)
     assert messages.release() == warning.encode()
 
 
@@ -189,7 +192,9 @@ def test_it_does_not_matter_how_a_text_is_cut(texts, places):
     data = "".join(texts).encode()
     cuts = [0, *sorted(place for place in places if place < len(data)), len(data)]
     messages = MessageFilter()
-    shown = [messages.add(data[begin:end]) for begin, end in itertools.pairwise(cuts)]
+    # However long this takes, nothing is late.
+    with mock.patch.multiple(MODULE, PATIENCE_SECONDS=math.inf, WARNING_SECONDS=math.inf):
+        shown = [messages.add(data[begin:end]) for begin, end in itertools.pairwise(cuts)]
     assert b"".join([*shown, messages.release(at_end=True)]).decode() == show(data.decode())
 
 
@@ -205,7 +210,7 @@ def test_what_has_no_end_is_shown_at_once_or_soon():
 def test_what_grows_without_an_end_is_not_held_back_for_ever(before, monkeypatch):
     messages = MessageFilter()
     assert messages.add(before.encode()) == messages.add(b"\r") == b""
-    monkeypatch.setattr("mpiddp.launch.launcher.messages.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(f"{MODULE}.PATIENCE_SECONDS", 0.0)
     assert messages.add(b"\r 2%").decode() == f"{before}\r\r 2%"
     assert messages.add(b"\r 3%") == b"\r 3%"
 

@@ -380,6 +380,7 @@ def test_env_with_and_without_rank(tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 def test_two_jobs_at_once(tmp_path):
     found = {}
 

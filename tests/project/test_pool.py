@@ -90,30 +90,32 @@ def fail(session, how):
     session.comm.Barrier()
 
 
-@pytest.mark.parametrize(
-    ("how", "seconds", "said"),
-    [
-        ("raises", 30, r"rank 1: Traceback(.|\n)*ValueError: on purpose"),
-        ("is killed", 30, "rank [01] ended"),
-        ("leaves", 30, r"session\.\w+\(\) was matched with a different call"),
-        ("hangs", 1, r"rank 0, 1 did not answer within 1 s(.|\n)*in fail"),
-    ],
-)
-def test_a_damaged_pool_is_replaced(how, seconds, said):
+DAMAGES = {
+    "raises": (30, r"rank 1: Traceback(.|\n)*ValueError: on purpose"),
+    "is killed": (30, "rank [01] ended"),
+    "leaves": (30, r"session\.\w+\(\) was matched with a different call"),
+    "hangs": (1, r"rank 0, 1 did not answer within 1 s(.|\n)*in fail"),
+}
+
+
+def test_a_damaged_pool_is_replaced():
     pools = Pools()
+    processes = []
     try:
-        ranks = pools("openmpi", 2)
-        first = ranks.call(see, 1).values
-        began = time.monotonic()
-        with pytest.raises(PoolError) as caught:
-            ranks.call(fail, how, timeout=seconds)
-        assert re.search(said, str(caught.value)), caught.value
-        assert time.monotonic() - began < 15
-        assert ranks.is_ended
-        assert pools("openmpi", 2).call(see, 1).values[0][3] != first[0][3]
+        for how, (seconds, said) in DAMAGES.items():
+            ranks = pools("openmpi", 2)
+            processes += [value[3] for value in ranks.call(see, 1).values]
+            began = time.monotonic()
+            with pytest.raises(PoolError) as caught:
+                ranks.call(fail, how, timeout=seconds)
+            assert re.search(said, str(caught.value)), caught.value
+            assert time.monotonic() - began < 15
+            assert ranks.is_ended
+        processes += [value[3] for value in pools("openmpi", 2).call(see, 1).values]
     finally:
         pools.close()
-    assert not any(launchers.environ_of(value[3]) for value in first)
+    assert len(set(processes)) == 2 * (len(DAMAGES) + 1)
+    assert not any(launchers.environ_of(process) for process in processes)
 
 
 def end_soon(session):

@@ -26,9 +26,10 @@ from mpiddp.training.registry import DATASETS, MODELS
 TESTED_ELSEWHERE = re.compile(
     r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "
     r"|mpirun -n 4 python tests/programs/fsdp_memory.py"
+    r"|bash jobs/local.sh 4 "
 )
-"""Commands that other tests run by default: the benchmarks' own, with more options, and
-``tests/training/test_parallelism.py``, on fewer ranks."""
+"""Commands that other tests run by default: the benchmarks' own, with more options;
+``tests/training/test_parallelism.py``, on fewer ranks; README's first block, on fewer ranks."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
