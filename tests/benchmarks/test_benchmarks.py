@@ -1,8 +1,7 @@
-"""The benchmarks: statistics, whole processes and their ends, and a real small run."""
+"""The startup benchmark: launchers, contenders, reports, command lines, and a real small run."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -11,20 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
 from xml.etree import ElementTree
 
-import numpy
-import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import documents
 from benchmark_runs import run_benchmark
 from benchmarks.common import checks, results, statistics
 from benchmarks.launching import launchers, processes
-from benchmarks.launching.processes import STAMP, Program, Run, RunError
+from benchmarks.launching.processes import Program, Run
 from benchmarks.startup import command as startup
 from benchmarks.startup import report
 from benchmarks.startup.contenders import (
@@ -41,197 +35,6 @@ from benchmarks.startup.contenders import (
 from benchmarks.startup.plot import draw
 from benchmarks.startup.targets import judge
 from mpiddp.errors import ConfigurationError, LaunchError
-
-times = st.floats(min_value=1e-3, max_value=1e3)
-samples = st.lists(times, min_size=1, max_size=40)
-
-
-# Statistics
-
-
-@given(samples, st.floats(min_value=0, max_value=1))
-def test_quantile_is_numpys(values, fraction):
-    assert statistics.quantile(values, fraction) == pytest.approx(numpy.quantile(values, fraction))
-
-
-@given(samples)
-def test_summary_is_numpys(values):
-    summary = statistics.summarize(values)
-    expected = numpy.quantile(values, [0, 0.25, 0.5, 0.75, 1])
-    found = [summary.minimum, summary.lower_quartile, summary.median]
-    found += [summary.upper_quartile, summary.maximum]
-    assert found == pytest.approx(expected)
-    assert summary.count == len(values)
-
-
-def _coverage(count: int, k: int) -> float:
-    """Of all ways in which values can fall below or above the median, the share in which the
-    k-th smallest lies below it and the k-th largest above, counted one by one."""
-    patterns = [sum(signs) for signs in itertools.product((0, 1), repeat=count)]
-    return sum(k <= below <= count - k for below in patterns) / len(patterns)
-
-
-@pytest.mark.parametrize("count", range(1, 15))
-@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
-def test_median_interval_is_the_narrowest_that_suffices(count, confidence):
-    enough = [k for k in range(1, count // 2 + 1) if _coverage(count, k) >= confidence]
-    interval = statistics.median_interval([float(value) for value in range(count)], confidence)
-    if not enough:
-        assert interval is None
-        return
-    k = max(enough)
-    assert (interval.low, interval.high) == (k - 1, count - k)
-    assert interval.confidence == pytest.approx(_coverage(count, k))
-
-
-@given(st.lists(times, min_size=6, max_size=60))
-def test_median_interval_encloses_the_median(values):
-    interval = statistics.median_interval(values)
-    assert min(values) <= interval.low <= median(values) <= interval.high <= max(values)
-    assert 0.95 <= interval.confidence <= 1
-
-
-@given(st.lists(st.tuples(times, times), min_size=1, max_size=40))
-def test_compare_takes_ratios_pair_by_pair(pairs):
-    values, others = zip(*pairs, strict=True)
-    expected = numpy.median(numpy.array(values) / numpy.array(others))
-    assert statistics.compare(values, others).median == pytest.approx(expected)
-
-
-def test_compare_is_not_the_ratio_of_medians():
-    assert statistics.compare([1, 2, 9], [1, 4, 3]).median == 1
-    assert median([1, 2, 9]) / median([1, 4, 3]) != 1
-
-
-def test_statistics_refuse_what_means_nothing():
-    with pytest.raises(ValueError, match="at least one value"):
-        statistics.summarize([])
-    with pytest.raises(ValueError, match="shorter"):
-        statistics.compare([1.0, 2.0], [1.0])
-
-
-# Order
-
-
-@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.integers(0, 2**31))
-def test_interleave_measures_each_contender_once_per_round(count, rounds, warm_up, seed):
-    names = [f"contender {index}" for index in range(count)]
-    calls = []
-
-    def take(name):
-        calls.append(name)
-        return len(calls) - 1
-
-    series = statistics.interleave(names, take, rounds=rounds, warm_up=warm_up, seed=seed)
-    turns = [calls[start : start + count] for start in range(0, len(calls), count)]
-    assert len(turns) == rounds + warm_up
-    assert all(sorted(turn) == names for turn in turns)
-    for name in names:
-        places = [turn.index(name) for turn in turns]
-        expected = [round_ * count + place for round_, place in enumerate(places)]
-        assert (*series[name].warm_up, *series[name].samples) == tuple(expected)
-        assert len(series[name].samples) == rounds
-        assert series[name].positions == tuple(places[warm_up:])
-
-
-def test_interleave_draws_another_order_in_each_round_and_repeats_it_for_a_seed():
-    def positions(seed):
-        series = statistics.interleave(
-            list("abcd"), lambda name: name, rounds=20, warm_up=0, seed=seed
-        )
-        return {name: each.positions for name, each in series.items()}
-
-    assert positions(1) == positions(1) != positions(2)
-    assert all(set(places) == {0, 1, 2, 3} for places in positions(1).values())
-
-
-@pytest.mark.parametrize(("rounds", "warm_up"), [(0, 0), (1, -1)])
-def test_interleave_refuses_no_rounds(rounds, warm_up):
-    with pytest.raises(ValueError, match="rounds >= 1"):
-        statistics.interleave(["a"], str, rounds=rounds, warm_up=warm_up, seed=0)
-
-
-# Whole processes
-
-
-def _python(text: str, *arguments: str, copies: int = 1) -> Program:
-    return Program((sys.executable, "-c", text, *arguments), dict(os.environ), copies)
-
-
-def test_a_run_is_timed_with_its_children():
-    burn = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
-    text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
-    run = processes.run(_python(text), 60)
-    assert run.cpu_seconds >= 0.2
-    assert run.seconds >= 0.2
-    assert run.stamp_seconds is None
-
-
-def test_a_stamp_is_relative_to_the_beginning():
-    text = "import sys, time; time.sleep(0.2); open(sys.argv[1], 'w').write(str(time.monotonic()))"
-    run = processes.run(_python(text + "; time.sleep(0.1)", STAMP), 60)
-    assert 0.2 <= run.stamp_seconds <= run.seconds - 0.1
-
-
-def test_copies_run_at_once(tmp_path):
-    meet = (
-        "import os, pathlib, sys, time; folder = pathlib.Path(sys.argv[1])\n"
-        "(folder / str(os.getpid())).touch()\n"
-        "while len(list(folder.iterdir())) < 3: time.sleep(0.01)"
-    )
-    processes.run(_python(meet, str(tmp_path), copies=3), 60)
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_failed_run_shows_its_output():
-    with pytest.raises(RunError, match=r"(?s)-c.*ended with exit code 7:.*it broke") as caught:
-        processes.run(_python("import sys; print('it broke', file=sys.stderr); sys.exit(7)"), 60)
-    assert caught.value.exit_code == 1
-
-
-def test_a_program_that_is_not_there_is_named():
-    with pytest.raises(RunError, match="/no/such/program cannot be started: No such file"):
-        processes.run(Program(("/no/such/program",), {}), 60)
-
-
-DETACHED = (
-    "import os, subprocess, sys, time\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'],"
-    " start_new_session=True)\n"
-    "open(sys.argv[1], 'w').write(f'{child.pid} {os.environ[\"TMPDIR\"]}')\n"
-)
-
-
-def test_a_process_that_cannot_be_killed_is_an_error(monkeypatch):
-    class Unkillable:
-        pid = 4321
-
-        def kill(self) -> None:
-            raise psutil.AccessDenied(self.pid)
-
-    monkeypatch.setattr(processes, "find_marked", lambda mark: [Unkillable()])
-    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
-    with pytest.raises(RunError, match=r"killed 0\.05 s ago and still there: process 4321"):
-        processes.kill_marked("mark")
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_run_leaves_neither_detached_processes_nor_files(tmp_path, ends):
-    note = tmp_path / "note"
-    program = _python(DETACHED + ("" if ends else "time.sleep(300)"), str(note))
-    if ends:
-        processes.run(program, 60)
-    else:
-        with pytest.raises(RunError, match="ran past 2 s"):
-            processes.run(program, 2)
-    pid, folder = note.read_text().split()
-    assert not Path(folder).exists()
-    state = Path(f"/proc/{pid}/stat")
-    end = time.monotonic() + 5
-    while state.exists() and ") Z" not in state.read_text() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not state.exists() or ") Z" in state.read_text()
-
 
 # Launchers
 

@@ -1,4 +1,4 @@
-"""``benchmarks startup --launcher srun``: finding a cluster, phases, growth, real runs."""
+"""``benchmarks startup --launcher srun``: finding a cluster, phases, real runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ from benchmarks.startup.contenders import (
 from benchmarks.startup.plot import draw
 from benchmarks.startup.targets import judge
 from mpiddp.errors import ConfigurationError, LaunchError
-
-values = st.floats(min_value=-1e3, max_value=1e3)
-
 
 # Finding the cluster
 
@@ -182,54 +179,6 @@ def test_contenders_ask_for_the_same_nodes():
     assert "--cpus-per-task=4" in contenders[TORCHRUN].program.command
 
 
-# Growth
-
-
-@given(
-    st.dictionaries(st.integers(1, 64), st.integers(1, 5), min_size=2, max_size=5),
-    st.floats(min_value=-50, max_value=50),
-    values,
-)
-def test_a_straight_line_has_its_slope(counts, slope, start):
-    samples = {key: [start + slope * key] * count for key, count in counts.items()}
-    assert statistics.slope(samples) == pytest.approx(slope, abs=1e-6)
-
-
-@given(
-    st.lists(values, min_size=5, max_size=8),
-    st.lists(values, min_size=5, max_size=8),
-    st.integers(0, 2**31),
-)
-def test_the_interval_of_a_slope_is_repeatable_and_within_what_is_possible(low, high, seed):
-    samples = {4: low, 8: high}
-    interval = statistics.slope_interval(samples, seed=seed, draws=50)
-    assert interval == statistics.slope_interval(samples, seed=seed, draws=50)
-    least, most = (min(high) - max(low)) / 4, (max(high) - min(low)) / 4
-    assert least - 1e-9 <= interval.low <= interval.high <= most + 1e-9
-
-
-def test_the_interval_of_a_slope_covers_it_about_as_often_as_it_says():
-    import random
-
-    generator, covered = random.Random(1), 0
-    for trial in range(100):
-        samples = {n: [3 * n + generator.gauss(0, 5) for _ in range(12)] for n in (4, 8, 16)}
-        interval = statistics.slope_interval(samples, seed=trial, draws=200)
-        covered += interval.low <= 3 <= interval.high
-    assert covered >= 85
-
-
-def test_one_odd_value_hardly_moves_a_slope():
-    samples = {4: [1.0] * 5, 8: [2.0] * 5, 16: [4.0, 4.0, 4.0, 4.0, 400.0]}
-    assert statistics.slope(samples) == pytest.approx(0.25)
-
-
-def test_a_slope_needs_two_keys_and_an_interval_five_values():
-    with pytest.raises(ValueError, match="two different keys"):
-        statistics.slope({4: [1.0, 2.0]})
-    assert statistics.slope_interval({4: [1.0] * 5, 8: [2.0] * 4}, seed=0) is None
-
-
 # Phases
 
 
@@ -324,51 +273,7 @@ def test_phases_are_drawn_on_a_scale_of_their_own(tmp_path):
     )
 
 
-# Runs on other machines, played by this one
-
-
-def reach_out(text: str, *arguments: str) -> Program:
-    return Program((sys.executable, "-c", text, *arguments), dict(os.environ), reaches_out=True)
-
-
-def test_what_a_run_prints_is_read():
-    report = {"finished": time.time() + 5, "seconds": {"address": 0.5}}
-    printed = f"mpiddp-benchmark: {json.dumps(report)}"
-    text = f"import sys; sys.stderr.write('noise '); print({printed!r})"
-    run = processes.run(reach_out(text + "; print('more')"), 60)
-    assert 4 < run.stamp_seconds < 6
-    assert (dict(run.phases), run.cpu_seconds, run.others_cpu_seconds) == (
-        {"address": 0.5},
-        None,
-        None,
-    )
-
-
-def test_directories_of_this_machine_are_not_handed_on(monkeypatch):
-    monkeypatch.setenv("TMPDIR", "/of-the-user")
-    text = "import os; assert (os.getcwd(), os.environ['TMPDIR']) == ('/', '/of-the-user')"
-    assert processes.run(reach_out(text), 60).stamp_seconds is None
-
-
-def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path):
-    text = (
-        "import pathlib, signal, sys, time\n"
-        "def end(*_): pathlib.Path(sys.argv[1]).touch(); sys.exit(1)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "time.sleep(300)"
-    )
-    with pytest.raises(RunError, match="ran past 1 s"):
-        processes.run(reach_out(text, str(tmp_path / "asked")), 1)
-    assert (tmp_path / "asked").exists()
-
-
-def test_a_launcher_that_does_not_listen_is_killed(monkeypatch):
-    monkeypatch.setattr(processes, "REQUEST_SECONDS", 0.3)
-    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
-    begin = time.monotonic()
-    with pytest.raises(RunError, match="ran past 1 s"):
-        processes.run(reach_out(text), 1)
-    assert time.monotonic() - begin < 20
+# Runs that a cluster loses
 
 
 class Bar:
@@ -390,7 +295,7 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
         return Run(1.0, None, None, None)
 
     monkeypatch.setattr(processes, "run", run)
-    contenders = [Contender(FLOOR, "floor", reach_out("pass"), "")]
+    contenders = [Contender(FLOOR, "floor", Program(("true",), {}, reaches_out=True), "")]
     plan = startup.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
+import pytest
+
 import breakages
 import launchers
 
@@ -28,6 +30,7 @@ def find_lost(names: Iterable[str], found: Sequence[str]) -> list[str]:
     return [name for name in names if not any(other.startswith(name) for other in found)]
 
 
+@pytest.mark.timeout(300)
 def test_the_tests_that_must_notice_are_default_tests(request):
     assert all(each.tests for each in ENTRIES)
     items = request.session.items
@@ -37,7 +40,7 @@ def test_the_tests_that_must_notice_are_default_tests(request):
         return
     # This run has not collected all tests.
     command = [sys.executable, *breakages.PYTEST, "--collect-only", *sorted(lost)]
-    done = subprocess.run(command, cwd=launchers.ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=launchers.ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert find_lost(lost, done.stdout.splitlines()) == []
 

@@ -1,0 +1,141 @@
+"""Programs that benchmarks run: how long they take, how they end, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.launching import processes
+from benchmarks.launching.processes import STAMP, Program, RunError
+
+
+def _python(text: str, *arguments: str, copies: int = 1) -> Program:
+    return Program((sys.executable, "-c", text, *arguments), dict(os.environ), copies)
+
+
+def test_a_run_is_timed_with_its_children():
+    burn = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    run = processes.run(_python(text), 60)
+    assert run.cpu_seconds >= 0.2
+    assert run.seconds >= 0.2
+    assert run.stamp_seconds is None
+
+
+def test_a_stamp_is_relative_to_the_beginning():
+    text = "import sys, time; time.sleep(0.2); open(sys.argv[1], 'w').write(str(time.monotonic()))"
+    run = processes.run(_python(text + "; time.sleep(0.1)", STAMP), 60)
+    assert 0.2 <= run.stamp_seconds <= run.seconds - 0.1
+
+
+def test_copies_run_at_once(tmp_path):
+    meet = (
+        "import os, pathlib, sys, time; folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / str(os.getpid())).touch()\n"
+        "while len(list(folder.iterdir())) < 3: time.sleep(0.01)"
+    )
+    processes.run(_python(meet, str(tmp_path), copies=3), 60)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_failed_run_shows_its_output():
+    with pytest.raises(RunError, match=r"(?s)-c.*ended with exit code 7:.*it broke") as caught:
+        processes.run(_python("import sys; print('it broke', file=sys.stderr); sys.exit(7)"), 60)
+    assert caught.value.exit_code == 1
+
+
+def test_a_program_that_is_not_there_is_named():
+    with pytest.raises(RunError, match="/no/such/program cannot be started: No such file"):
+        processes.run(Program(("/no/such/program",), {}), 60)
+
+
+DETACHED = (
+    "import os, subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'],"
+    " start_new_session=True)\n"
+    "open(sys.argv[1], 'w').write(f'{child.pid} {os.environ[\"TMPDIR\"]}')\n"
+)
+
+
+def test_a_process_that_cannot_be_killed_is_an_error(monkeypatch):
+    class Unkillable:
+        pid = 4321
+
+        def kill(self) -> None:
+            raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(processes, "find_marked", lambda mark: [Unkillable()])
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.05)
+    with pytest.raises(RunError, match=r"killed 0\.05 s ago and still there: process 4321"):
+        processes.kill_marked("mark")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_leaves_neither_detached_processes_nor_files(tmp_path, ends):
+    note = tmp_path / "note"
+    program = _python(DETACHED + ("" if ends else "time.sleep(300)"), str(note))
+    if ends:
+        processes.run(program, 60)
+    else:
+        with pytest.raises(RunError, match="ran past 2 s"):
+            processes.run(program, 2)
+    pid, folder = note.read_text().split()
+    assert not Path(folder).exists()
+    state = Path(f"/proc/{pid}/stat")
+    end = time.monotonic() + 5
+    while state.exists() and ") Z" not in state.read_text() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not state.exists() or ") Z" in state.read_text()
+
+
+# Runs on other machines, played by this one
+
+
+def reach_out(text: str, *arguments: str) -> Program:
+    return Program((sys.executable, "-c", text, *arguments), dict(os.environ), reaches_out=True)
+
+
+def test_what_a_run_prints_is_read():
+    report = {"finished": time.time() + 5, "seconds": {"address": 0.5}}
+    printed = f"mpiddp-benchmark: {json.dumps(report)}"
+    text = f"import sys; sys.stderr.write('noise '); print({printed!r})"
+    run = processes.run(reach_out(text + "; print('more')"), 60)
+    assert 4 < run.stamp_seconds < 6
+    assert (dict(run.phases), run.cpu_seconds, run.others_cpu_seconds) == (
+        {"address": 0.5},
+        None,
+        None,
+    )
+
+
+def test_directories_of_this_machine_are_not_handed_on(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/of-the-user")
+    text = "import os; assert (os.getcwd(), os.environ['TMPDIR']) == ('/', '/of-the-user')"
+    assert processes.run(reach_out(text), 60).stamp_seconds is None
+
+
+def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path):
+    text = (
+        "import pathlib, signal, sys, time\n"
+        "def end(*_): pathlib.Path(sys.argv[1]).touch(); sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "time.sleep(300)"
+    )
+    with pytest.raises(RunError, match="ran past 1 s"):
+        processes.run(reach_out(text, str(tmp_path / "asked")), 1)
+    assert (tmp_path / "asked").exists()
+
+
+def test_a_launcher_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "REQUEST_SECONDS", 0.3)
+    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+    begin = time.monotonic()
+    with pytest.raises(RunError, match="ran past 1 s"):
+        processes.run(reach_out(text), 1)
+    assert time.monotonic() - begin < 20
