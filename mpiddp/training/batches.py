@@ -145,20 +145,26 @@ class SharedBatches:
         """The samples of the batch that this worker has; it is not its ``number``-th."""
         return self._present
 
-    def start(self, epoch: int, taken: int = 0) -> Iterator[Batch]:
-        """Return this worker's batches of ``epoch``; the seed and it decide what they hold.
+    def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        """Return this worker's batches of ``epoch``, in an order that only the seed and it decide.
 
-        An epoch is not interrupted: ``taken`` is 0.
+        ``taken``: how many of its samples all workers have trained on. ``steps``: after how many
+        steps they pause, on average; None for the end of the epoch.
         """
         self._share.begin(epoch, taken)
-        keys = self._share.list_keys()
+        most = None if steps is None else steps * self._workers
+        keys = self._share.list_keys()[:most]
         while (number := self._ticket()) < len(keys):
             self._present = keys[number].positions
             yield from self.reader.read([keys[number]])
 
     def count(self, taken: int = 0) -> int:
-        """For each worker, if all were equally quick."""
-        return -(-self._share.count(0) // self._workers)
+        """Steps of an epoch that are left, once so many samples were taken."""
+        return self.count_steps(self._share.count(taken))
+
+    def count_steps(self, batches: int) -> int:
+        """Of each worker, for so many batches of all, if all were equally quick."""
+        return -(-batches // self._workers)
 
     def __len__(self) -> int:
         return self.count()

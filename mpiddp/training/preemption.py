@@ -94,6 +94,13 @@ class Preemption:
         self._has_stopped = self._passed >= self._stop
         return self._has_stopped
 
+    @property
+    def is_next(self) -> bool:
+        """Whether all ranks stop in the next place; may be read in any thread."""
+        if self._peers.size == 1:
+            return self._signals.received is not None
+        return self._stop is not None and self._passed + 1 >= self._stop
+
     def close(self) -> None:
         """This rank passes no more places. Others that are called do not wait for it.
 

@@ -79,13 +79,14 @@ class Training:
         self.batches.reader.close()
         self.evaluation.reader.close()
 
-    @property
-    def can_pause(self) -> bool:
-        """Whether all ranks can stop after the same step of an epoch, though not at the same time.
+    def settle(self) -> None:
+        """Have all gradients applied, and give all ranks the same weights.
 
-        Workers without a bound on staleness take different numbers of steps.
+        Collective, between two steps.
         """
-        return self.roles is None or find_bound(self.configuration) is not None
+        self.engine.guard.settle()
+        self.engine.update.finish_epoch()
+        self.engine.update.settle()
 
     def find_rate_step(self, epoch: int, samples: int) -> int:
         """The step, counted from 0, whose learning rate the next one has.

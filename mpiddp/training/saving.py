@@ -28,7 +28,7 @@ from mpiddp.training.packing import pack
 from mpiddp.training.preparation import Training
 from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
-from mpiddp.training.save_interval import NEVER, Interval, parse_interval
+from mpiddp.training.save_interval import NEVER, parse_interval
 from mpiddp.training.shards import WriteError
 from mpiddp.training.training_state import (
     EpochTotals,
@@ -192,34 +192,33 @@ class Saver:
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
         """Make a checkpoint if one is due; not after an epoch's last step."""
-        if not self._training.can_pause or self._interval is None:
+        if self._interval is None:
             return
         steps = self._interval.steps
         is_due = steps is not None and position.step % steps == 0
         if self._agreement is not None and self._agreement.is_due(position.step):
-            wishes = [self._is_time(), self.directory.is_busy]
+            wishes = [self.is_time(), self.directory.is_busy]
             is_time, is_busy = self._agreement.meet(position.step, wishes)
             is_due |= is_time
             if not is_busy:
                 self._finish_write()
         if is_due:
-            self._training.engine.guard.settle()
-            # Of parameter servers: all gradients have arrived, and all ranks have the weights.
-            self._training.engine.update.finish_epoch()
-            self._training.engine.update.settle()
-            self._write(position, epoch)
+            self._training.settle()
+            self.write(position, epoch)
+
+    def count_steps(self, step: int) -> int | None:
+        """How many steps after ``step`` a checkpoint is due; None where steps do not decide it."""
+        if self._interval is None or self._interval.steps is None:
+            return None
+        return self._interval.steps - step % self._interval.steps
 
     def save(self, position: Position, epoch: EpochTotals) -> None:
-        """Make a checkpoint now, between two steps, unless there is one of this step already.
+        """Make a checkpoint now, unless there is one of this step already; the training is settled.
 
         It is on the disk then. Raises MpiddpError where it could not be written.
         """
-        self._training.engine.guard.settle()
         if self._saved != position.step:
-            if position.samples:
-                self._training.engine.update.finish_epoch()
-                self._training.engine.update.settle()
-            self._write(position, epoch)
+            self.write(position, epoch)
         self._finish_write(is_last=True)
 
     def after_epoch(self, position: Position, *, is_last: bool) -> None:
@@ -227,36 +226,31 @@ class Saver:
         interval = self._interval
         if interval is None:
             return
-        assert position.row is not None
-        done = position.epoch - 1
-        is_due = is_last or self._is_epoch_due(interval, done)
-        if interval.seconds is not None and not is_last:
-            is_due = self._training.session.broadcast(self._is_time())
-        if is_due:
-            self._write(position, EpochTotals.make(self._training))
-
-    def _is_epoch_due(self, interval: Interval, done: int) -> bool:
+        is_due = is_last
         if interval.epochs is not None:
-            return done % interval.epochs == 0
-        if interval.steps is None:
-            return False
-        # Also a step within the epoch, where workers cannot pause.
-        length = len(self._training.batches)
-        first = 0 if not self._training.can_pause else length - 1
-        last = done * length
-        return last // interval.steps > (last - length + first) // interval.steps
+            is_due |= (position.epoch - 1) % interval.epochs == 0
+        elif interval.steps is not None:
+            is_due |= position.step % interval.steps == 0
+        elif not is_last:
+            is_due = self._training.session.broadcast(self.is_time())
+        if is_due:
+            self.write(position, EpochTotals.make(self._training))
 
-    def _is_time(self) -> bool:
-        assert self._interval is not None
-        seconds = self._interval.seconds
+    def is_time(self) -> bool:
+        """Whether a checkpoint is due by the time; may be asked in any thread."""
+        seconds = None if self._interval is None else self._interval.seconds
         return seconds is not None and time.monotonic() - self._last_time >= seconds
 
-    def _write(self, position: Position, epoch: EpochTotals) -> None:
+    def write(self, position: Position, epoch: EpochTotals) -> None:
+        """Begin a checkpoint; the training is settled. Collective."""
         score = None if position.row is None else find_score(position.row)
         self._last_time = time.monotonic()
         tensors = capture(self._training, position, epoch)
         self._finish_write()
         self.directory.start(position.step, tensors, score, self._tell)
+        if self._training.roles is not None:
+            # A server's thread must not change what its rank is still copying.
+            dist.barrier()
         self._saved = position.step
 
     def _finish_write(self, *, is_last: bool = False) -> None:

@@ -15,6 +15,7 @@ from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.training import metrics
+from mpiddp.training.batches import SharedBatches
 from mpiddp.training.config import Configuration
 from mpiddp.training.divergence import refuse_divergence
 from mpiddp.training.evaluation import add_evaluation
@@ -188,14 +189,53 @@ def _train_epoch(
     epoch: EpochTotals,
 ) -> Generator[Step, None, metrics.Row]:
     begin = time.perf_counter() - epoch.seconds
-    taken = training.configuration.batch_size * len(training.workers)
-    left, before = training.batches.count(position.samples), position.samples // taken
     training.engine.module.train()
     clock, traffic = training.engine.clock, training.engine.traffic
     clock.costs = epoch.costs
     traffic.forget()
+    while True:
+        epoch.seconds = time.perf_counter() - begin
+        position = yield from _take_steps(training, pauses, reports, position, epoch)
+        if training.batches.count(position.samples) == 0:
+            break
+        training.engine.update.settle()
+        pauses.after_pause(position, epoch)
+    traffic.finish_epoch(epoch.costs)
+    average = epoch.totals.reduce()
+    seconds = time.perf_counter() - begin
+    refuse_divergence("training", average.loss, position.epoch)
+    average = add_perplexity(training.task, training.targets, average)
+    return metrics.Row(
+        attempt=training.failure_handler.attempt,
+        epoch=position.epoch,
+        step=position.step,
+        loss=average.loss,
+        metrics=average.metrics,
+        learning_rate=training.rate(training.find_rate_step(position.epoch + 1, 0) - 1),
+        samples_per_second=average.samples / seconds,
+        seconds=seconds,
+        left_out=average.left_out,
+    )
+
+
+def _take_steps(
+    training: Training,
+    pauses: Pauses,
+    reports: Reports,
+    position: Position,
+    epoch: EpochTotals,
+) -> Generator[Step, None, Position]:
+    """Take the rest of an epoch's steps; workers without a bound may pause before its end.
+
+    Returns the position, the same on all ranks, once all gradients have been applied.
+    """
+    begin, before = time.perf_counter() - epoch.seconds, position
+    taken = training.configuration.batch_size * len(training.workers)
+    batches, clock = training.batches, training.engine.clock
+    left, is_shared = batches.count(position.samples), isinstance(batches, SharedBatches)
     clock.skip()
-    for number, batch in enumerate(_read_batches(training, position), start=1):
+    steps = pauses.saver.count_steps(position.step)
+    for number, batch in enumerate(_read_batches(training, position, steps), start=1):
         clock.end(Stage.READ)
         if batch is not None:
             place = Place(position.step + 1, number - 1)
@@ -203,33 +243,31 @@ def _train_epoch(
             training.failure_handler.step_under_way = place.step
             yield from _offer(Step(position.epoch, place.step, batch, take))
             training.failure_handler.step_under_way = None
-            reports.after_step(position.epoch, before + number, epoch.totals)
+            reports.after_step(position.epoch, before.samples // taken + number, epoch.totals)
         position = Position(position.epoch, position.samples + taken, position.step + 1)
         training.failure_handler.step = position.step
-        if number < left:
-            epoch.seconds = time.perf_counter() - begin
+        epoch.seconds = time.perf_counter() - begin
+        if number < left and not is_shared:
             pauses.after_step(position, epoch)
         clock.skip()
     clock.settle()
     training.engine.guard.settle()
     training.engine.update.finish_epoch()
-    traffic.finish_epoch(epoch.costs)
-    average = epoch.totals.reduce()
-    seconds = time.perf_counter() - begin
-    refuse_divergence("training", average.loss, position.epoch)
-    average = add_perplexity(training.task, training.targets, average)
-    last = training.find_rate_step(position.epoch + 1, 0)
-    return metrics.Row(
-        attempt=training.failure_handler.attempt,
-        epoch=position.epoch,
-        step=position.step if training.can_pause else last,
-        loss=average.loss,
-        metrics=average.metrics,
-        learning_rate=training.rate(last - 1),
-        samples_per_second=average.samples / seconds,
-        seconds=seconds,
-        left_out=average.left_out,
-    )
+    if isinstance(batches, SharedBatches):
+        position = _meet(training, batches, before, position.step - before.step)
+    return position
+
+
+def _meet(training: Training, batches: SharedBatches, before: Position, steps: int) -> Position:
+    """Where all workers are since ``before``, of which this rank has taken so many steps.
+
+    What they have done are the first batches of the epoch's rest. Collective.
+    """
+    done = sum(training.session.gather(steps))
+    samples = before.samples + done * training.configuration.batch_size
+    position = Position(before.epoch, samples, before.step + batches.count_steps(done))
+    training.failure_handler.step = position.step
+    return position
 
 
 def _offer(step: Step) -> Iterator[Step]:
@@ -285,10 +323,12 @@ def _tell_unreadable(training: Training, step: int) -> None:
     left_out.clear()
 
 
-def _read_batches(training: Training, position: Position) -> Iterator[Batch | None]:
+def _read_batches(
+    training: Training, position: Position, steps: int | None
+) -> Iterator[Batch | None]:
     """As `_show_progress`. An error that ends the run names the step."""
     try:
-        yield from _show_progress(training, position)
+        yield from _show_progress(training, position, steps)
     except (UnreadableSampleError, BatchError) as error:
         step = (training.failure_handler.step or 0) + 1
         advice = ""
@@ -299,22 +339,28 @@ def _read_batches(training: Training, position: Position) -> Iterator[Batch | No
         raise MpiddpError(f"{error}, in step {step}{advice}") from error
 
 
-def _show_progress(training: Training, position: Position) -> Iterator[Batch | None]:
+def _show_progress(
+    training: Training, position: Position, steps: int | None
+) -> Iterator[Batch | None]:
     """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
 
-    A rank that computes nothing gets as many Nones, one after each of the workers' steps, where the
-    ranks can pause together.
+    A rank that computes nothing gets as many Nones, one after each of the workers' steps, where
+    they take equally many. Others pause after ``steps`` on average, if it is given.
     """
     rank = training.session.world.rank
-    left = training.batches.count(position.samples)
+    batches = training.batches
+    left, is_shared = batches.count(position.samples), isinstance(batches, SharedBatches)
     if rank not in training.workers:
         update = training.engine.update
         assert isinstance(update, Serving)
-        return update.follow_steps(left) if training.can_pause else iter([])
-    batches = training.batches.start(position.epoch, position.samples)
+        return iter([]) if is_shared else update.follow_steps(left)
+    if isinstance(batches, SharedBatches):
+        found = batches.start(position.epoch, position.samples, steps)
+    else:
+        found = batches.start(position.epoch, position.samples)
     if rank > 0 or not sys.stderr.isatty():
-        return iter(batches)
+        return found
     from tqdm import tqdm
 
     what = f"Epoch {position.epoch}"
-    return iter(tqdm(batches, desc=what, total=left, unit="batch", leave=False))
+    return iter(tqdm(found, desc=what, total=left, unit="batch", leave=False))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 from unittest import mock
 
 import torch
@@ -14,12 +17,19 @@ from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
 from mpiddp.training import pauses, preemption, trainer
 from mpiddp.training.config import parse
+from mpiddp.training.preparation import Training
+from mpiddp.training.samples import Batch
 from mpiddp.training.saving import Saver
-from mpiddp.training.training_state import EpochTotals, Position
+from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.weights import digest_parameters
 
 PERIOD = 0.005
 SECONDS = 30.0
 """For the signal to be seen."""
+SLOW_STEPS, PAUSE = (20, 35), 0.3
+"""After these the last rank begins its checkpoint so much later than the others."""
+GRACE = 0.1
+"""For a rank that computes nothing to see what the others have seen."""
 
 
 class MadeUpSignals(PreemptionSignals):
@@ -83,3 +93,90 @@ def run(session: Session, words: Sequence[str], steps: Sequence[tuple[int, int]]
             except PreemptedError:
                 left.append(handler.step or 0)
     return left
+
+
+@dataclass
+class SharedRun:
+    """One rank's part of a training whose workers share out the batches of an epoch."""
+
+    samples: list[bytes] = field(default_factory=list)
+    """Digests of those that it has trained on, in their order."""
+    weights: list[str] = field(default_factory=list)
+    """Digests, when it began and when it left."""
+    left: int | None = None
+    """The step after which it left, if a signal made it leave."""
+
+
+class RecordingSaver(Saver):
+    """Records the weights that a training begins with, and those with which it leaves.
+
+    With ``seconds`` a checkpoint is due so often as well.
+    """
+
+    found: SharedRun
+    seconds: float | None = None
+
+    def restore(self) -> Restored:
+        restored = super().restore()
+        self.found.weights.append(digest_parameters(self._training.engine.module))
+        return restored
+
+    def save(self, position: Position, epoch: EpochTotals) -> None:
+        super().save(position, epoch)
+        self.found.weights.append(digest_parameters(self._training.engine.module))
+
+    def write(self, position: Position, epoch: EpochTotals) -> None:
+        world = self._training.session.world
+        if position.step in SLOW_STEPS and world.rank == world.size - 1:
+            time.sleep(PAUSE)
+        super().write(position, epoch)
+
+    def is_time(self) -> bool:
+        return self.seconds is not None and time.monotonic() - self._last_time >= self.seconds
+
+
+def run_shared(
+    session: Session,
+    words: Sequence[str],
+    call: tuple[Sequence[int], int] | None,
+    seconds: float | None = None,
+) -> SharedRun:
+    """Train with the command line. ``call``: the ranks that a signal reaches, and after how many
+    batches of each worker; those that have as many wait until all ranks have agreed.
+    """
+    torch.set_num_threads(1)
+    RecordingSaver.found = found = SharedRun()
+    RecordingSaver.seconds = seconds
+    signals, taken = MadeUpSignals(), 0
+    ranks, batches = call if call is not None else ((), -1)
+    take = trainer._take_batch
+
+    def receive() -> None:
+        if session.world.rank in ranks:
+            signals.received = signal.SIGUSR2
+
+    def take_batch(training: Training, batch: Batch, *rest: Any) -> None:
+        nonlocal taken
+        take(training, batch, *rest)
+        found.samples.extend(hashlib.sha256(each.numpy().tobytes()).digest() for each in batch[0])
+        taken += 1
+        if taken == batches:
+            receive()
+            if not WatchedPreemption.last._decided.wait(SECONDS):
+                raise AssertionError("the ranks have not agreed")
+            time.sleep(GRACE)
+
+    if batches == 0:
+        receive()
+    handler = session._resources.failure_handler
+    with (
+        mock.patch.object(trainer, "Saver", RecordingSaver),
+        mock.patch.object(trainer, "_take_batch", take_batch),
+        mock.patch.object(preemption, "PERIOD", PERIOD),
+        mock.patch.object(pauses, "Preemption", WatchedPreemption),
+    ):
+        try:
+            trainer.train(parse(list(words)), session, handler, signals)
+        except PreemptedError:
+            found.left = handler.step
+    return found

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.sync.parameter_server.server import Server, UpdateRule
 from mpiddp.training.batches import (
     Cut,
     Share,
@@ -142,31 +146,80 @@ def test_a_batch_larger_than_a_share_is_refused() -> None:
         check_share(10, 3, 4)
 
 
-@settings(deadline=None)
-@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.randoms(use_true_random=False))
-def test_workers_that_take_in_turns_take_every_sample_once(samples, workers, batch_size, dice):
-    split, tickets = numbered(samples), list(range(workers))
-    seen, share = [], Share(samples, 3, Cut(batch_size, 0, workers))
-    for epoch in (1, 2):
-        shares = [
-            SharedBatches(Reader(Samples(split)), share, lambda place=place: tickets[place])
-            for place in range(workers)
-        ]
-        tickets[:] = range(workers)
-        given = workers
-        running = {place: each.start(epoch) for place, each in enumerate(shares)}
-        taken = []
+def make_server(workers: int) -> Server:
+    """The one that gives batches to workers without a bound."""
+    wire, weights = SimpleNamespace(timeout=1.0), torch.zeros(1)
+    rule = UpdateRule(lambda parameters: torch.optim.SGD(parameters), lambda step: 0.1, None)
+    return Server(wire, 0, range(workers), weights, [1], rule)
+
+
+class Workers:
+    """They take batches of one split, in any order, until all pause."""
+
+    def __init__(self, split: Split, cut: Cut, dice: random.Random) -> None:
+        self.split, self.cut, self.dice = split, cut, dice
+        self.server = make_server(cut.ranks)
+        self.tickets = list(range(cut.ranks))
+
+    def make_batches(self, place: int) -> SharedBatches:
+        share = Share(len(self.split), 3, self.cut)
+        return SharedBatches(Reader(Samples(self.split)), share, lambda: self.tickets[place])
+
+    def train(self, taken: int, steps: int | None) -> list[list[int]]:
+        """The samples of each batch."""
+        found = list[list[int]]()
+        running = {
+            place: self.make_batches(place).start(1, taken, steps)
+            for place in range(self.cut.ranks)
+        }
         while running:
-            place = dice.choice(sorted(running))
+            place = self.dice.choice(sorted(running))
             batch = next(running[place], None)
             if batch is None:
                 del running[place]
                 continue
-            taken += batch[1].tolist()
-            tickets[place], given = given, given + 1
-        assert sorted(taken) == list(range(samples))
-        steps = -(-samples // batch_size)
-        assert all(0 <= workers * len(each) - steps < workers for each in shares)
-        seen.append(taken)
-    if samples > 12 and workers == 1:
-        assert seen[0] != seen[1]
+            found.append(batch.targets.tolist())
+            self.tickets[place] = self.server._choose_number()
+        return found
+
+
+@settings(deadline=None)
+@given(
+    samples=st.integers(1, 60),
+    worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4) | st.none()), max_size=4),
+    batch_size=st.integers(1, 9),
+    drops=st.booleans(),
+    dice=st.randoms(use_true_random=False),
+)
+def test_workers_that_pause_and_other_workers_take_every_sample_once(
+    samples, worlds, batch_size, drops, dice
+):
+    taken, seen = 0, list[int]()
+    for count, steps in worlds:
+        workers = Workers(numbered(samples), Cut(batch_size, 0, count, drops), dice)
+        if steps is None:
+            # It stays due, or is due to some of them only.
+            workers.server.is_pause_due = lambda: dice.random() < 0.3
+        batches = workers.make_batches(0)
+        left, found = batches.count(taken), workers.train(taken, steps)
+        taken += len(found) * batch_size
+        seen += [sample for each in found for sample in each]
+        assert len(seen) == len(set(seen)) == min(taken, samples)
+        if steps is not None:
+            assert batches.count_steps(len(found)) == min(steps, left)
+    last = Workers(numbered(samples), Cut(batch_size, 0, dice.randint(1, 5), drops), dice)
+    seen += [sample for each in last.train(taken, None) for sample in each]
+    expected = samples // batch_size * batch_size if drops else samples
+    assert len(seen) == len(set(seen)) == expected
+
+
+def test_epochs_of_workers_that_take_in_turns_differ() -> None:
+    ticket = iter(range(60))
+    share = Share(20, 3, Cut(4))
+    batches = SharedBatches(Reader(Samples(numbered(20))), share, lambda: next(ticket) % 6)
+    first, second = (
+        [label for batch in batches.start(epoch) for label in batch.targets.tolist()]
+        for epoch in (1, 2)
+    )
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second

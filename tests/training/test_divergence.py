@@ -356,4 +356,4 @@ def test_a_batch_that_cannot_be_read_names_the_step(
         workers=(0,),
     )
     with pytest.raises(MpiddpError, match=f"{message}$"):
-        list(trainer._read_batches(training, Position()))
+        list(trainer._read_batches(training, Position(), None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +29,8 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.preemption_signals import parse_signals
 from mpiddp.training import preemption
+from mpiddp.training.config import Configuration
+from mpiddp.training.data import load
 from mpiddp.training.preemption import Peers, Preemption
 from pool import Pools
 
@@ -250,6 +255,94 @@ def test_workers_and_a_dedicated_server_stop_within_an_epoch(
     assert [row["step"] for row in rows] == [8, 16]
     # One gradient of each worker in each step, over all attempts.
     assert sum(rows[-1]["staleness"].values()) == 2 * 16
+
+
+# 128 samples for training: 32 batches in each of two epochs.
+SHARED = (
+    "--data", "synthetic", "--samples", "160", "--epochs", "2", "--batch-size", "4",
+    "--sync", "parameter-server", "--staleness", "unlimited", "--keep", "50",
+)  # fmt: skip
+PLACEMENTS = {
+    "colocated": ("--servers", "2"),
+    "dedicated": ("--server-placement", "dedicated"),
+}
+
+
+@dataclass
+class SharedTraining:
+    """Attempts of one training, one after the other; `preempted.run_shared` is one of a rank."""
+
+    pool: Pools
+    folder: Path
+    words: list[str]
+    attempts: list[list[preempted.SharedRun]] = field(default_factory=list)
+
+    def run(self, ranks: int, call: tuple[list[int], int] | None, *more: Any) -> str:
+        """Where the attempt before has left, this one begins. Returns what was printed."""
+        called = self.pool("openmpi", ranks).call(
+            preempted.run_shared, self.words, call, *more, cwd=self.folder
+        )
+        assert len({(each.left, *each.weights) for each in called.values}) == 1
+        if self.attempts:
+            assert self.attempts[-1][0].weights[-1] == called.values[0].weights[0]
+        self.attempts.append(called.values)
+        return called.printed
+
+    def count_samples(self) -> Counter[bytes]:
+        return Counter(
+            each for attempt in self.attempts for rank in attempt for each in rank.samples
+        )
+
+    def check_end(self, name: str, servers: int) -> None:
+        lines = (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        # Of samples, losses are counted as often as servers have counted gradients.
+        for row in rows:
+            assert round(row["samples_per_second"] * row["seconds"]) == 128
+        assert sum(rows[-1]["staleness"].values()) == servers * 2 * 32
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_workers_that_share_out_batches_stop_within_an_epoch(
+    placement: str, pool: Pools, tmp_path: Path
+) -> None:
+    words = [*SHARED, *PLACEMENTS[placement]]
+    training = SharedTraining(pool, tmp_path, [*words, "--save-every", "never", "--name", "run"])
+    # The signal reaches all ranks, or the last one before its first step.
+    training.run(3, ([0, 1, 2], 2))
+    first = training.count_samples().total()
+    training.run(2, ([1], 0))
+    assert 0 < first < training.count_samples().total() < 128
+    data = load(Configuration(data="synthetic", samples=160)).train
+    samples = Counter(hashlib.sha256(each.tobytes()).digest() for each in data.features)
+    if placement == "dedicated":
+        # Or the only worker after the epoch's last step.
+        left = 128 - training.count_samples().total()
+        training.run(2, ([0], left // 4))
+        assert training.count_samples() == samples
+    assert all(each[0].left is not None for each in training.attempts)
+    # Checkpoints within the epoch: every five steps, or with an interval of no time after each.
+    period = 1 if placement == "dedicated" else 5
+    training.words = [*words, "--save-every", "5steps", "--name", "run"]
+    printed = training.run(3, None, 0.0 if period == 1 else None)
+    assert training.count_samples() == samples + samples
+    servers = 1 if placement == "dedicated" else 2
+    training.check_end("run", servers)
+    saved = [int(step) for step in re.findall(r"Checkpoint written: \S+/step-(\d+) ", printed)]
+    begun, end = training.attempts[-2][0].left, saved[-1]
+    assert begun is not None
+    assert saved == [
+        step for step in range(begun + 1, end + 1) if step % period == 0 or step == end
+    ]
+    # No worker has gone on while the last rank, a server's, was slow to save.
+    step = next(step for step in preempted.SLOW_STEPS if begun + 4 < step < end)
+    other = [*words, "--resume", f"runs/run/checkpoints/step-{step}", "--name", "other"]
+    training = SharedTraining(pool, tmp_path, other)
+    training.run(3, None)
+    assert 0 < training.count_samples().total() < 128
+    training.check_end("other", servers)
 
 
 TRAINING = ("--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "20")

@@ -126,9 +126,20 @@ class Serving:
 
     @property
     def ticket(self) -> int:
-        """The epoch's next batch for a worker without a bound, from 0; at the end, none is left."""
+        """The next batch for a worker without a bound, counted from 0 since ``settle``.
+
+        It is above all others where none is left, and where workers are to pause.
+        """
         assert self._worker is not None
         return self._worker.ticket
+
+    def pause_when(self, is_due: Callable[[], bool]) -> None:
+        """Give workers without a bound no more batches before ``settle`` while ``is_due()``.
+
+        Only the first server's rank calls it, in the server's thread, before it gives a batch.
+        """
+        if self._server is not None:
+            self._server.is_pause_due = is_due
 
     def _serve(self) -> None:
         assert self._server is not None

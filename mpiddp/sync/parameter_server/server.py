@@ -11,7 +11,9 @@ Messages between a server and a worker: the worker sends its gradient, which als
 and the server sends the weights back. An empty message of the worker says that its epoch is over;
 the server answers with signs of life until all workers' epochs are over. With its weights server 0
 also sends a number: without a bound, which batch the worker takes next, so that a slow worker takes
-fewer batches; in step, where workers may mark gradients, whether the step was dropped.
+fewer batches; in step, where workers may mark gradients, whether the step was dropped. Where
+workers are to pause, the number is that of no batch. Once all have got it, they have trained on all
+batches below the server's next number, and on no others.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
 GRADIENT, WEIGHTS, NUMBER, SIGN = range(4)
 """Kinds of messages; a tag is the kind plus four times the number of the server."""
+NO_BATCH = int(np.iinfo(np.int64).max)
+"""The number that a worker is sent where it is to pause."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 """Signs of life to a worker that waits for the end of an epoch."""
 MARK = 0xFF
@@ -132,6 +136,8 @@ class Server:
         self._numbers = np.zeros((len(workers), 1), np.int64)
         """What each worker was told last: its batch, or whether its step was dropped."""
         self._next_ticket = len(workers)
+        self.is_pause_due: Callable[[], bool] = lambda: False
+        """Asked in ``serve``'s thread: whether workers without a bound get no more batches."""
         self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
         self._finished: set[int] = set()
@@ -283,6 +289,8 @@ class Server:
         """What a worker is told with its weights."""
         if self.clock.bound == 0:
             return int(self._is_dropped)
+        if self.is_pause_due():
+            return NO_BATCH
         self._next_ticket += 1
         return self._next_ticket - 1
 
@@ -327,7 +335,7 @@ class Worker:
 
     @property
     def ticket(self) -> int:
-        """Which of the epoch's batches to take next, where servers share them out."""
+        """Which of the batches to take next, where servers share them out; `NO_BATCH` for none."""
         return int(self._number[0])
 
     @property
