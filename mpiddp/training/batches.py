@@ -146,7 +146,7 @@ class SharedBatches:
         return self._present
 
     def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Return this worker's batches of ``epoch``, in an order that only the seed and it decide.
+        """Return this worker's batches of ``epoch``; the seed and it decide what a batch holds.
 
         ``taken``: how many of its samples all workers have trained on. ``steps``: after how many
         steps they pause, on average; None for the end of the epoch.

@@ -15,8 +15,8 @@ from mpiddp.errors import OWN, REPEATED, ConfigurationError
 WINDOW_SECONDS = 0.05
 """How long the reports of all ranks on one event may take."""
 MILD_SECONDS = 0.5
-"""How much later than the first rank the last may end, where all of them were asked to end; or find
-a mistake that all of them find."""
+"""How much later than the first rank the last one may end where all were asked to end, or may
+report a mistake that all find."""
 SUSPICION_SECONDS = 2.0
 """How long a rank whose connection broke waits for word of a lost rank."""
 ABANDONED_SECONDS = 2.0
@@ -157,7 +157,7 @@ class Decider:
             return (suspects[0][0] + WINDOW_SECONDS if suspects else time + MILD_SECONDS), loss
         if suspects:
             time = suspects[0][0]
-            # Who only repeats that another rank failed reports where no rank says more.
+            # A rank that only repeats another's failure reports only where no rank says more.
             failure = min(suspects, key=lambda row: row[1].origin == REPEATED)[1]
             early = self._find_early(failure)
             if early is not None:

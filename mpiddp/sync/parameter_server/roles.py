@@ -136,7 +136,7 @@ class Serving:
     def pause_when(self, is_due: Callable[[], bool]) -> None:
         """Give workers without a bound no more batches before ``settle`` while ``is_due()``.
 
-        Only the first server's rank calls it, in the server's thread, before it gives a batch.
+        ``is_due`` is called on the first server's rank only, in the server's thread.
         """
         if self._server is not None:
             self._server.is_pause_due = is_due
