@@ -52,7 +52,8 @@ class Step:
     epoch: int
     """Counted from 1."""
     number: int
-    """Of the run, counted from 1."""
+    """Of the run, counted from 1; without a bound on staleness this rank's own count, which is set
+    back to the average of the workers where these pause."""
     batch: Batch
     _take: Callable[[Compute | None], None]
     is_taken: bool = False

@@ -26,7 +26,15 @@ import launchers
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch import job_directory
 from mpiddp.launch.lifeline import lifeline
-from mpiddp.launch.lifeline.decision import Decider, Failure
+from mpiddp.launch.lifeline.decision import (
+    ABANDONED_SECONDS,
+    ASKED,
+    Decider,
+    Failure,
+    Leave,
+    Loss,
+    describe_status,
+)
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.publication import publish
@@ -349,6 +357,16 @@ def test_of_ranks_that_find_the_same_mistake_the_lowest_reports():
     rows = [(0.02 * number, 2 - number, 2, "no data") for number in range(3)]
     assert decide(*rows) == (0.05, 0)
     assert decide((0, 2, 1, "raised"), (0.03, 1, 1, "raised")) == (0.05, 1)
+
+
+def test_a_rank_that_leaves_with_its_own_error_is_not_lost():
+    decider = Decider(2)
+    failure = Failure(0, 2, OWN, "a bad option")
+    decider.fail(failure, 0.0)
+    decider.lose(Loss(0, "node0", describe_status(2 << 8)[0], blames_host=False), 0.2)
+    decider.lose(Loss(1, "node0", describe_status(signal.SIGTERM)[0], ending=ASKED), 0.3)
+    assert decider.decide(1.0) == failure
+    assert decider.decide(1.0) is None and decider.decide(0.2 + ABANDONED_SECONDS) == Leave(2)
 
 
 def test_a_late_reply_answers_no_other_question(monkeypatch):

@@ -178,9 +178,10 @@ class Decider:
         """The loss behind others; None where all ranks may be ending by themselves.
 
         When one rank fails, or just leaves, launchers end the others: they ask them first, or kill
-        them.
+        them. A rank that leaves with its own error, since it has had no answer for too long, is not
+        lost.
         """
-        losses = list(self._losses.values())
+        losses = [row for row in self._losses.values() if not self._has_reported(row[1])]
         failed = [time for time, loss in losses if loss.ending == FAILED]
         if failed:
             return failed[0] + WINDOW_SECONDS, next(
@@ -190,6 +191,10 @@ class Decider:
         if asked and losses[0][1].ending == LEFT:
             return asked[0] + WINDOW_SECONDS, losses[0][1]
         return None
+
+    def _has_reported(self, loss: Loss) -> bool:
+        failure = self._failures.get(loss.rank, (0.0, None))[1]
+        return failure is not None and failure.origin == OWN and not loss.blames_host
 
     def _find_early(self, failure: Failure) -> Loss | None:
         """The rank that had closed its session when ``failure`` came."""
