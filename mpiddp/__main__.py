@@ -56,7 +56,7 @@ def _is_front(line: CommandLine) -> bool:
     if line.command in WITHOUT_RANKS:
         return False
     in_job = environment.is_set((environment.SLURM_JOB_ID,))
-    return in_job or (not is_own and line.find_misplaced() is not None)
+    return in_job or line.find_misplaced() is not None
 
 
 if __name__ == "__main__":

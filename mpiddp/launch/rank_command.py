@@ -98,6 +98,8 @@ def _check_places(line: CommandLine) -> None:
     """Raise ConfigurationError where options stand on the wrong side of the script."""
     line.check_options()
     misplaced = line.find_misplaced()
+    if misplaced is not None and line.own_program is not None:
+        raise ConfigurationError(f"{misplaced} stands after {line.command}: put it before")
     if misplaced is not None:
         raise ConfigurationError(
             f"{misplaced} stands after {line.rest[0]}, so it would go to the script: put it before "

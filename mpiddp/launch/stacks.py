@@ -52,6 +52,11 @@ def find_directory(name: str | None) -> Path:
         if name not in running:
             raise ConfigurationError(f"no job {name!r}, and no directory of its logs; {listed}")
         return running[name]
+    if found and not running:
+        raise ConfigurationError(
+            f"{count_noun(len(found), 'job')} of yours on this machine, but none whose ranks have "
+            "found each other: until then there are no stacks"
+        )
     if not running:
         raise ConfigurationError(
             "no job of yours runs on this machine: type the command on a node of the job, or give "

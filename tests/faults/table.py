@@ -104,7 +104,7 @@ def put_into(path: Path, commit: str, machine: str, rows: Sequence[Row]) -> None
     minutes = sum(row.seconds for row in rows) / 60
     loads = [row.load for row in rows if row.load is not None]
     text = (
-        f"{made} of {planned} attempts at commit `{commit}`, {minutes:.0f} minutes added up, on\n"
+        f"{made} of {planned} attempts at commit `{commit}`, {minutes:.0f} minutes in all, on\n"
         f"{machine},\nwith a load of {statistics.median(loads or [0]):.1f} processes "
         f"(median):\n\n{describe(rows)}"
     )

@@ -231,7 +231,7 @@ def test_the_table_is_put_into_a_document(tmp_path: Path) -> None:
         table.put_into(path, "abc", "a machine", rows)
     first, *lines, last = path.read_text().splitlines()
     assert (first, last) == ("before", "after")
-    assert "1 of 14 attempts at commit `abc`, 0 minutes added up, on" in lines
+    assert "1 of 14 attempts at commit `abc`, 0 minutes in all, on" in lines
     assert "\n".join(lines).count(table.describe(rows)) == 1
     path.write_text("nothing")
     with pytest.raises(ValueError, match="expected <!-- faults"):

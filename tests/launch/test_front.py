@@ -322,6 +322,7 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 --timeout 3 train", "--timeout belongs after train"),
         ("-n 2 stacks", "stacks starts no ranks"),
         ("hello.py -n 2", "-n stands after hello.py"),
+        ("train -n 2 --data toy", "-n stands after train: put it before\n"),
         ("hello.py --launcher=srun", "--launcher=srun stands after hello.py"),
         ("--nodes 2 hello.py", "--nodes counts the nodes of a Slurm job"),
         ("--ranks-per-node 2 hello.py", "--ranks-per-node counts the nodes"),

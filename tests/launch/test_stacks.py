@@ -513,6 +513,8 @@ def test_which_job(tmp_path, monkeypatch):
     try:
         # One that has not come so far that it could be asked is none.
         assert len(job_directory.list_running()) == 2
+        with pytest.raises(ConfigurationError, match="2 jobs of yours on this machine, but"):
+            find_directory(None)
         (running[0][1] / "lifeline.json").write_text("{}")
         assert find_directory(None) == find_directory("17") == running[0][1]
         (running[1][1] / "lifeline.json").write_text("{}")

@@ -256,6 +256,10 @@ def test_a_saved_configuration_can_be_run_again(
         (["--lr", "3"], ["unknown option --lr", "did you mean --learning-rate?"]),
         (["--learning_rat=3"], ["unknown option --learning_rat", "--learning-rate?"]),
         (["--no-epochs"], ["unknown option --no-epochs"]),
+        (
+            ["--nproc_per_node=2"],
+            ["--nproc_per_node is an option of torchrun; for mpiddp, type -n"],
+        ),
         (["--xyzzy"], ["unknown option --xyzzy", "--help"]),
         (["-x"], ["-x"]),
         (["digits"], ["digits"]),

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.other_launchers import find_counterpart
 from mpiddp.training.options.checks import did_you_mean, quote
 
 PROGRAM = "python -m mpiddp.train"
@@ -97,8 +98,12 @@ def _refuse_unknown_options(groups: Iterable[Any], arguments: Sequence[str]) -> 
         is_option = flag.startswith("--") and flag not in ("--", "--help")
         if not is_option or flag in known or flag.startswith("--tyro-"):
             continue
+        given = argument.partition("=")[0]
+        found = find_counterpart(given)
+        if found is not None:
+            raise ConfigurationError(f"{given} is an option of {found[0]}; for mpiddp, {found[1]}")
         hint = did_you_mean(flag, known) or " (--help lists the options)"
-        raise ConfigurationError(f"unknown option {argument.partition('=')[0]}{hint}")
+        raise ConfigurationError(f"unknown option {given}{hint}")
 
 
 def _flag(name: str) -> str:
