@@ -98,6 +98,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.long  # Of the tests' own machinery.
 def test_a_damaged_pool_is_replaced():
     pools = Pools()
     processes = []
