@@ -7,7 +7,7 @@
     ├── UnreachableError        4   ranks could not reach each other in time
     ├── CheckpointError         5   no usable checkpoint where one was demanded
     ├── PeerLostError           6   a rank or peer was lost or stalled
-    │   └── PeerFailedError     6   a rank had to give up, because another one failed
+    │   └── PeerFailedError     6   another rank has failed, so this one gives up
     ├── ScheduleError           1   a collective algorithm does not do what it promises
     ├── PreemptedError         75   preempted with a checkpoint written
     └── StoppedError      128 + n   signal n asked the process to end
@@ -42,8 +42,8 @@ MEANINGS = {
 
 
 OWN, PEER, REPEATED = "own", "peer", "repeated"
-"""Where a rank's error comes from: from this rank; perhaps from another one's end; from another
-one's error, which that one reports."""
+"""Where a rank's error comes from: its own work; perhaps the loss of another rank; the error of
+another rank, which reports it itself."""
 
 
 class MpiddpError(Exception):

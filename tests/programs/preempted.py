@@ -82,17 +82,27 @@ def run(session: Session, words: Sequence[str], steps: Sequence[tuple[int, int]]
     for rank, step in (*steps, (-1, -1)):
         SignalledSaver.signals = signals = MadeUpSignals()
         SignalledSaver.step = step if rank == session.world.rank else -1
-        handler = session._resources.failure_handler
-        with (
-            mock.patch.object(trainer, "Saver", SignalledSaver),
-            mock.patch.object(preemption, "PERIOD", PERIOD),
-            mock.patch.object(pauses, "Preemption", WatchedPreemption),
-        ):
-            try:
-                trainer.train(parse(list(words)), session, handler, signals)
-            except PreemptedError:
-                left.append(handler.step or 0)
+        stop = train(session, words, signals, SignalledSaver)
+        if stop is not None:
+            left.append(stop)
     return left
+
+
+def train(
+    session: Session, words: Sequence[str], signals: MadeUpSignals, saver: type[Saver]
+) -> int | None:
+    """The step after which all ranks left, if a signal made them leave."""
+    handler = session._resources.failure_handler
+    with (
+        mock.patch.object(trainer, "Saver", saver),
+        mock.patch.object(preemption, "PERIOD", PERIOD),
+        mock.patch.object(pauses, "Preemption", WatchedPreemption),
+    ):
+        try:
+            trainer.train(parse(list(words)), session, handler, signals)
+        except PreemptedError:
+            return handler.step or 0
+    return None
 
 
 @dataclass
@@ -169,15 +179,6 @@ def run_shared(
 
     if batches == 0:
         receive()
-    handler = session._resources.failure_handler
-    with (
-        mock.patch.object(trainer, "Saver", RecordingSaver),
-        mock.patch.object(trainer, "_take_batch", take_batch),
-        mock.patch.object(preemption, "PERIOD", PERIOD),
-        mock.patch.object(pauses, "Preemption", WatchedPreemption),
-    ):
-        try:
-            trainer.train(parse(list(words)), session, handler, signals)
-        except PreemptedError:
-            found.left = handler.step
+    with mock.patch.object(trainer, "_take_batch", take_batch):
+        found.left = train(session, words, signals, RecordingSaver)
     return found

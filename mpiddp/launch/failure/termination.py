@@ -48,6 +48,7 @@ def write_console(text: str) -> None:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     for stream in (sys.stderr, sys.__stderr__):
+        # One that is None fails like one that is closed.
         with contextlib.suppress(Exception):
             stream.write(text)  # type: ignore[union-attr]
             stream.flush()  # type: ignore[union-attr]

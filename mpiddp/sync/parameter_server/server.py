@@ -12,8 +12,8 @@ and the server sends the weights back. An empty message of the worker says that 
 the server answers with signs of life until all workers' epochs are over. With its weights server 0
 also sends a number: without a bound, which batch the worker takes next, so that a slow worker takes
 fewer batches; in step, where workers may mark gradients, whether the step was dropped. Where
-workers are to pause, the number is that of no batch. Once all have got it, they have trained on all
-batches below the server's next number, and on no others.
+workers are to pause, the number is that of no batch. Once all have got it, they have trained on the
+epoch's batches below the server's next number, and on no others.
 """
 
 from __future__ import annotations
