@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         reduce_scatter,
         shared_empty,
     )
+    from mpiddp.checkpoints.checkpointer import Checkpointer
     from mpiddp.errors import (
         CheckpointError,
         ConfigurationError,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from mpiddp.launch.session import Session
     from mpiddp.launch.world import World
     from mpiddp.sync.ddp_hook import synchronize
-    from mpiddp.training.checkpointer import Checkpointer
     from mpiddp.training.data import DataSet
     from mpiddp.training.samples import Batch
     from mpiddp.training.script_trainer import Trainer
@@ -78,7 +78,7 @@ __all__ = [
 _HOMES = {
     "Batch": "mpiddp.training.samples",
     "CheckpointError": "mpiddp.errors",
-    "Checkpointer": "mpiddp.training.checkpointer",
+    "Checkpointer": "mpiddp.checkpoints.checkpointer",
     "ConfigurationError": "mpiddp.errors",
     "DataSet": "mpiddp.training.data",
     "LaunchError": "mpiddp.errors",
@@ -142,7 +142,7 @@ def init(
         port_range: ``LOW-HIGH``, the ports that mpiddp may listen on, two at least; ``auto``: those
             of the variable MPIDDP_PORT_RANGE where it is set, else any.
 
-    Raises (in a notebook; elsewhere the job ends with the error's exit code):
+    Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface that is not there.
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.

@@ -16,11 +16,13 @@ import mpiddp
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.command_line import COMMANDS, HELP, WITHOUT_RANKS, CommandLine, split
+from mpiddp.launch.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 
 
 def main() -> None:
     """Do what the command line and the environment ask for."""
+    forget_inherited()
     words = sys.argv[1:]
     line: CommandLine | None = None
     with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.

@@ -4,7 +4,8 @@ All ranks make the same calls in the same order, with buffers of the same length
 are the caller's, contiguous, and changed in place. When a call returns, its result is there. On a
 GPU the result is there once the current stream has reached it, and calls on different streams must
 not overlap. The first call of a session, and the first call over each transport, prepare what later
-calls use, and wait for all ranks.
+calls use, and wait for all ranks. Calls of several threads must not overlap either: one that begins
+while another thread makes one raises ConfigurationError, and no more calls are possible.
 
 An algorithm is proved for the session's number of ranks when it is first used. The results of all
 ranks are bitwise equal, except for the payloads of NaNs.
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mpiddp.collectives.bootstrap import find_communicator
+from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import TRANSPORTS, Request
@@ -109,7 +110,7 @@ def all_reduce(
             error says on every rank which ranks differ.
         PeerLostError: a rank did not come within the timeout, or left; says which, and the step.
     """
-    communicator = find_communicator()
+    communicator = ensure_communicator()
     try:
         key = (
             tensor.data_ptr(), tensor.numel(), tensor.dtype,
@@ -155,7 +156,7 @@ def all_reduce_async(
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
     )
-    return find_communicator().start(request, tensor)
+    return ensure_communicator().start(request, tensor)
 
 
 def prepare_all_reduce(
@@ -184,7 +185,7 @@ def prepare_all_reduce(
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
     )
-    return find_communicator().prepare(request, tensor)
+    return ensure_communicator().prepare(request, tensor)
 
 
 def reduce_scatter(
@@ -204,7 +205,7 @@ def reduce_scatter(
     and undefined afterwards. Arguments and errors are those of ``all_reduce``; the algorithm must
     give each rank one part, for example ring or direct.
     """
-    communicator = find_communicator()
+    communicator = ensure_communicator()
     request = _find_request(
         Collective.REDUCE_SCATTER, algorithm, transport, op, reduction_dtype, fixed_order
     )
@@ -222,7 +223,7 @@ def all_gather(
     The elements may have any type of 1, 2, 4 or 8 bytes. Errors are those of ``all_reduce``.
     """
     request = _find_request(Collective.ALL_GATHER, algorithm, transport)
-    return find_communicator().run(request, tensor)
+    return ensure_communicator().run(request, tensor)
 
 
 def broadcast(
@@ -237,7 +238,7 @@ def broadcast(
     ``all_reduce``.
     """
     request = _find_request(Collective.BROADCAST, algorithm, transport, root=root)
-    return find_communicator().run(request, tensor)
+    return ensure_communicator().run(request, tensor)
 
 
 def reduce(
@@ -260,7 +261,7 @@ def reduce(
     request = _find_request(
         Collective.REDUCE, algorithm, transport, op, reduction_dtype, fixed_order, root
     )
-    return find_communicator().run(request, tensor)
+    return ensure_communicator().run(request, tensor)
 
 
 def barrier() -> None:
@@ -270,7 +271,7 @@ def barrier() -> None:
 
     Raises PeerLostError where a rank does not come within the timeout.
     """
-    find_communicator().barrier()
+    ensure_communicator().barrier()
 
 
 def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -291,7 +292,7 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
         raise ConfigurationError(
             f"dtype: expected a torch type, found {dtype!r}; a shape is one argument, as (4, 3)"
         )
-    return find_communicator().shared_memory.empty(lengths, dtype)
+    return ensure_communicator().shared_memory.empty(lengths, dtype)
 
 
 def describe_collectives() -> dict[str, Any]:
@@ -303,7 +304,7 @@ def describe_collectives() -> dict[str, Any]:
     ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``notes``
     (what is missing, and why) and ``torch`` (its version).
     """
-    communicator = find_communicator()
+    communicator = ensure_communicator()
     node_memory = communicator.node_memory
     return {
         "wait": communicator.waiter.policy.value,

@@ -135,6 +135,8 @@ SLURM_JOB_NAME = "SLURM_JOB_NAME"
 SLURM_JOB_ID = "SLURM_JOB_ID"
 SLURM_ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
 SLURM_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
+SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
+"""How often Slurm has requeued the job; unset before the first time."""
 
 # Set for others' scripts: what torchrun gives.
 RANK = "RANK"
@@ -152,6 +154,7 @@ TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 RESTARTS = (TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS)
+SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
@@ -184,6 +187,9 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`launch/job_directory.py`)."""
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
+
+EXPORTED = "MPIDDP_EXPORTED"
+"""What start-up has set in this environment (`launch/exported_variables.py`)."""
 
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
@@ -237,6 +243,8 @@ MPI4PY_INITIALIZE = "MPI4PY_RC_INITIALIZE"
 CRAY_GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 CRAY_SIGNS = ("CRAY_MPICH_VERSION", "CRAY_MPICH_DIR", "PE_MPICH_PKGCONFIG_VARIABLES")
 LD_PRELOAD = "LD_PRELOAD"
+PYTHONINSPECT = "PYTHONINSPECT"
+"""Python reads commands from the terminal after the script."""
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 CUDA_DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 CUBLAS_WORKSPACE_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
@@ -321,3 +329,9 @@ def job_name(variables: Mapping[str, str] | None = None) -> str | None:
     # Slurm lets a job's name hold anything; a directory's name must stay one component.
     name = (variables.get(SLURM_JOB_NAME) or "job").replace("/", "-").lstrip(".")
     return f"{name}-{identity}"
+
+
+def is_restarted() -> bool:
+    """Whether this is not the first attempt of its job: Slurm or the front has started it again."""
+    names = (SLURM_RESTART_COUNT, TORCHELASTIC_RESTART_COUNT)
+    return any(os.environ.get(name, "0").strip("0") for name in names)

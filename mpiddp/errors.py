@@ -6,6 +6,7 @@
     │   └── AloneError          3   every rank would be rank 0 of 1
     ├── UnreachableError        4   ranks could not reach each other in time
     ├── CheckpointError         5   no usable checkpoint where one was demanded
+    ├── StorageError            1   a file system could not be read: another attempt may succeed
     ├── PeerLostError           6   a rank or peer was lost or stalled
     │   └── PeerFailedError     6   another rank has failed, so this one gives up
     ├── ScheduleError           1   a collective algorithm does not do what it promises
@@ -77,7 +78,7 @@ class ConfigurationError(MpiddpError):
 class LaunchError(MpiddpError):
     """The processes were started in a way that cannot work.
 
-    `mpiddp.init` raises it in a notebook; elsewhere it ends the job.
+    `mpiddp.init` raises it in an interactive Python; elsewhere it ends the job.
 
         try:
             session = mpiddp.init()
@@ -98,7 +99,7 @@ class AloneError(LaunchError):
 class UnreachableError(MpiddpError):
     """Ranks could not reach each other before the deadline.
 
-    `mpiddp.init` raises it in a notebook; elsewhere it ends the job.
+    `mpiddp.init` raises it in an interactive Python; elsewhere it ends the job.
 
         try:
             session = mpiddp.init(timeout=60)
@@ -121,6 +122,13 @@ class CheckpointError(MpiddpError):
     """
 
     exit_code = 5
+
+
+class StorageError(MpiddpError):
+    """A file system could not be read or written for a while; what it holds may be whole.
+
+    Other than after a CheckpointError, another attempt may succeed.
+    """
 
 
 class PeerLostError(MpiddpError):

@@ -18,7 +18,7 @@ from benchmarks.allreduce import contenders, probes
 from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
 from benchmarks.launching.worker_loop import SessionMember
-from mpiddp.collectives.bootstrap import find_communicator
+from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
@@ -96,7 +96,7 @@ class MpiCalls(SessionMember):
             key = (spec.algorithm, spec.transport)
             if key not in self._requests:
                 self._requests[key] = Request(Collective.ALL_REDUCE, *key, allows_servers=True)
-            call = partial(find_communicator().run, self._requests[key], tensor)
+            call = partial(ensure_communicator().run, self._requests[key], tensor)
         if tensor.is_cuda:
             from benchmarks.allreduce.torch_calls import finish_with
 

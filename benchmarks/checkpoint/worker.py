@@ -21,11 +21,11 @@ import mpiddp
 from benchmarks.baselines import ddp_step, raw_write
 from benchmarks.checkpoint.measurement import WARM_UP, Agreement, Measurement, Plan, Round
 from benchmarks.training_step.workloads import build, draw_batch, parse_workload
+from mpiddp.checkpoints.agreement import Members, Preemption
+from mpiddp.checkpoints.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.packing import pack
+from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.launch.preemption_signals import PreemptionSignals
-from mpiddp.training.checkpoint import CheckpointDirectory, Source
-from mpiddp.training.packing import pack
-from mpiddp.training.preemption import Peers, Preemption
-from mpiddp.training.ranks import Ranks
 
 LOOKS = 10_000
 WATCH_SECONDS = 3.0
@@ -75,9 +75,7 @@ class Bench:
         assert plan.directory is not None
         self._plan, self._training, self._ranks = plan, training, ranks
         self._folder = plan.directory
-        self._saves = CheckpointDirectory(
-            plan.directory / "checkpoints", ranks, Source("attempt-1", {}), keep=1
-        )
+        self._saves = CheckpointDirectory(plan.directory / "checkpoints", ranks, Source(), keep=1)
         self._saves.open()
         self._number = 0
         self._content = memoryview(b"")
@@ -159,8 +157,8 @@ class Bench:
 def measure_agreement(session: mpiddp.Session) -> Agreement:
     """A rank's part: looks for a signal, and what the thread behind them takes."""
     world = session.world
-    peers = Peers(world.rank, world.size, session.store, session.timeout)
-    preemption = Preemption(PreemptionSignals(), peers)
+    members = Members(world.rank, world.size, session.store, session.timeout)
+    preemption = Preemption(PreemptionSignals(), members)
     begin = time.perf_counter()
     for _ in range(LOOKS):
         preemption.is_due()

@@ -14,7 +14,7 @@ from benchmarks.training_step.contenders import OWN_BASE, LoopSpec
 from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
 from benchmarks.training_step.workloads import build
-from mpiddp.collectives.bootstrap import find_communicator
+from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training import overlap
@@ -98,7 +98,7 @@ class MpiJob(SessionMember):
         dtype = parameters[0].dtype
         item = (way.wire_dtype or dtype).itemsize
         request = Request(Collective.ALL_REDUCE, way.algorithm, way.transport)
-        layout, on_gpu = find_communicator().layout, parameters[0].is_cuda
+        layout, on_gpu = ensure_communicator().layout, parameters[0].is_cuda
         counts = [size // dtype.itemsize for size in storages.values()]
         found = [select(request, count * item, layout, on_gpu=on_gpu) for count in counts]
         messages = chain.from_iterable(
@@ -124,7 +124,7 @@ class MpiJob(SessionMember):
 def make_local_update(configuration: Configuration, module: torch.nn.Module) -> LocalUpdate:
     """As the trainer makes one on each rank."""
     optimizer = make_optimizer(configuration, list(module.parameters()))
-    return LocalUpdate(optimizer, make_rate(configuration))
+    return LocalUpdate(module, optimizer, make_rate(configuration))
 
 
 def make_rate(configuration: Configuration) -> Callable[[int], float]:

@@ -68,15 +68,17 @@ class _Reach:
     """Why it cannot copy from their private memory; empty if it can."""
 
 
-def find_communicator() -> Communicator:
+def ensure_communicator() -> Communicator:
     """The current session's; made, collectively, by the first call of all.
 
-    Raises ConfigurationError.
+    Threads that come meanwhile wait for it. Raises ConfigurationError.
     """
     session = current_session()
     if session.collectives is None:
-        is_alone = session.world.size == 1
-        session.collectives = (_make_alone if is_alone else _make_communicator)(session)
+        make = _make_alone if session.world.size == 1 else _make_communicator
+        with session.collectives_lock:
+            if session.collectives is None:
+                session.collectives = make(session)
     found: Communicator = session.collectives
     return found
 
@@ -283,7 +285,7 @@ def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
 
 def _make_alone(session: Session) -> Communicator:
     """For a session of one rank."""
-    layout = Layout(0, ("",), (0,), (SHARED, BOTH, MPI, TORCH))
+    layout = Layout(0, (session.world.hostname,), (0,), (SHARED, BOTH, MPI, TORCH))
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
     planner = Planner(layout, SharedMemory(), None, {})
     return Communicator(planner, Waiter(policy, 0.0), device=session.device)

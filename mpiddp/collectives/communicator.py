@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -34,7 +34,11 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 class Communicator:
-    """Collective calls of one rank. Every rank makes the same calls in the same order."""
+    """Collective calls of one rank. Every rank makes the same calls in the same order.
+
+    So calls of two threads must not overlap: which comes first would be chance. Beside a call,
+    other threads may prepare or start calls.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class Communicator:
         device: torch.device | None = None,
         is_concurrent: bool = True,
     ) -> None:
-        """Made by ``bootstrap.find_communicator``.
+        """Made by ``bootstrap.ensure_communicator``.
 
         Args:
             device: the session's; a tensor on another GPU is refused.
@@ -71,6 +75,10 @@ class Communicator:
         self._worker_thread = 0
         self._pending = 0
         self._lock = threading.Lock()
+        self._planning = threading.Lock()
+        """Held by the thread that makes a plan, for which ranks may exchange messages."""
+        self._turn = threading.Lock()
+        """Held by the thread that makes a call."""
         self._stream: torch.cuda.Stream | None = None
         """The GPU stream of asynchronous calls; None before the first one."""
         self.shortcuts: dict[Hashable, Shortcut] = {}
@@ -101,11 +109,15 @@ class Communicator:
     def make(self, call: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
         """Make a prepared call on this tensor. Raises ConfigurationError, PeerLostError."""
         self._check_open()
+        if not self._turn.acquire(False):
+            self._refuse_overlap(tensor)
         try:
             call(tensor)
         except BaseException as error:
             self._give_up(error, tensor)
             raise
+        finally:
+            self._turn.release()
         tell_autograd(tensor)
 
     def _looks_twice(self, tensor: torch.Tensor) -> bool:
@@ -146,6 +158,8 @@ class Communicator:
                 or (on_gpu and self._stream is not None)
             ):
                 return self.run(request, tensor)
+            if not self._turn.acquire(False):
+                self._refuse_overlap(tensor)
             try:
                 call()
             except BaseException as error:
@@ -153,6 +167,8 @@ class Communicator:
                 _kept.append(held)
                 self._give_up(error, tensor)
                 raise
+            finally:
+                self._turn.release()
             return tensor
 
         return make_call
@@ -222,6 +238,16 @@ class Communicator:
         if self._refusal:
             raise ConfigurationError(self._refusal)
 
+    def _refuse_overlap(self, tensor: torch.Tensor) -> NoReturn:
+        rank = self.layout.rank
+        error = ConfigurationError(
+            f"rank {rank} on {self.layout.hosts[rank]} began a collective call in thread "
+            f"{threading.current_thread().name!r} while another thread makes one: make calls one "
+            "after the other, in the same order on all ranks, or use all_reduce_async"
+        )
+        self._give_up(error, tensor)
+        raise error
+
     def _give_up(self, error: BaseException, tensor: torch.Tensor) -> None:
         """Refuse all calls after one that failed, since its state is unknown.
 
@@ -268,21 +294,22 @@ class Communicator:
     def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
         self._check_open()
         problem = find_problem(tensor, self._device)
-        if self._agree is not None:
-            self._calls += 1
-            self._agree(
-                f"call {self._calls}: {_describe(request, tensor)}{problem and ', ' + problem}",
-                "the collective call",
-            )
-        if problem:
-            raise ConfigurationError(problem)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self.planner.make(request, tensor)
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = plan
-        return plan
+        with self._planning:
+            if self._agree is not None:
+                self._calls += 1
+                self._agree(
+                    f"call {self._calls}: {_describe(request, tensor)}{problem and ', ' + problem}",
+                    "the collective call",
+                )
+            if problem:
+                raise ConfigurationError(problem)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self.planner.make(request, tensor)
+                if len(self._plans) >= MOST_PLANS:
+                    self._plans.pop(next(iter(self._plans)))
+                self._plans[key] = plan
+            return plan
 
 
 _kept: list[object] = []

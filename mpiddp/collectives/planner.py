@@ -307,7 +307,7 @@ class Planner:
         # So is any sum that is made at once; the others travel in the wide type.
         is_wide = accumulation != dtype and not part.sums.is_single
         in_memory = selection.transport in (SHARED, BOTH)
-        messenger = self.find_messenger(selection, on_gpu=on_gpu)
+        messenger = self.ensure_messenger(selection, on_gpu=on_gpu)
         arithmetic = Arithmetic(operator, accumulation if is_wide else dtype, accumulation, members)
         cut = _find_cut(messenger, arithmetic.dtype.itemsize, in_memory)
         execution = Execution(
@@ -331,7 +331,7 @@ class Planner:
         group = self.layout.neighbours if in_memory else (self.layout.rank,)
         return self._parts.find(key, lambda: find_part(selection.schedule, self.layout.rank, group))
 
-    def find_messenger(self, selection: Selection, *, on_gpu: bool) -> Messenger | None:
+    def ensure_messenger(self, selection: Selection, *, on_gpu: bool) -> Messenger | None:
         """The messenger of a transport; collective where it is the first time.
 
         None in shared memory and on one rank. Raises ConfigurationError.

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import math
 import queue
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 PAUSE_SECONDS = 0.05
 LEAST_PAUSES = 3
+QUIET_SECONDS = 1.0
+"""How long a lasting call is waited for without a word."""
+LASTING_SECONDS = 300.0
+"""How long lasting calls are waited for when the process leaves."""
 
 
 class LateError(Exception):
@@ -34,11 +42,12 @@ class BackgroundCall(Generic[T]):
         self._begin = time.monotonic()
         self._done = threading.Event()
         try:
-            threading.Thread(
-                target=self._run, args=(work,), name="mpiddp-call", daemon=True
-            ).start()
+            self._make_thread(work).start()
         except RuntimeError:
             self._run(work)
+
+    def _make_thread(self, work: Callable[[], T]) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(work,), name="mpiddp-call", daemon=True)
 
     @staticmethod
     def check_threads() -> None:
@@ -77,6 +86,94 @@ class BackgroundCall(Generic[T]):
         except BaseException as error:  # Raised again in finish, on the thread that asked.
             self._error = error
         self._done.set()
+
+
+class _LastingThread(threading.Thread):
+    """Of a lasting call."""
+
+    def __init__(self, call: LastingCall[Any], target: Callable[..., None], work: Any) -> None:
+        super().__init__(target=target, args=(work,), name="mpiddp-lasting", daemon=True)
+        self.call = call
+
+
+class LastingCall(BackgroundCall[T]):
+    """A call that is waited for if the process leaves in an orderly way before it is done.
+
+    That is: at the end of the program, after ``sys.exit`` and exceptions, and before a failing rank
+    ends its job. Only a kill and ``os._exit`` are not orderly. A failure that nobody asks for is
+    printed.
+    """
+
+    def __init__(self, work: Callable[[], T], what: str) -> None:
+        """``what``: names the work in messages, such as "the checkpoint of step 7"."""
+        self.what = what
+        self._unseen: list[str] = []
+        """What went wrong, until somebody has heard of it."""
+        weakref.finalize(self, _say_all, self._unseen)
+        super().__init__(work)
+
+    def _make_thread(self, work: Callable[[], T]) -> threading.Thread:
+        return _LastingThread(self, self._run, work)
+
+    def _run(self, work: Callable[[], T]) -> None:
+        def note() -> T:
+            try:
+                return work()
+            except BaseException as error:
+                self._unseen.append(f"{self.what} failed: {error}")
+                raise
+
+        super()._run(note)
+
+    def finish(self, seconds: float | None = None) -> T:
+        try:
+            return super().finish(seconds)
+        finally:
+            if self.is_done:
+                self._unseen.clear()
+
+
+def finish_at_exit() -> None:
+    """Have the interpreter wait for lasting calls when it ends. Call it once or more often.
+
+    Functions of atexit come too late: executors have refused new work by then, and the calls need
+    some. ``concurrent.futures`` is told in time by this function of ``threading``, which has no
+    public name.
+    """
+    # Imported first, so that it is told last.
+    import concurrent.futures.thread
+
+    assert concurrent.futures.thread is not None
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(finish_lasting_calls)
+
+
+def finish_lasting_calls(reason: str = "the program ends") -> None:
+    """Wait until lasting calls of this process are done, for LASTING_SECONDS at most.
+
+    Says on standard error what is waited for, if it takes longer than a moment, and what was left
+    undone. In a forked child there are none.
+    """
+    begin = time.monotonic()
+    for thread in [each for each in threading.enumerate() if isinstance(each, _LastingThread)]:
+        what = thread.call.what
+        thread.join(QUIET_SECONDS)
+        if thread.is_alive():
+            _say(f"{reason}: waiting up to {LASTING_SECONDS:g} s for {what}")
+            thread.join(max(0.0, begin + LASTING_SECONDS - time.monotonic()))
+        if thread.is_alive():
+            _say(f"{what} was not finished in {LASTING_SECONDS:g} s, and is lost")
+
+
+def _say_all(lines: list[str]) -> None:
+    """When a call is forgotten, or the interpreter ends: say what nobody has heard."""
+    while lines:
+        _say(lines.pop())
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(Exception):  # Standard error may have gone.
+        print(f"mpiddp: {line}", file=sys.stderr, flush=True)
 
 
 class BackgroundCalls(Generic[K, T]):

@@ -122,7 +122,7 @@ class ControlChannel:
         self._wait(request, "duplicate")
         return communicator
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Wait for all ranks, however long they work. Collective."""
         if self._own is None:
             return

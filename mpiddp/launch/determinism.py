@@ -7,6 +7,7 @@ import os
 import torch
 
 from mpiddp import environment
+from mpiddp.launch.exported_variables import export_for_good
 
 WORKSPACE = ":4096:8"
 """Of cuBLAS, with which its results do not depend on what else runs (cuBLAS, Reproducibility)."""
@@ -18,7 +19,7 @@ def set_determinism(is_wanted: bool) -> None:
     An operation that has no deterministic algorithm raises an error. The user's own setting of
     cuBLAS is kept.
     """
-    if is_wanted:
-        os.environ.setdefault(environment.CUBLAS_WORKSPACE_CONFIG, WORKSPACE)
+    if is_wanted and environment.CUBLAS_WORKSPACE_CONFIG not in os.environ:
+        export_for_good({environment.CUBLAS_WORKSPACE_CONFIG: WORKSPACE})
     torch.use_deterministic_algorithms(is_wanted)
     torch.backends.cudnn.benchmark = not is_wanted

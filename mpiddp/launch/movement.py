@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
+from mpiddp.launch.lifeline.positions import find_wait
 from mpiddp.launch.lifeline.stack_dump import LIBRARY, find_owner
 
 LOOKS = 10
@@ -30,17 +31,23 @@ WAITING = (
 
 
 class Movement:
-    """Calls ``note`` from a separate thread whenever the main thread has moved."""
+    """Calls ``note`` from a separate thread whenever the main thread has moved.
+
+    And ``note_collective`` at each look: whether the main thread is in a collective, or in a pass
+    that may have called one.
+    """
 
     def __init__(
         self,
         note: Callable[[], object],
         seconds: float,
         find_step: Callable[[], int | None] = lambda: None,
+        note_collective: Callable[[bool], object] = lambda _: None,
     ) -> None:
         """``seconds``: after which the job has stalled. ``find_step``: the step that is being made,
         None between steps."""
         self._note = note
+        self._note_collective = note_collective
         self._find_step = find_step
         self._step: int | None = None
         self._period = min(seconds / LOOKS, LONGEST_PERIOD)
@@ -55,6 +62,7 @@ class Movement:
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._note_collective(False)
 
     def has_moved(self) -> bool:
         """Whether the main thread has moved since the last call."""
@@ -75,6 +83,11 @@ class Movement:
         waiting.f_trace = _mark
         return has_moved
 
+    def is_in_collective(self) -> bool:
+        """Whether the main thread is in a call that waits, or may wait, for other ranks."""
+        files = list_library_files(sys._current_frames().get(self._main))
+        return find_wait(files) is not False
+
     def _run_in_main(self, _: object) -> int:
         self._has_run = True
         return 0
@@ -83,6 +96,7 @@ class Movement:
         while not self._stop.wait(self._period):
             if self.has_moved():
                 self._note()
+            self._note_collective(self.is_in_collective())
 
 
 def _mark(*_: object) -> None:
@@ -98,6 +112,15 @@ def find_waiting(frame: FrameType | None) -> FrameType | None:
     while frame is not None and _find_owner(frame.f_code.co_filename) == LIBRARY:
         if any(part in frame.f_code.co_filename for part in WAITING):
             found = frame
+        frame = frame.f_back
+    return found
+
+
+def list_library_files(frame: FrameType | None) -> list[str]:
+    """The files of a stack's innermost frames, up to the first that is no library's."""
+    found = []
+    while frame is not None and _find_owner(frame.f_code.co_filename) == LIBRARY:
+        found.append(frame.f_code.co_filename)
         frame = frame.f_back
     return found
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.launch.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.control import ControlChannel
+from mpiddp.launch.exported_variables import ExportedVariables
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.lifeline.lifeline import Lifeline
@@ -18,25 +18,6 @@ from mpiddp.launch.mpi import mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-class ExportedVariables:
-    """Environment variables that are set until the session closes."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, str | None] = {}
-
-    def export(self, variables: Mapping[str, str]) -> None:
-        for name, value in variables.items():
-            self._before.setdefault(name, os.environ.get(name))
-            os.environ[name] = value
-
-    def restore(self) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @dataclass
@@ -87,13 +68,17 @@ class Resources:
             raise
 
     def _close_launch(self, control: ControlChannel) -> None:
+        # Of another session, if this one is opened in a script that a rank runs.
+        lifeline = self.failure_handler.peers.lifeline
+        if lifeline is not None:
+            lifeline.note_closing(control.world.hostname, control.timeout)
         # NCCL may wait for its peers, so it waits for them to come.
         is_nccl = self.backend == "nccl"
         if not is_nccl:
             self._close_group()
-        if self.lifeline is not None:
-            self.lifeline.note_closing(control.world.hostname)
-        control._meet()
+        control.meet()
+        if lifeline is not None and self.lifeline is None:
+            lifeline.note_reopened()
         # All have come, so nothing takes long any more.
         deadlines = self.deadlines
         with deadlines.phase(CLOSING) if deadlines is not None else contextlib.nullcontext():
@@ -104,7 +89,7 @@ class Resources:
                 self.lifeline.close()
             if control.world.rank != 0:
                 self.store = None
-            control._meet()
+            control.meet()
             self.store = None
             self._close_mpi(control)
         if deadlines is not None:
@@ -146,7 +131,7 @@ class Resources:
             mpi.finalize(self.module)
 
     def abandon(self) -> None:
-        """Undo a start-up that failed, as far as one process can: for a notebook's next try."""
+        """Undo a start-up that failed, as far as one process can, so that it can be tried again."""
         for work in reversed(self.on_close):
             work()
         distributed = sys.modules.get("torch.distributed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -119,6 +120,7 @@ class Session(ControlChannel):
         super().__init__(control.world, control._own, control.timeout)
         self._resources = resources
         self._closed = False
+        self._postponed: list[Callable[[], None]] = []
         self.device = device
         self.backend = resources.backend
         self.threads = threads
@@ -128,6 +130,8 @@ class Session(ControlChannel):
         """What this process notes of the cluster's requests to make way; None where it does not."""
         self.collectives: Any = None
         """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
+        self.collectives_lock = threading.Lock()
+        """Held by the thread that makes ``collectives``."""
 
     @property
     def comm(self) -> MPI.Intracomm | None:
@@ -152,6 +156,20 @@ class Session(ControlChannel):
         on_close = self._resources.on_close
         on_close.insert(0 if last else len(on_close), work)
 
+    def postpone(self, work: Callable[[], None]) -> None:
+        """Have collective work done by ``do_postponed``, or when the session is closed.
+
+        It is not done if the program fails before.
+        """
+        if not self._postponed:
+            self.at_close(self.do_postponed)
+        self._postponed.append(work)
+
+    def do_postponed(self) -> None:
+        """Do now what was postponed, in its order. Collective."""
+        while self._postponed:
+            self._postponed.pop(0)()
+
     def _open(self) -> None:
         """Make it the current session of this process."""
         global _current
@@ -173,7 +191,8 @@ class Session(ControlChannel):
     def close(self) -> None:
         """Close group, store and MPI.
 
-        Waits for all ranks, however long they still work. One that is lost meanwhile ends the job.
+        Waits for all ranks, however long they still work. The job ends if one is lost meanwhile, or
+        waits in a collective that this rank does not call.
         Variables that were set at the start get their old values back, except the one that keeps
         child processes out of MPI.
         """

@@ -19,9 +19,10 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import device, nccl, summary
 from mpiddp.launch.control import ControlChannel
+from mpiddp.launch.exported_variables import forget_inherited
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.termination import in_notebook, write_console
+from mpiddp.launch.failure.termination import is_interactive, write_console
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.lifeline import joining
 from mpiddp.launch.lifeline.lifeline import Lifeline
@@ -53,8 +54,8 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
     """Start a launch: returns once every rank has its World, device, store and process group.
 
     Collective over all processes of the launch. ``make_group=False`` leaves the group to a script
-    that calls init_process_group() itself. Raises nothing but what `failure` lets rise in a
-    notebook: a failure ends the job.
+    that calls init_process_group() itself. Raises nothing but what `failure` lets rise in an
+    interactive process: a failure ends the job.
     """
     previous = find_session()
     if previous is not None and previous.has_group:
@@ -76,7 +77,7 @@ def start(options: Options, failure_handler: FailureHandler, *, make_group: bool
 def open_session(*values: Any, **options: Any) -> Session:
     """Start a launch in a script, with `Options`: an uncaught exception ends the job from now on.
 
-    Collective; a failure ends the job, but raises in a notebook.
+    Collective; a failure ends the job, but raises in an interactive process.
     """
     failure_handler = FailureHandler()
     with failure_handler:
@@ -93,7 +94,7 @@ def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:
         failure_handler.fail(error)
         previous(kind, error, trace)
 
-    if not in_notebook():
+    if failure_handler.peers.is_shared or not is_interactive():
         sys.excepthook = hook
         session.at_close(lambda: setattr(sys, "excepthook", previous))
     atexit.register(session.close)
@@ -125,6 +126,7 @@ class Starter:
         previous: Session | None = None,
     ) -> None:
         """``previous``: a session of this process, whose lifeline serves this one as well."""
+        forget_inherited()
         self.options = options
         self.failure_handler = failure_handler
         self.peers = failure_handler.peers
@@ -412,7 +414,12 @@ class Starter:
         if lifeline is not None and seconds > 0:
             lifeline.note_move()
             handler = self.resources.failure_handler
-            movement = Movement(lifeline.note_move, seconds, lambda: handler.step_under_way)
+            movement = Movement(
+                lifeline.note_move,
+                seconds,
+                lambda: handler.step_under_way,
+                lifeline.note_collective,
+            )
             self.resources.on_close.insert(0, movement.close)
             if self.control.world.rank == 0:
                 lifeline.watch_stall(seconds)

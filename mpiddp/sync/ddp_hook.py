@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from mpiddp.collectives.bootstrap import find_communicator
+from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.operators import Operator, choose_accumulation
 from mpiddp.collectives.planner import AUTO, BOTH, SHARED, Request, Selection, select
@@ -65,7 +65,7 @@ class ScheduleHook:
             operator="average",
         )
         selection = self._select(0, on_gpu)
-        communicator.planner.find_messenger(selection, on_gpu=on_gpu)
+        communicator.planner.ensure_messenger(selection, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = selection.transport in (SHARED, BOTH)
@@ -199,7 +199,7 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
         raise ConfigurationError(
             f"expected a model in DistributedDataParallel, found {type(model).__name__}"
         )
-    communicator = find_communicator()
+    communicator = ensure_communicator()
     ranks = model.process_group.size()
     if ranks != communicator.layout.size:
         raise ConfigurationError(

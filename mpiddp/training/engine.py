@@ -191,4 +191,4 @@ def _make_update(
     average = None if decay is None else MovingAverage(start.module, decay)
     scaler = start.forward.precision.scaler
     treatment = Treatment(refusal, scaler, configuration.clip_norm, average)
-    return LocalUpdate(optimizer, start.rate, treatment)
+    return LocalUpdate(start.module, optimizer, start.rate, treatment)

@@ -28,7 +28,7 @@ from mpiddp.training.precision import Precision
 from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree
 from mpiddp.training.reports import say
 from mpiddp.training.samples import EVALUATION, Batch, Key
-from mpiddp.training.shared_run import enter_run, leave_run
+from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
 from mpiddp.training.task import (
     Task,
     add_perplexity,
@@ -98,11 +98,12 @@ def evaluate_only(
     agree(configuration, session)
     average, parts = predict_all(configuration, task, session)
     run, _ = enter_run(configuration, session, failure_handler)
-    if run is not None:
-        path = run.path / PREDICTIONS
-        write_predictions(path, parts)
-        say(session, describe(average, path))
-    leave_run(run, failure_handler, SUCCESS, "done")
+    with abandoned_after_error(run):
+        if run is not None:
+            path = run.path / PREDICTIONS
+            write_predictions(path, parts)
+            say(session, describe(average, path))
+        leave_run(run, failure_handler, SUCCESS, "done")
     return average
 
 

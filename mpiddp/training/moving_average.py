@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
+from mpiddp.checkpoints.state import clean_name
 from mpiddp.training.sharded_tensors import find_local
 
 
 class MovingAverage:
-    """The average of a module's parameters over the steps; of each rank's part, with FSDP."""
+    """The average of a module's parameters over the steps; of each rank's part, with FSDP.
+
+    It is a part of checkpoints.
+    """
+
+    is_replicated = True
+    is_optional = True
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         """The average begins at the present weights. It takes as much memory as they do.
@@ -20,9 +28,9 @@ class MovingAverage:
         ``decay``: what is kept of the average in a step, 0 to below 1.
         """
         self._decay = decay
-        named = dict(module.named_parameters())
+        named = {clean_name(name): each for name, each in module.named_parameters()}
         self.weights = {name: each.detach().clone() for name, each in named.items()}
-        """The average, named as the parameters."""
+        """The average, named as the parameters in a checkpoint."""
         self._parameters = [find_local(each.detach()) for each in named.values()]
         self._averages = [find_local(each) for each in self.weights.values()]
 
@@ -31,16 +39,16 @@ class MovingAverage:
         decay = min(self._decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
-    def begin(self, weights: Mapping[str, torch.Tensor] | None) -> None:
-        """Go on from an average, which has the names and shapes of ``weights``.
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
 
-        Without one it begins at the parameters.
-        """
-        if weights is None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from an average; from an empty state it begins at the parameters."""
+        if not state:
             torch._foreach_copy_(self._averages, self._parameters)
             return
         for name, average in self.weights.items():
-            average.copy_(weights[name])
+            average.copy_(state["weights"][name])
 
     @contextmanager
     def applied(self) -> Iterator[None]:

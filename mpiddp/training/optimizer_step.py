@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mpiddp.sync.optimizer_state import load_optimizer_state
+from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.training.moving_average import MovingAverage
 from mpiddp.training.options.optimisation import OptimisationOptions
 from mpiddp.training.sharded_tensors import collect, is_sharded
@@ -43,17 +43,14 @@ class GuardedUpdate(Update, Protocol):
         ``is_bad``: this rank's loss is not finite.
         """
 
-    def read_state(self) -> tuple[str, Any] | None:
-        """What this rank holds beside the weights, between two steps, and its name; or None.
+    def list_parts(self, step: int) -> dict[str, Any]:
+        """What this rank holds beside the weights, as parts of a checkpoint by name.
 
-        What has the same name on two ranks is the same. ``mpiddp.training.packing`` can store it.
+        ``step``: which one is next when they are loaded, for the learning rate.
         """
 
-    def load_state(self, read: Callable[[str], Any], step: int) -> None:
-        """Go on from a state: ``read`` returns what ``read_state`` gave, by name.
-
-        The module has its weights already. ``step``: which one is next, for the learning rate.
-        """
+    def begin_at(self, step: int) -> None:
+        """All parts were loaded, and the module has its weights; ``step`` is next."""
 
 
 class Refusal(Protocol):
@@ -87,12 +84,13 @@ class LocalUpdate:
 
     def __init__(
         self,
+        module: nn.Module,
         optimizer: torch.optim.Optimizer,
         rate: Callable[[int], float],
         treatment: Treatment | None = None,
     ) -> None:
-        """``rate``: the learning rate of a step, counted from 0."""
-        self.optimizer = optimizer
+        """``optimizer``: of the module. ``rate``: the learning rate of a step, counted from 0."""
+        self._module, self.optimizer = module, optimizer
         self._rate = rate
         self._treatment = treatment or Treatment()
         self._step = 0
@@ -140,23 +138,36 @@ class LocalUpdate:
     def close(self) -> None:
         """Nothing to end."""
 
-    def read_state(self) -> tuple[str, Any]:
-        state = self.optimizer.state_dict()
+    def list_parts(self, step: int) -> dict[str, Any]:
+        modules = {"": self._module}
+        parts: dict[str, Any] = {
+            "optimizer": OptimizerState(self.optimizer, modules, keeps_options=True)
+        }
         if self.average is not None:
-            state["average"] = self.average.weights
+            parts["average"] = self.average
         if self._treatment.scaler is not None:
-            state["scaler"] = self._treatment.scaler.state_dict()
-        return "optimizer", state
+            parts["scaler"] = _ScalerState(self._treatment.scaler)
+        return parts
 
-    def load_state(self, read: Callable[[str], Any], step: int) -> None:
-        state = read("optimizer")
-        average, scaler = state.pop("average", None), state.pop("scaler", None)
-        load_optimizer_state(self.optimizer, state)
-        if self.average is not None:
-            self.average.begin(average)
-        if self._treatment.scaler is not None and scaler is not None:
-            self._treatment.scaler.load_state_dict(scaler)
+    def begin_at(self, step: int) -> None:
         self._step = step
+
+
+class _ScalerState:
+    """A loss scaler as a part of checkpoints; one that begins later has no state in them."""
+
+    is_replicated = True
+    is_optional = True
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._scaler.load_state_dict(state)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import nn
 
+from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.determinism import set_determinism
 from mpiddp.launch.failure.failure import FailureHandler
@@ -32,7 +33,6 @@ from mpiddp.training.options.parallelism import ParallelismOptions
 from mpiddp.training.options.synchronisation import PARAMETER_SERVER
 from mpiddp.training.parallel import find_bound, find_roles
 from mpiddp.training.precision import Precision
-from mpiddp.training.random_state import mix_seed, seed_generators
 from mpiddp.training.rehearsal import rehearse, takes_one_sample, time_pass
 from mpiddp.training.samples import Batch
 from mpiddp.training.step import Engine, Forward, split_batch

@@ -4,7 +4,7 @@ config.toml      the resolved configuration
 metrics.jsonl    one row per epoch and attempt
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler
-checkpoints/     what the run can go on from (`mpiddp.training.checkpoint`)
+checkpoints/     what the run can go on from (`mpiddp.checkpoints.directory`)
 predictions.csv  of --evaluate-only, a row per sample
 lock             who holds the run now
 """
@@ -12,17 +12,17 @@ lock             who holds the run now
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
-import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.directory_lock import DirectoryLock
 from mpiddp.launch.failure.outcome import outcome_path, read_outcome, write_whole
 from mpiddp.training.config import Configuration, to_toml
 
@@ -39,18 +39,23 @@ class RunDirectory:
     """A run that this process may write to, until ``close`` or its end."""
 
     path: Path
-    attempt: int
-    """Counted from 1."""
-    _lock: int
-    """File descriptor of the lock. Nothing else may open and close the file meanwhile: a POSIX
-    lock goes with the first descriptor that its process closes."""
+    _lock: DirectoryLock
+
+    @property
+    def attempt(self) -> int:
+        """Counted from 1."""
+        return self._lock.attempt
 
     def is_current(self) -> bool:
         """Whether no later attempt has taken the run over, as after a node was cut off."""
-        return _read_holder(self._lock).get("attempt") == self.attempt
+        return self._lock.is_current()
+
+    def abandon(self) -> None:
+        """Let this process open the run again, after an error; others cannot until it ends."""
+        self._lock.abandon()
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
 
 def find_path(configuration: Configuration) -> Path | None:
@@ -59,13 +64,16 @@ def find_path(configuration: Configuration) -> Path | None:
     return configuration.runs_dir / name if is_fixed else None
 
 
-def open_run(configuration: Configuration) -> RunDirectory:
+def open_run(
+    configuration: Configuration, pause: Callable[[float], object] = time.sleep
+) -> RunDirectory:
     """Make the run's directory, or take over one whose last attempt did not succeed.
 
-    Call it on rank 0 alone, when nothing else can refuse the configuration.
+    Call it on rank 0 alone, when nothing else can refuse the configuration. It waits for an earlier
+    attempt of the same job, and calls ``pause`` with seconds meanwhile (`DirectoryLock.acquire`).
 
-    Raises ConfigurationError where the directory cannot be written, is in use by another
-    process, or holds a run that has finished; nothing is left behind or changed then.
+    Raises ConfigurationError if the directory cannot be written, is in use, or holds a run that has
+    finished; nothing is left behind or changed then.
     """
     name, is_fixed = _choose_name(configuration)
     try:
@@ -73,7 +81,7 @@ def open_run(configuration: Configuration) -> RunDirectory:
     except OSError as error:
         raise _unwritable(configuration.runs_dir / name, error) from None
     try:
-        return _take(path, replace(configuration, name=path.name))
+        return _take(path, replace(configuration, name=path.name), pause)
     except OSError as error:
         if is_new:
             shutil.rmtree(path, ignore_errors=True)
@@ -132,49 +140,24 @@ def _make_directory(parent: Path, name: str, is_fixed: bool) -> tuple[Path, bool
             return path, True
 
 
-def _take(path: Path, configuration: Configuration) -> RunDirectory:
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+def _take(
+    path: Path, configuration: Configuration, pause: Callable[[float], object]
+) -> RunDirectory:
+    lock = DirectoryLock.acquire(
+        path / LOCK,
+        f"name: the run {path}",
+        "choose another --name",
+        check=lambda: _refuse_finished(path),
+        pause=pause,
+    )
     try:
-        _lock_or_refuse(lock, path)
-        _refuse_finished(path)
-        attempt = _sign(lock)
         outcome_path(path).unlink(missing_ok=True)
         (path / LOGS).mkdir(exist_ok=True)
         write_whole(path / CONFIGURATION, to_toml(configuration))
     except BaseException:
-        os.close(lock)
+        lock.close()
         raise
-    return RunDirectory(path, attempt, lock)
-
-
-def _lock_or_refuse(lock: int, path: Path) -> None:
-    try:
-        # A POSIX lock: it dies with its holder, and network file systems keep it.
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        holder = _read_holder(lock)
-        job = f"job {holder['job']}, " if holder.get("job") else ""
-        where = f"{job}process {holder.get('process')} on {holder.get('host')}"
-        raise ConfigurationError(
-            f"name: the run {path} is in use by {where}: choose another --name"
-        ) from None
-
-
-def _sign(lock: int) -> int:
-    """Write this process into the lock, as the holder of the next attempt; return the attempt."""
-    last = _read_holder(lock).get("attempt")
-    attempt = last + 1 if isinstance(last, int) else 1
-    holder = {
-        "job": environment.job_name(),
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "attempt": attempt,
-    }
-    text = f"{json.dumps(holder)}\n".encode()
-    # In this order, a full disk leaves what stood there before, and thus the number of attempts.
-    os.pwrite(lock, text, 0)
-    os.ftruncate(lock, len(text))
-    return attempt
+    return RunDirectory(path, lock)
 
 
 def is_finished(path: Path) -> bool:
@@ -188,16 +171,6 @@ def _refuse_finished(path: Path) -> None:
         raise ConfigurationError(
             f"name: the run {path} has finished and is not overwritten: choose another --name"
         )
-
-
-def _read_holder(lock: int) -> dict[str, Any]:
-    """Return what the last holder wrote; empty where there was none or it was cut short."""
-    try:
-        # What a longer line has left behind the first one is nothing.
-        holder = json.loads(os.pread(lock, 4096, 0).partition(b"\n")[0])
-    except ValueError:
-        return {}
-    return holder if isinstance(holder, dict) else {}
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:

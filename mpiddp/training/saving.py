@@ -1,58 +1,64 @@
-"""When a training makes checkpoints, and from which one it goes on."""
+"""When a training makes checkpoints and stops for others, and from which one it goes on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
-import torch
 import torch.distributed as dist
 
-from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
+from mpiddp import environment
+from mpiddp.checkpoints.agreement import PREEMPTED, Members, StepAgreement, Wish, wish_to_leave
+from mpiddp.checkpoints.checkpointer import Checkpointer
+from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
+from mpiddp.checkpoints.finding import Found, Survey, find_demanded
+from mpiddp.checkpoints.packing import pack
+from mpiddp.checkpoints.random_state import mix_seed, seed_generators
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.shards import WriteError
+from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
-from mpiddp.training.checkpoint import (
-    CheckpointDirectory,
-    Found,
-    Source,
-    Survey,
-    Written,
-    find_demanded,
-    find_newest,
-)
+from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.training.config import Configuration
 from mpiddp.training.metrics import Row
-from mpiddp.training.packing import pack
+from mpiddp.training.parallel import find_bound
 from mpiddp.training.preparation import Training
-from mpiddp.training.ranks import Ranks
 from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
 from mpiddp.training.save_interval import NEVER, parse_interval
-from mpiddp.training.shards import WriteError
 from mpiddp.training.training_state import (
+    EpochPart,
     EpochTotals,
     Position,
     Restored,
-    capture,
     check_fit,
     keep_measured,
+    list_deciding,
     name_values,
     read_position,
-    restore,
 )
 
 AUTO = "auto"
-MEETING_SECONDS = 1.0
-"""Between two agreements of all ranks."""
+DUE, WRITTEN = "checkpoint", "written"
+"""What all ranks may do after a step, beside being preempted."""
+ADVICE = "choose another --checkpoint-dir, or begin from it with --resume {path}"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Beginning:
     """What was found before training begins."""
 
     ranks: Ranks
-    survey: Survey
+    directory: CheckpointDirectory | None
+    """Of the run, if its name is known already."""
+    survey: Survey | None
+    """What is in the directory; None if nobody has looked."""
+    found: Found | None
+    """The checkpoint to go on from."""
     configuration: Configuration
     """With what was chosen by measurement when the checkpoint's run began."""
     changed: list[str]
@@ -61,39 +67,50 @@ class Plan:
     """Where training begins."""
 
 
-def look_for_checkpoint(configuration: Configuration, session: Session) -> Plan:
-    """Find the checkpoint to go on from; collective, and nothing is changed.
+def look_for_checkpoint(configuration: Configuration, session: Session) -> Beginning:
+    """Find the checkpoint to go on from; collective.
 
-    Raises CheckpointError where there are checkpoints, but none can be used, and ConfigurationError
-    where no epoch is left.
+    The directory is locked from now on, so that nobody adds to it; nothing else is changed.
+
+    Raises CheckpointError if there are checkpoints, but none can be used, and ConfigurationError
+    if the directory is another run's or no epoch is left.
     """
-    ranks = Ranks()
-    survey = _find(configuration, session, ranks)
-    found, changed, position = survey.newest, list[str](), Position()
+    ranks, directory, survey = Ranks(), None, None
+    path = session.broadcast(_find_directory(configuration, find_path(configuration)))
+    if path is not None:
+        source = _make_source(configuration, path, "")
+        directory = CheckpointDirectory(path, ranks, source, configuration.keep)
+        if configuration.resume != NEVER:
+            survey = directory.look()
+    found = _choose(configuration, ranks, directory, survey)
+    changed, position = list[str](), Position()
     if found is not None:
         configuration = keep_measured(configuration, found.manifest.configuration)
         changed = check_fit(found, name_values(configuration))
         position = read_position(found)
         _check_epochs(configuration.epochs, found, position)
-    return Plan(ranks, survey, configuration, changed, position)
+    return Beginning(ranks, directory, survey, found, configuration, changed, position)
 
 
-def _check_epochs(epochs: int, found: Found, position: Position) -> None:
-    """Raises ConfigurationError where there is nothing left to do, and nothing to report."""
-    if position.epoch > epochs and position.row is None:
-        raise ConfigurationError(
-            f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
-            f"within epoch {position.epoch}, found {epochs}"
-        )
+def _choose(
+    configuration: Configuration,
+    ranks: Ranks,
+    directory: CheckpointDirectory | None,
+    survey: Survey | None,
+) -> Found | None:
+    """The demanded checkpoint if the run begins there, the run's newest one if it goes on.
 
-
-def _find(configuration: Configuration, session: Session, ranks: Ranks) -> Survey:
-    if configuration.resume == NEVER:
-        return Survey(None)
-    if configuration.resume != AUTO:
-        return find_demanded(Path(configuration.resume), ranks)
-    directory = session.broadcast(_find_directory(configuration, find_path(configuration)))
-    return Survey(None) if directory is None else find_newest(directory, ranks)
+    One of its own is demanded in the first attempt of a job only: the next attempt goes on from
+    what the first one has saved.
+    """
+    newest = None if survey is None else survey.newest
+    if configuration.resume in (AUTO, NEVER):
+        return newest
+    demanded = Path(configuration.resume)
+    is_own = directory is not None and demanded.resolve().parent == directory.path.resolve()
+    if newest is not None and (environment.is_restarted() or not is_own):
+        return newest
+    return find_demanded(demanded, ranks).newest
 
 
 def _find_directory(configuration: Configuration, run: Path | None) -> Path | None:
@@ -102,172 +119,235 @@ def _find_directory(configuration: Configuration, run: Path | None) -> Path | No
     return None if run is None else run / CHECKPOINTS
 
 
+def _make_source(configuration: Configuration, path: Path, attempt: str) -> Source:
+    """Whose checkpoints they are: the run's by its name, else those with equal options."""
+    is_within_run = configuration.checkpoint_dir is None
+    values = name_values(configuration)
+    return Source(
+        run=path.parent.name if is_within_run else configuration.name,
+        attempt=attempt,
+        configuration=values,
+        identity={name: values[name] for name in list_deciding()},
+        advice=ADVICE,
+        replaces=configuration.resume == NEVER,
+    )
+
+
+def _check_epochs(epochs: int, found: Found, position: Position) -> None:
+    """Raises ConfigurationError if there is nothing left to do, and nothing to report."""
+    if position.epoch > epochs and position.row is None:
+        raise ConfigurationError(
+            f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
+            f"within epoch {position.epoch}, found {epochs}"
+        )
+
+
 def check_model(training: Training) -> None:
-    """Raises ConfigurationError where checkpoints cannot hold the model's state."""
-    if training.configuration.save_every != NEVER:
-        pack({"model": training.engine.module.state_dict()})
-
-
-class StepAgreement:
-    """Lets all ranks act after the same step on what one of them alone knows.
-
-    They meet about once in MEETING_SECONDS, not in each step: rank 0 says after how many steps.
-    """
-
-    def __init__(self, device: torch.device, step: int) -> None:
-        """``step``: the one that the training begins after."""
-        self._device = device
-        self._last, self._next = step, step + 1
-        self._time = time.monotonic()
-
-    def is_due(self, step: int) -> bool:
-        """Whether the ranks meet after this step: the same answer on all."""
-        return step >= self._next
-
-    def meet(self, step: int, wishes: list[bool]) -> list[bool]:
-        """Which of the wishes any rank has. Collective, where it is due."""
-        now = time.monotonic()
-        per_step = (now - self._time) / max(1, step - self._last)
-        pause = max(1, min(2 * (step - self._last), round(MEETING_SECONDS / max(per_step, 1e-6))))
-        mine = pause if dist.get_rank() == 0 else 0
-        values = torch.tensor([*wishes, mine], dtype=torch.int64, device=self._device)
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-        *found, pause = values.tolist()
-        self._last, self._next, self._time = step, step + pause, now
-        return [bool(each) for each in found]
+    """Raises ConfigurationError if checkpoints cannot hold the model's state."""
+    pack({"model": training.engine.module.state_dict()})
 
 
 class Saver:
-    """Makes a training's checkpoints. All ranks call the same methods."""
+    """What all ranks do between two steps: make checkpoints, and leave when they are asked to.
 
-    def __init__(self, training: Training, plan: Plan, run: RunDirectory | None) -> None:
-        """``run``: on rank 0. Collective."""
-        self._training = training
-        self._ranks = plan.ranks
-        self._plan = plan
+    All ranks call the same methods.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        beginning: Beginning,
+        run: RunDirectory | None,
+        signals: PreemptionSignals | None,
+    ) -> None:
+        """Collective. ``run``: on rank 0. ``signals``: that preempt the job; None if none do."""
+        self._training, self._beginning, self._signals = training, beginning, signals
         configuration = training.configuration
-        handler = training.failure_handler
-        path = _find_directory(configuration, handler.run_directory)
-        assert path is not None
-        source = Source(f"attempt-{handler.attempt}", name_values(configuration))
-        if run is not None:
-            source = replace(source, is_current=run.is_current)
-        self.directory = CheckpointDirectory(path, plan.ranks, source, configuration.keep)
         self._interval = parse_interval(configuration.save_every)
         self._last_time = time.monotonic()
         self._saved: int | None = None
         """The step of the last checkpoint that was begun, unless it could not be written."""
-        self._agreement: StepAgreement | None = None
-        self.directory.open(plan.survey)
+        self._is_writing = False
+        """Whether a checkpoint was begun and nobody has asked yet how that ended."""
+        self._has_stopped = False
+        """Whether all ranks leave because of a signal."""
+        position = beginning.position
+        self._epoch = EpochPart(training, position)
+        self._rate_step = training.find_rate_step(position.epoch, position.samples)
+        parts = training.engine.update.list_parts(self._rate_step)
+        directory = self._open_directory(run)
+        self._checkpointer = Checkpointer(
+            directory,
+            training.engine.module,
+            parts.pop("optimizer", None),
+            tell=self._tell,
+            epoch=self._epoch,
+            **parts,
+        )
+        self._agreement = self._make_agreement()
+        if isinstance(training.engine.update, Serving):
+            training.engine.update.pause_when(self.is_pause_due)
+
+    def _open_directory(self, run: RunDirectory | None) -> CheckpointDirectory:
+        beginning, configuration = self._beginning, self._training.configuration
+        handler = self._training.failure_handler
+        path = _find_directory(configuration, handler.run_directory)
+        assert path is not None
+        source = _make_source(configuration, path, f"attempt-{handler.attempt}")
+        if run is not None:
+            source = replace(source, is_current=run.is_current)
+        directory, survey = beginning.directory, beginning.survey
+        if directory is None:
+            directory = CheckpointDirectory(path, beginning.ranks, source, configuration.keep)
+            survey = directory.look()
+        directory.open(survey, source)
+        return directory
+
+    def _make_agreement(self) -> StepAgreement:
+        training, world = self._training, self._training.session.world
+        session = training.session
+        members = Members(world.rank, world.size, session.store, session.timeout)
+        wishes: dict[str, Wish] = {}
+        if self._signals is not None:
+            wishes[PREEMPTED] = wish_to_leave(self._signals, members)
+        # Workers without a bound do not pass the same places: they pause by their server's word.
+        has_places = self._interval is not None and not self._has_shared_batches()
+        if has_places and world.rank == 0:
+            wishes[DUE] = lambda: "the time" if self.is_time() else ""
+            wishes[WRITTEN] = lambda: "a checkpoint" if self._has_written() else ""
+        return StepAgreement(wishes, members)
+
+    def _has_shared_batches(self) -> bool:
+        return self._training.roles is not None and find_bound(self._training.configuration) is None
 
     def restore(self) -> Restored:
-        """The state to begin with; the training has it. Collective.
-
-        Raises CheckpointError.
-        """
-        found = self._plan.survey.newest
-        if found is None:
-            restored = Restored(self._plan.position, EpochTotals.make(self._training))
-        else:
-            restored = self._load(found)
-            attempt = self._training.failure_handler.attempt
-            self._say(describe_resumption(found, restored, attempt, self._plan.changed))
-        # Workers that may be apart would wait for each other only to agree.
-        if self._interval is not None and self._training.is_in_step:
-            step = restored.position.step
-            self._agreement = StepAgreement(self._training.session.device, step)
-        return restored
-
-    def _load(self, found: Found) -> Restored:
-        restored, problem = None, None
-        try:
-            restored = restore(self._training, found, self._plan.position)
-        except CheckpointError as error:
-            problem = str(error)
-        problems = [each for each in self._ranks.gather(problem) if each]
-        if problems:
-            raise CheckpointError(problems[0])
-        assert restored is not None
-        return restored
+        """The state to begin with; the training has it. Collective. Raises CheckpointError."""
+        training, found = self._training, self._beginning.found
+        position = self._beginning.position
+        if found is not None:
+            self._checkpointer.restore(found)
+            world = training.session.world
+            if found.manifest.world != world.size:
+                # No rank has gone on from another's random state, and none repeats its draws.
+                seed = training.configuration.seed
+                seed_generators(mix_seed(seed, world.rank, position.step))
+            training.engine.update.begin_at(self._rate_step)
+            attempt = training.failure_handler.attempt
+            self._say(describe_resumption(found, position, attempt, self._beginning.changed))
+        return Restored(position, self._epoch.now)
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
-        """Make a checkpoint if one is due; not after an epoch's last step."""
-        if self._interval is None:
-            return
-        steps = self._interval.steps
+        """Do what is due; not after an epoch's last step. Raises PreemptedError."""
+        due = self._agreement.find_due()
+        steps = None if self._interval is None else self._interval.steps
         is_due = steps is not None and position.step % steps == 0
-        if self._agreement is not None and self._agreement.is_due(position.step):
-            wishes = [self.is_time(), self.directory.is_busy]
-            is_time, is_busy = self._agreement.meet(position.step, wishes)
-            is_due |= is_time
-            if not is_busy:
-                self._finish_write()
-        if is_due:
+        if not (due or is_due):
+            return
+        if WRITTEN in due:
+            self._finish_write()
+        if PREEMPTED in due:
+            self._training.settle()
+            self._leave(due[PREEMPTED], position, epoch)
+        if is_due or DUE in due:
             self._training.settle()
             self.write(position, epoch)
 
+    def is_pause_due(self) -> bool:
+        """Whether workers that share out batches are to pause; asked in a server's thread."""
+        return self.is_time() or (self._signals is not None and self._agreement.is_next(PREEMPTED))
+
+    def after_pause(self, position: Position, epoch: EpochTotals) -> None:
+        """Such workers have paused within an epoch: make a checkpoint. Raises PreemptedError."""
+        due = self._agreement.find_due()
+        if PREEMPTED in due:
+            self._leave(due[PREEMPTED], position, epoch)
+        self.write(position, epoch)
+
+    def after_epoch(self, position: Position) -> None:
+        """Do what is due after an epoch that is not the last; ``position``: of the next one.
+
+        Raises PreemptedError.
+        """
+        interval, epoch = self._interval, EpochTotals.make(self._training)
+        if interval is not None and self._is_due_after_epoch(position):
+            self.write(position, epoch)
+        due = self._agreement.find_due()
+        if PREEMPTED in due:
+            self._leave(due[PREEMPTED], position, epoch)
+
+    def _is_due_after_epoch(self, position: Position) -> bool:
+        interval = self._interval
+        assert interval is not None
+        if interval.epochs is not None:
+            return (position.epoch - 1) % interval.epochs == 0
+        if interval.steps is not None:
+            return position.step % interval.steps == 0
+        return self._training.session.broadcast(self.is_time())
+
     def count_steps(self, step: int) -> int | None:
-        """How many steps after ``step`` a checkpoint is due; None where steps do not decide it."""
+        """How many steps after ``step`` a checkpoint is due; None if steps do not decide it."""
         if self._interval is None or self._interval.steps is None:
             return None
         return self._interval.steps - step % self._interval.steps
-
-    def save(self, position: Position, epoch: EpochTotals) -> None:
-        """Make a checkpoint now, unless there is one of this step already; the training is settled.
-
-        It is on the disk then. Raises MpiddpError where it could not be written.
-        """
-        if self._saved != position.step:
-            self.write(position, epoch)
-        self._finish_write(is_last=True)
-
-    def after_epoch(self, position: Position, *, is_last: bool) -> None:
-        """Make a checkpoint if one is due: ``position`` is where the next epoch begins."""
-        interval = self._interval
-        if interval is None:
-            return
-        is_due = is_last
-        if interval.epochs is not None:
-            is_due |= (position.epoch - 1) % interval.epochs == 0
-        elif interval.steps is not None:
-            is_due |= position.step % interval.steps == 0
-        elif not is_last:
-            is_due = self._training.session.broadcast(self.is_time())
-        if is_due:
-            self.write(position, EpochTotals.make(self._training))
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by the time; may be asked in any thread."""
         seconds = None if self._interval is None else self._interval.seconds
         return seconds is not None and time.monotonic() - self._last_time >= seconds
 
+    def _has_written(self) -> bool:
+        return self._is_writing and not self._checkpointer.is_busy
+
     def write(self, position: Position, epoch: EpochTotals) -> None:
         """Begin a checkpoint; the training is settled. Collective."""
-        score = None if position.row is None else find_score(position.row)
-        self._last_time = time.monotonic()
-        tensors = capture(self._training, position, epoch)
         self._finish_write()
-        self.directory.start(position.step, tensors, score, self._tell)
+        self._last_time = time.monotonic()
+        self._epoch.now = epoch
+        score = None if position.row is None else find_score(position.row)
+        values = asdict(position)
+        self._checkpointer.save(values.pop("step"), score=score, **values)
         if self._training.roles is not None:
             # A server's thread must not change what its rank is still copying.
             dist.barrier()
-        self._saved = position.step
+        self._saved, self._is_writing = position.step, True
+
+    def save_last(self, position: Position, epoch: EpochTotals) -> None:
+        """Make a checkpoint now, unless there is one of this step; the training is settled.
+
+        It is on the disk once the saver is closed.
+        """
+        if self._saved != position.step:
+            self.write(position, epoch)
+
+    def save_end(self, position: Position) -> None:
+        """After the last epoch: make a checkpoint, unless none are wanted."""
+        if self._interval is not None:
+            self.save_last(position, EpochTotals.make(self._training))
+
+    def _leave(self, reason: str, position: Position, epoch: EpochTotals) -> NoReturn:
+        self.save_last(position, epoch)
+        self._finish_write(is_last=True)
+        self._has_stopped = True
+        raise PreemptedError(
+            f"preempted after step {position.step}: {reason}; the checkpoint is written"
+        )
 
     def _finish_write(self, *, is_last: bool = False) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises MpiddpError where it could not be written, unless training is to go on: not after
+        Raises MpiddpError if it could not be written, unless training is to go on: not after
         the last one, since nothing would be left of the steps since the one before.
         """
+        self._is_writing = False
         try:
-            self.directory.wait()
+            self._checkpointer.wait()
         except (OSError, WriteError) as error:
             # On all ranks alike. After any other error ranks may be in different places.
             self._saved = None
             reason = error.reason if isinstance(error, WriteError) else error.strerror or error
             text = (
-                f"a checkpoint in {self.directory.path} could not be written: {reason}; the older "
-                "ones are as they were"
+                f"a checkpoint in {self._checkpointer.path} could not be written: {reason}; the "
+                "older ones are as they were"
             )
             if is_last or self._training.configuration.on_save_error == "stop":
                 raise MpiddpError(text) from None
@@ -279,10 +359,19 @@ class Saver:
             f"waited {written.staging_seconds:.2f} s)"
         )
 
+    def pass_no_more(self) -> None:
+        """There are no more steps: other ranks do not wait for this one's answers. Collective."""
+        if self._signals is not None:
+            # TERM must not end a rank that leaves while its checkpoint is being written.
+            self._signals.is_heeded = self._has_stopped
+        self._agreement.close()
+
     def close(self) -> None:
-        """Wait until the last checkpoint is on the disk. Collective."""
-        self._finish_write(is_last=True)
-        self._ranks.close()
+        """Wait until the last checkpoint is on the disk. Collective. Raises MpiddpError."""
+        try:
+            self._finish_write(is_last=True)
+        finally:
+            self._checkpointer.close()
 
     def _say(self, line: str) -> None:
         if self._training.session.world.rank == 0:
@@ -290,7 +379,7 @@ class Saver:
 
 
 def find_score(row: Row) -> float | None:
-    """How good the weights are, by the test samples; None where they were not evaluated.
+    """How good the weights are, by the test samples; None if they were not evaluated.
 
     The accuracy, or for a task without one the loss, negative: of other metrics nobody knows
     whether more is better.
@@ -301,10 +390,9 @@ def find_score(row: Row) -> float | None:
 
 
 def describe_resumption(
-    found: Found, restored: Restored, attempt: int, changed: Sequence[str]
+    found: Found, position: Position, attempt: int, changed: Sequence[str]
 ) -> str:
     """The console's line."""
-    position = restored.position
     since = f"; changed since then: {', '.join(changed)}" if changed else ""
     return (
         f"Resumed from {found.path}: step {position.step}, epoch {position.epoch}, "

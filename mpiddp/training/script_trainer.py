@@ -77,8 +77,12 @@ class Trainer:
         Each step must be taken before the next one. Between them, evaluations, checkpoints and
         metrics are made where they are due. A run that has finished has none. Errors are those of
         `fit`.
+
+        A loop may be left early, by all ranks after the same step: what was trained is saved, and
+        the run has ended well, once the session is closed or another training begins.
         """
         handler = self.session._resources.failure_handler
+        self.session.do_postponed()
         task, configuration = find_task(self.configuration, self._task)
         agree(configuration, self.session)
         self.row = find_finished(configuration, self.session, handler)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,11 @@ def enter_run(
     Returns the opened directory on rank 0, None elsewhere, and its path; collective. Raises
     ConfigurationError on all ranks.
     """
+
+    def pause(seconds: float) -> None:
+        session.broadcast(None)
+        time.sleep(seconds)
+
     run: RunDirectory | None = None
     answer: Any = None
     if session.world.rank == 0:
@@ -98,15 +106,33 @@ def enter_run(
             export = configuration.export
             if export is not None and not export.parent.is_dir():
                 raise ConfigurationError(f"export: {export.parent} is no directory")
-            run = run_directory.open_run(configuration)
+            run = run_directory.open_run(configuration, pause)
             answer = (run.path, run.attempt)
         except ConfigurationError as error:
             answer = error
     answer = session.broadcast(answer)
+    while answer is None:  # Rank 0 waits for an earlier attempt's lock, and says so in time.
+        answer = session.broadcast(answer)
     if isinstance(answer, ConfigurationError):
         raise answer
     failure_handler.enter_run(*answer)
     return run, answer[0]
+
+
+@contextmanager
+def abandoned_after_error(run: RunDirectory | None) -> Iterator[None]:
+    """Let this process open the run again after an error in the body.
+
+    Other jobs cannot: the run stays locked while the failure handler writes, until the end.
+    """
+    try:
+        yield
+    except GeneratorExit:
+        raise  # The script has left its loop; the run ends when the session does.
+    except BaseException:
+        if run is not None:
+            run.abandon()
+        raise
 
 
 def leave_run(
@@ -115,5 +141,4 @@ def leave_run(
     """Write the outcome, on rank 0."""
     if run is not None:
         failure_handler.finish(code, reason)
-        # After a failure the run stays locked while the failure handler writes, until the end.
         run.close()

@@ -76,16 +76,17 @@ class ScheduleTraffic(Traffic):
 
 
 class ServerTraffic(Traffic):
-    """Of parameter servers and their workers: what this rank's threads send, as they count it."""
+    """Of parameter servers and their workers: what this rank's threads send, as they count it.
+
+    Nothing is to be forgotten: between two epochs at most signs of life are sent. An epoch's first
+    weights may leave a server before its rank comes to the epoch.
+    """
 
     update_stage = Stage.COMMUNICATION
     """A worker waits for the weights, which its servers change meanwhile."""
 
     def __init__(self, serving: Serving) -> None:
         self._counter = serving.sent
-
-    def forget(self) -> None:
-        self._counter.take()
 
     def count(self, clock: StageClock) -> None:
         clock.costs.sent_bytes += self._counter.take()

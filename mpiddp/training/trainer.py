@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from mpiddp.errors import SUCCESS, MpiddpError, PreemptedError
@@ -21,13 +21,13 @@ from mpiddp.training.divergence import refuse_divergence
 from mpiddp.training.evaluation import add_evaluation
 from mpiddp.training.malloc import keep_freed_memory
 from mpiddp.training.parallel import share_buffers
-from mpiddp.training.pauses import Pauses, make_pauses
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.reports import Reports, describe_training, say, warn
+from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.saving import Saver, check_model, look_for_checkpoint
-from mpiddp.training.shared_run import enter_run, leave_run
+from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
 from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
 from mpiddp.training.task import Task, add_perplexity, find_task
@@ -57,6 +57,7 @@ class Step:
     batch: Batch
     _take: Callable[[Compute | None], None]
     is_taken: bool = False
+    has_failed: bool = False
 
     def take(self, compute: Compute | None = None) -> None:
         """Forward and backward pass, and the update; collective.
@@ -68,7 +69,16 @@ class Step:
         if self.is_taken:
             raise MpiddpError(f"expected one take() for step {self.number}, found a second one")
         self.is_taken = True
-        self._take(compute)
+        try:
+            self._take(compute)
+        except BaseException:
+            self.has_failed = True
+            raise
+
+    def check(self) -> None:
+        """Raises MpiddpError if it was not taken."""
+        if not self.is_taken:
+            raise MpiddpError(f"expected take() to be called for step {self.number}, found no call")
 
 
 def train(
@@ -89,7 +99,8 @@ def train(
         try:
             step = next(steps)
         except StopIteration as end:
-            row: metrics.Row = end.value
+            row: metrics.Row | None = end.value
+            assert row is not None
             return row
         step.take()
 
@@ -100,10 +111,12 @@ def run_steps(
     session: Session,
     failure_handler: FailureHandler,
     signals: PreemptionSignals | None,
-) -> Generator[Step, None, metrics.Row]:
+) -> Generator[Step, None, metrics.Row | None]:
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 
-    Returns the last row of the metrics. A rank that only serves parameters has no steps.
+    Returns the last row of the metrics; None on a rank that only serves parameters, which has no
+    steps, if the others leave before the end. If the loop over the steps is left, what was trained
+    is saved when the session is closed, or another training begins.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
@@ -120,50 +133,107 @@ def run_steps(
     begin = time.perf_counter()
     if session.device.type == "cpu":
         keep_freed_memory()
-    plan = look_for_checkpoint(configuration, session)
-    taken = plan.position.samples
-    training = prepare(plan.configuration, task, session, failure_handler, taken)
+    beginning = look_for_checkpoint(configuration, session)
+    taken, resumed = beginning.position.samples, beginning.configuration
+    training = prepare(resumed, task, session, failure_handler, taken)
     check_model(training)
-    configuration = training.configuration
-    run, path = enter_run(configuration, session, failure_handler)
-    say(session, *describe_training(training))
-    saver = Saver(training, plan, run)
-    begun = saver.restore()
-    failure_handler.step = begun.position.step or None
-    if failure_handler.attempt > 1 and begun.position == Position():
-        say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
-    pauses = make_pauses(training, saver, signals)
-    reports = Reports(session, path, configuration, begun.position.step)
-    preempted: PreemptedError | None = None
-    try:
-        row = yield from _run_epochs(training, pauses, reports, begun)
-    except PreemptedError as error:
-        preempted = error
-    pauses.close()
-    training.close()
-    saver.close()
-    reports.close(is_done=preempted is None)
-    if preempted is not None:
-        say(session, str(preempted))
-        leave_run(run, failure_handler, preempted.exit_code, str(preempted))
-        raise preempted
-    export_trained(training)
-    if row.staleness is not None:
-        say(session, metrics.describe_staleness(row.staleness))
-    say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
-    leave_run(run, failure_handler, SUCCESS, "done")
-    return row
+    run, path = enter_run(training.configuration, session, failure_handler)
+    with abandoned_after_error(run):
+        say(session, *describe_training(training))
+        saver = Saver(training, beginning, run, signals)
+        begun = saver.restore()
+        failure_handler.step = begun.position.step or None
+        if failure_handler.attempt > 1 and begun.position == Position():
+            say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
+        reports = Reports(session, path, training.configuration, begun.position.step)
+        loop = Loop(training, saver, reports, run)
+        try:
+            row = yield from _run_epochs(loop, begun)
+        except PreemptedError as error:
+            loop.preempt(error)
+            raise
+        except GeneratorExit:
+            # The script may be about to fail, which only its end will tell.
+            if loop.left:
+                session.postpone(loop.finish_left)
+            raise
+        if row is None:
+            loop.finish_left()
+            return None
+        loop.finish(row)
+        say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
+        leave_run(run, failure_handler, SUCCESS, "done")
+        return row
 
 
-def _run_epochs(
-    training: Training, pauses: Pauses, reports: Reports, begun: Restored
-) -> Generator[Step, None, metrics.Row]:
+@dataclass(frozen=True)
+class Left:
+    """Where this rank has left the loop over the steps before its end."""
+
+    before: Position
+    """At which the ranks last agreed."""
+    position: Position
+    epoch: EpochTotals
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What takes part in every step, and is closed when a run ends, however that happens."""
+
+    training: Training
+    saver: Saver
+    reports: Reports
+    run: RunDirectory | None
+    left: list[Left] = field(default_factory=list)
+    """One, once the loop was left."""
+
+    def close(self, *, is_done: bool) -> None:
+        """Collective."""
+        self.saver.pass_no_more()
+        self.training.close()
+        self.saver.close()
+        self.reports.close(is_done=is_done)
+
+    def finish(self, row: metrics.Row) -> None:
+        """After the last epoch: write the weights, then the last checkpoint. Collective."""
+        export_trained(self.training)
+        self.saver.save_end(Position(row.epoch + 1, 0, row.step, row))
+        self.close(is_done=True)
+        if row.staleness is not None:
+            say(self.training.session, metrics.describe_staleness(row.staleness))
+
+    def preempt(self, error: PreemptedError) -> None:
+        """The checkpoint is written. Collective."""
+        self.close(is_done=False)
+        say(self.training.session, str(error))
+        leave_run(self.run, self.training.failure_handler, error.exit_code, str(error))
+
+    def finish_left(self) -> None:
+        """End a run whose loop was left: the checkpoint and the weights are written. Collective."""
+        training, (left,) = self.training, self.left
+        training.engine.clock.settle()
+        position = _finish_steps(training, left.before, left.position)
+        training.engine.update.settle()
+        export_trained(training)
+        self.saver.save_last(position, left.epoch)
+        self.close(is_done=False)
+        reason = f"left after step {position.step}"
+        say(training.session, f"Training {reason}; the checkpoint is written")
+        leave_run(self.run, training.failure_handler, SUCCESS, reason)
+
+
+def _run_epochs(loop: Loop, begun: Restored) -> Generator[Step, None, metrics.Row | None]:
+    """Returns the last row; None on a rank that only serves, if the others have left."""
+    training, saver, reports = loop.training, loop.saver, loop.reports
     epochs = training.configuration.epochs
     position, epoch = begun.position, begun.epoch
     while position.epoch <= epochs:
         is_last = position.epoch == epochs
         reports.begin_epoch(position.epoch, epoch.totals)
-        row = yield from _train_epoch(training, pauses, reports, position, epoch)
+        found_row = yield from _train_epoch(loop, position, epoch)
+        if found_row is None:
+            return None
+        row = found_row
         training.engine.update.settle()
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
@@ -175,20 +245,17 @@ def _run_epochs(
         found = gather_costs(training.session, epoch.costs)
         row = add_costs(row, found)
         reports.end_epoch(row, found)
-        position = Position(row.epoch + 1, 0, row.step, row)
-        epoch = EpochTotals.make(training)
-        pauses.after_epoch(position, is_last=is_last)
+        position, epoch = Position(row.epoch + 1, 0, row.step, row), EpochTotals.make(training)
+        if not is_last:
+            saver.after_epoch(position)
     assert position.row is not None
     return position.row
 
 
 def _train_epoch(
-    training: Training,
-    pauses: Pauses,
-    reports: Reports,
-    position: Position,
-    epoch: EpochTotals,
-) -> Generator[Step, None, metrics.Row]:
+    loop: Loop, position: Position, epoch: EpochTotals
+) -> Generator[Step, None, metrics.Row | None]:
+    training = loop.training
     begin = time.perf_counter() - epoch.seconds
     training.engine.module.train()
     clock, traffic = training.engine.clock, training.engine.traffic
@@ -196,11 +263,13 @@ def _train_epoch(
     traffic.forget()
     while True:
         epoch.seconds = time.perf_counter() - begin
-        position = yield from _take_steps(training, pauses, reports, position, epoch)
+        position = yield from _take_steps(loop, position, epoch)
+        if loop.left:
+            return None
         if training.batches.count(position.samples) == 0:
             break
         training.engine.update.settle()
-        pauses.after_pause(position, epoch)
+        loop.saver.after_pause(position, epoch)
     traffic.finish_epoch(epoch.costs)
     average = epoch.totals.reduce()
     seconds = time.perf_counter() - begin
@@ -220,42 +289,57 @@ def _train_epoch(
 
 
 def _take_steps(
-    training: Training,
-    pauses: Pauses,
-    reports: Reports,
-    position: Position,
-    epoch: EpochTotals,
+    loop: Loop, position: Position, epoch: EpochTotals
 ) -> Generator[Step, None, Position]:
     """Take the rest of an epoch's steps; workers without a bound may pause before its end.
 
     Returns the position, the same on all ranks, once all gradients have been applied.
     """
+    training, saver = loop.training, loop.saver
     begin, before = time.perf_counter() - epoch.seconds, position
     taken = training.configuration.batch_size * len(training.workers)
     batches, clock = training.batches, training.engine.clock
     left, is_shared = batches.count(position.samples), isinstance(batches, SharedBatches)
     clock.skip()
-    steps = pauses.saver.count_steps(position.step)
+    steps, number = saver.count_steps(position.step), 0
     for number, batch in enumerate(_read_batches(training, position, steps), start=1):
         clock.end(Stage.READ)
+        following = Position(position.epoch, position.samples + taken, position.step + 1)
         if batch is not None:
-            place = Place(position.step + 1, number - 1)
+            place = Place(following.step, number - 1)
             take = partial(_take_batch, training, batch, place, epoch.totals)
-            training.failure_handler.step_under_way = place.step
-            yield from _offer(Step(position.epoch, place.step, batch, take))
+            step = Step(position.epoch, place.step, batch, take)
+            training.failure_handler.step_under_way = following.step
+            try:
+                yield step
+            except GeneratorExit:
+                if not step.has_failed:
+                    done = following if step.is_taken else position
+                    loop.left.append(Left(before, done, epoch))
+                raise
+            step.check()
             training.failure_handler.step_under_way = None
-            reports.after_step(position.epoch, before.samples // taken + number, epoch.totals)
-        position = Position(position.epoch, position.samples + taken, position.step + 1)
+            loop.reports.after_step(position.epoch, before.samples // taken + number, epoch.totals)
+        position = following
         training.failure_handler.step = position.step
         epoch.seconds = time.perf_counter() - begin
         if number < left and not is_shared:
-            pauses.after_step(position, epoch)
+            saver.after_step(position, epoch)
         clock.skip()
+    if number < left and not is_shared:
+        # The workers of a rank that only serves have left.
+        loop.left.append(Left(before, position, epoch))
+        return position
     clock.settle()
+    return _finish_steps(training, before, position)
+
+
+def _finish_steps(training: Training, before: Position, position: Position) -> Position:
+    """Have all gradients applied; returns the position, the same on all ranks. Collective."""
     training.engine.guard.settle()
     training.engine.update.finish_epoch()
-    if isinstance(batches, SharedBatches):
-        position = _meet(training, batches, before, position.step - before.step)
+    if isinstance(training.batches, SharedBatches):
+        return _meet(training, training.batches, before, position.step - before.step)
     return position
 
 
@@ -269,12 +353,6 @@ def _meet(training: Training, batches: SharedBatches, before: Position, steps: i
     position = Position(before.epoch, samples, before.step + batches.count_steps(done))
     training.failure_handler.step = position.step
     return position
-
-
-def _offer(step: Step) -> Iterator[Step]:
-    yield step
-    if not step.is_taken:
-        raise MpiddpError(f"expected take() to be called for step {step.number}, found no call")
 
 
 def _take_batch(

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from mpiddp.checkpoints.finding import find_demanded, find_newest
+from mpiddp.checkpoints.packing import is_structure
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.shards import read_shards
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.checkpoint import find_demanded, find_newest
-from mpiddp.training.packing import is_structure
 from mpiddp.training.preparation import Training
-from mpiddp.training.ranks import Ranks
 from mpiddp.training.reports import say
 from mpiddp.training.run_directory import CHECKPOINTS
 from mpiddp.training.sharded_tensors import collect
-from mpiddp.training.shards import read_shards
 
-AVERAGE = "optimizer.average."
+AVERAGE = "average.weights."
 """The moving average in a checkpoint: the weights to predict with, where there is one."""
 
 
@@ -42,6 +42,8 @@ def export_trained(training: Training) -> None:
             export_weights(training.engine.module, path, training.session.world.rank)
     except OSError as error:
         problem = error.strerror
+    # Rank 0 may take longer than a collective call may.
+    training.session.meet()
     if problem := training.session.broadcast(problem):
         raise ConfigurationError(f"export: cannot write {path}: {problem}")
     say(training.session, f"Weights written: {path}")

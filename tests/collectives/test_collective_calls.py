@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import defaultdict
 
 import pytest
@@ -13,6 +14,7 @@ import launchers
 import meanings
 import mistakes
 import mpiddp
+from mpiddp.collectives.bootstrap import ensure_communicator
 
 SIZE = 3
 
@@ -248,6 +250,30 @@ def test_calls_that_are_compared_are_named_in_words():
     said = re.escape(f"{said} (called at <string>:9)")
     assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + said, line), line
     assert "Traceback" not in result.output
+
+
+def begin_in_two_threads(session: mpiddp.Session) -> tuple[int, list[float]]:
+    """How often the collectives are made by two threads that both come first; a sum over MPI."""
+    before, session.collectives = session.collectives, None
+    both, found, tensor = threading.Barrier(2), [], torch.ones(3)
+
+    def begin() -> None:
+        both.wait()
+        found.append(ensure_communicator())
+
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mpiddp.all_reduce(tensor, transport="mpi")
+    session.collectives = before or session.collectives
+    return len(set(found)), tensor.tolist()
+
+
+@pytest.mark.mpi
+def test_the_first_call_may_be_that_of_two_threads(pool):
+    assert pool("openmpi", 2).call(begin_in_two_threads).values == [(1, [2.0] * 3)] * 2
 
 
 HUGE = (1 << 29) + 12345

@@ -1,9 +1,12 @@
-"""Calls on GPUs without any: on tensors without memory, on streams that only write down what is
-queued."""
+"""Calls of several threads; and calls on GPUs without any: on tensors without memory, on streams
+that only write down what is queued."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from crews import Crew
 from mpiddp.collectives import communicator
 from mpiddp.collectives.planner import Request
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
 GPU = torch.device("cuda", 0)
@@ -142,6 +145,59 @@ def test_calls_on_the_current_stream_stay_there(machine, calls):
     assert machine.follows["sum of a"] == {"gradients"}
     machine.queue("update")
     assert "sum of a" in machine.follows["update"]
+
+
+def wait_for_turn(calls):
+    """Until a call is under way."""
+    end = time.monotonic() + 10
+    while not calls._turn.locked():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
+def test_calls_of_two_threads_do_not_overlap(is_prepared):
+    calls, others = Crew([0, 0], seconds=10).communicators
+    tensor = torch.ones(6)
+    call = calls.prepare(REQUEST, tensor) if is_prepared else partial(calls.run, REQUEST, tensor)
+
+    def begin():
+        # Once a call was refused, the others may go to their end, or not.
+        with contextlib.suppress(PeerLostError):
+            calls.run(REQUEST, torch.ones(6))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    wait_for_turn(calls)
+    with pytest.raises(ConfigurationError) as caught:
+        call()
+    assert str(caught.value) == (
+        "rank 0 on host0 began a collective call in thread 'MainThread' while another thread makes "
+        "one: make calls one after the other, in the same order on all ranks, or use "
+        "all_reduce_async"
+    )
+    assert tensor.tolist() == [1] * 6
+    with contextlib.suppress(PeerLostError):
+        others.run(REQUEST, torch.ones(6))
+    thread.join()
+    with pytest.raises(ConfigurationError, match="an earlier collective call failed"):
+        call()
+
+
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
+def test_a_call_may_be_begun_beside_one_that_was_started(is_prepared):
+    def take_part(rank, calls):
+        tensor, other = torch.full((6,), float(rank)), torch.ones(6)
+        call = partial(calls.run, REQUEST, other)
+        if is_prepared:
+            call = calls.prepare(REQUEST, other)
+        future = calls.start(REQUEST, tensor)
+        wait_for_start.wait(10)
+        call()
+        return future.wait().tolist(), other.tolist()
+
+    wait_for_start = threading.Barrier(2)
+    assert Crew([0, 0]).run(take_part) == [([1] * 6, [2] * 6)] * 2
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -19,9 +19,9 @@ from typing import Any
 
 import launchers
 import slurm
+from mpiddp.checkpoints.manifest import list_checkpoints
+from mpiddp.checkpoints.shards import read_shards
 from mpiddp.launch.failure.outcome import read_outcome
-from mpiddp.training.manifest import list_checkpoints
-from mpiddp.training.shards import read_shards
 
 SABOTEUR = Path(__file__).with_name("saboteur.py")
 PATHS = os.pathsep.join(map(str, (launchers.ROOT, launchers.PROGRAMS)))
@@ -259,7 +259,7 @@ class Laboratory:
         whole = self.find_whole(training.ranks, training.options)
         check_equal(read_end(training.run), read_end(whole.run))
         names = {path.name for path in (training.run / "checkpoints").iterdir()}
-        assert all(re.fullmatch(r"step-\d+", name) for name in names), names
+        assert all(re.fullmatch(r"step-\d+|owner\.json|lock", name) for name in names), names
 
     @contextlib.contextmanager
     def cluster(self) -> Iterator[slurm.Cluster]:

@@ -482,7 +482,7 @@ def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
         copies.copy(source, target)
     (root / "mpiddp").mkdir()
     front = ("command_line", "front", "front_options", "job_directory", "rank_command")
-    launch = ("__init__", *front)
+    launch = ("__init__", "exported_variables", *front)
     files = [
         "__main__.py",
         "environment.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import re
 import shutil
 import signal
@@ -20,8 +21,9 @@ import pytest
 
 import launchers
 from facts import messages
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure import failure
+from mpiddp.launch.failure import failure, termination
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.world import World
@@ -359,9 +361,17 @@ def test_frames_that_only_carried_the_call_are_left_out():
 
 
 def test_in_a_notebook_nothing_is_aborted(monkeypatch):
-    monkeypatch.setattr(failure, "in_notebook", lambda: True)
+    monkeypatch.setattr(failure, "is_interactive", lambda: True)
     with pytest.raises(ValueError, match="cell"), FailureHandler():
         raise ValueError("cell")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_python_inspects_on_a_terminal_only(monkeypatch, is_terminal):
+    monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
+    assert not termination.is_interactive()
+    monkeypatch.setenv(environment.PYTHONINSPECT, "1")
+    assert termination.is_interactive() == is_terminal
 
 
 def test_success_passes():

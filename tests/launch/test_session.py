@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from fractions import Fraction
 
@@ -96,7 +97,11 @@ def check_environment(found: list[dict]) -> None:
         }
         assert {name: row["set"].get(name) for name in expected} == expected
         others = row["set"].keys() - expected.keys()
-        assert others - {"MPI4PY_RC_INITIALIZE"} == {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+        assert others - {"MPI4PY_RC_INITIALIZE"} == {
+            "OMP_NUM_THREADS",
+            "GLOO_SOCKET_IFNAME",
+            "MPIDDP_EXPORTED",
+        }
         assert row["removed"] == []
 
 
@@ -106,7 +111,9 @@ def test_the_environment_is_torchruns_and_is_given_back(recent_launcher, ranks):
     check_environment(found)
     for row in found:
         # A process that is spawned later must not initialise MPI either.
-        assert row["changed afterwards"] == {"MPI4PY_RC_INITIALIZE": "0"}
+        changed = row["changed afterwards"]
+        assert changed.keys() == {"MPI4PY_RC_INITIALIZE", "MPIDDP_EXPORTED"}
+        assert changed["MPI4PY_RC_INITIALIZE"] == "0"
         assert row["open afterwards"] is False
         assert row["finalized"] is True
 
@@ -494,6 +501,44 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
     assert lines[2:4] == ["the cell failed, the kernel lives", "again 1"]
     assert "mpiddp.init() was called in this process before" in lines[4] and "close()" in lines[4]
     assert "Traceback" not in result.stderr
+
+
+CONSOLE = """
+import code, mpiddp
+session = mpiddp.init(timeout=30)
+code.interact(local=globals())
+"""
+
+
+@pytest.mark.parametrize("words", [["-i"], ["-c", CONSOLE]], ids=["interpreter", "console"])
+def test_a_typing_error_does_not_end_an_interactive_python(words: list[str]) -> None:
+    typed = """
+import mpiddp
+session = session if "session" in globals() else mpiddp.init(timeout=30)
+tpyo
+with session: raise KeyError("cell")
+
+print("lives", session.world.size)
+"""
+    result = subprocess.run(
+        [sys.executable, *words],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=launchers.clean_environment(),
+    )
+    assert result.returncode == 0, result
+    assert "lives 1\n" in result.stdout
+    assert "NameError: name 'tpyo'" in result.stderr and "KeyError: 'cell'" in result.stderr
+
+
+@pytest.mark.mpi
+def test_ranks_end_with_an_interactive_one() -> None:
+    program = "import mpiddp; session = mpiddp.init(timeout=30); 1 / session.world.rank"
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["-i", "-c", program], timeout=60).expect(1)
+    assert result.stderr.count("ZeroDivisionError: ") == 1
 
 
 HALF_STARTED = """

@@ -19,13 +19,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_lifeline import crew
+from test_lifeline import HUNG, crew
 
 import launchers
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch import job_directory
-from mpiddp.launch.lifeline.flight_recorder import read_record
-from mpiddp.launch.lifeline.positions import Position, describe, find_blamed
+from mpiddp.launch.lifeline import stall
+from mpiddp.launch.lifeline.flight_recorder import read_calls, read_record
+from mpiddp.launch.lifeline.positions import Position, describe, find_blamed, find_wait
 from mpiddp.launch.lifeline.stack_dump import (
     LIBRARY,
     PACKAGE,
@@ -37,9 +38,12 @@ from mpiddp.launch.lifeline.stack_dump import (
     StackWriter,
     find_owner,
     parse_dump,
+    read_thread,
     read_traceback,
 )
+from mpiddp.launch.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
 from mpiddp.launch.movement import Movement
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.stacks import find_directory, gather
 
 __all__ = ["crew"]
@@ -158,6 +162,30 @@ def test_the_whole_stack():
 )
 def test_whom_the_others_wait_for(stacks, blamed):
     assert [each.rank for each in find_blamed(positions(*stacks))] == blamed
+
+
+def test_a_rank_that_has_finished_is_missed_by_those_in_collectives():
+    def show(*others) -> str:
+        return describe(
+            [Position(0, "node0", CLOSE, finished=True), *positions(REDUCE, *others)[1:]]
+        )
+
+    assert show(BACKWARD, REDUCE) == (
+        "  rank 0 on node0  has closed its session, and waits for the others to close theirs\n"
+        "  rank 1 on node0  backward, train.py:77\n"
+        "  rank 2 on node0  all_reduce, train.py:80\n"
+        "  in collectives the others wait in vain for rank 0 on node0\n"
+    )
+    # One that works may still come to its end, too.
+    assert show(REDUCE, COMPUTE).splitlines()[-1] == "  the others wait for rank 2 on node0"
+
+
+def test_which_files_wait_for_other_ranks():
+    saving = C10D.replace("distributed_c10d", "checkpoint/filesystem")
+    assert [find_wait(files) for files in ([C10D], [GRAPH], [LOADER], [saving])] == [
+        True, None, False, False,
+    ]  # fmt: skip
+    assert find_wait([C10D, saving]) is True and find_wait([]) is False
 
 
 def test_what_cannot_tell_where_it_is():
@@ -357,6 +385,24 @@ def test_a_job_in_which_nobody_moves_ends(crew):
     assert f"  ranks 0-2  {find_line('in sys.stdin')}\n" in errors
 
 
+def test_a_job_ends_in_which_a_collective_waits_for_a_rank_that_goes_on(crew):
+    job = crew([0, 0, 1])
+    for rank in job.ranks:
+        rank.tell("note_move")
+        rank.tell("note_collective", False)
+    job[1].tell("note_collective", True)
+    job[0].tell("watch_stall", 1.0)
+    end = time.monotonic() + HUNG
+    with contextlib.suppress(BrokenPipeError):
+        while job[0].process.poll() is None and time.monotonic() < end:
+            for number in (0, 2):
+                job[number].tell("note_move")
+            time.sleep(0.05)
+    job.expect_end(6, 0, 1, 2, seconds=HUNG)
+    errors = job.errors()
+    assert errors.count("mpiddp: rank 1 on node0 has been in one collective for 1 s\n") == 1
+
+
 def test_a_rank_that_is_stopped_does_not_stall(crew):
     job = crew([0, 0])
     for rank in job.ranks:
@@ -367,6 +413,223 @@ def test_a_rank_that_is_stopped_does_not_stall(crew):
     assert all(rank.process.poll() is None for rank in job.ranks)
     os.kill(job[1].process.pid, signal.SIGCONT)
     job.expect_end(6, 0, 1, seconds=5.0)
+
+
+# Ranks that come to their end early
+
+
+def answer(stack, numbers=None, counts=None):
+    """What a rank says of its calls."""
+    return {
+        "frames": [frame.pack() for frame in stack],
+        "numbers": numbers or {},
+        "counts": counts or {},
+    }
+
+
+class Asked:
+    """Answers a watch, and keeps what it decides."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        self.answers: dict = {}
+        self.reasons: list[str] = []
+        clock = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(stall, "time", clock)
+        self._due: list = []
+        self.watch = EndWatch(
+            StallHandlers(self._ask, lambda _, work: self._due.append(work), self._end)
+        )
+
+    def _ask(self, callback, name) -> None:
+        hostnames = [f"node{rank}" for rank in range(len(self.answers))]
+        callback.take(hostnames, self.answers if name == "calls" else {})
+
+    def _end(self, reason, table, lost) -> None:
+        self.reasons.append(reason)
+
+    def finish(self, rank, calls=None, session=1) -> None:
+        self.watch.add(Finished(rank, f"node{rank}", 10.0, calls or Calls(), session))
+
+    def look(self, *answers) -> None:
+        """A second later; None is the answer of a rank that has finished."""
+        self.now += 1
+        self.answers = dict(enumerate(answers))
+        due, self._due = self._due, []
+        for work in due:
+            work(self.now)
+
+
+def test_a_collective_that_a_finished_rank_will_never_call_ends_the_job(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1, Calls({"gloo:0": [8, 8]}))
+    # It has made its part of the eighth, in which rank 0 waits for rank 2.
+    asked.look(answer(REDUCE, {"gloo:0": [8, 7]}), None, answer(COMPUTE))
+    # The ninth needed nobody else, such as a broadcast.
+    asked.look(answer(COMPUTE, {"gloo:0": [9, 9]}), None, answer(COMPUTE))
+    # Calls of a group without it.
+    asked.look(answer(REDUCE, {"gloo:2": [40, 39]}), None, answer(COMPUTE))
+    assert asked.reasons == []
+    asked.look(answer(BACKWARD, {"gloo:0": [9, 8], "gloo:2": [40, 40]}), None, answer(COMPUTE))
+    (reason,) = asked.reasons
+    assert reason == (
+        "rank 1 of 3 on node1 left early: it has closed its session, at the end of its program, "
+        "after collective 8 of the default group. Rank 0 on node0 waits in collective 9: backward, "
+        "train.py:77"
+    )
+
+
+def test_a_rank_that_finished_before_its_first_collective_is_named(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(0, Calls(counts={"0": 0}))
+    asked.look(None, answer(REDUCE, {"gloo:0": [1, 0]}))
+    assert "rank 0 of 2" in asked.reasons[0] and "after collective 0" in asked.reasons[0]
+
+
+def test_ranks_that_wait_for_an_unknown_collective_wait_until_the_time_out(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1)
+    for number in range(40):
+        # Each time in another collective, or one of them computes.
+        asked.look(answer(REDUCE, {"gloo:2": [number, number]}), None, answer(REDUCE))
+        asked.look(answer(COMPUTE), None, answer(REDUCE))
+        # Backward passes may be long.
+        asked.look(answer(BACKWARD), None, answer(BACKWARD))
+    assert asked.reasons == []
+    for _ in range(11):
+        assert asked.reasons == []
+        asked.look(answer(REDUCE), None, answer(BACKWARD))
+    said = "and the others have waited in collectives for 10 s. Rank 0 on node0 waits in one: all_r"
+    assert said in asked.reasons[0]
+
+
+def test_without_the_recorder_a_backward_pass_is_told_by_the_number_of_calls(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1, Calls(counts={"0": 8}))
+    for _ in range(12):
+        asked.look(answer(BACKWARD, counts={"0": 8}), None)
+    assert asked.reasons == []
+    for _ in range(11):
+        assert asked.reasons == []
+        asked.look(answer(BACKWARD, counts={"0": 9}), None)
+    assert "for 10 s. Rank 0 on node0 waits in one: backward" in asked.reasons[0]
+
+
+def test_ranks_that_close_a_session_and_go_on_have_not_finished(monkeypatch):
+    asked = Asked(monkeypatch)
+    waits = answer(REDUCE, {"gloo:0": [9, 8]})
+    asked.finish(0, Calls({"gloo:0": [8, 8]}))
+    asked.finish(1, Calls({"gloo:0": [8, 8]}))
+    # Rank 1 hears later that all have come.
+    asked.watch.reopen(1)
+    asked.look(waits, None)
+    asked.finish(0, Calls({"gloo:0": [8, 8]}), session=2)
+    asked.watch.reopen(1)
+    assert asked.reasons == []
+    asked.look(None, waits)
+    assert "rank 0 of 2 on node0 left early" in asked.reasons[0]
+
+
+def call_all_kinds(session):
+    """Each kind of collective once; the numbers of the calls, by group, and the stack of a rank."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = session.world.rank, session.world.size
+    before = read_calls().get("gloo:0", [0])[0]
+    pair = dist.new_group([0, 1])
+    other = dist.new_group([1, 2])
+    x, parts = torch.ones(size), [torch.ones(1) for _ in range(size)]
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    dist.reduce(x, 1)
+    dist.barrier()
+    dist.gather(torch.ones(1), parts if rank == 0 else None, 0)
+    dist.scatter(torch.ones(1), parts if rank == 0 else None, 0)
+    dist.all_gather(parts, torch.ones(1))
+    dist.all_to_all_single(torch.empty(size), x)
+    dist.all_gather_object([None] * size, rank)
+    dist.broadcast_object_list([rank], 0)
+    for _ in range(3 if rank < 2 else 0):
+        dist.all_reduce(x, group=pair)
+    if rank > 0:
+        dist.all_reduce(x, group=other)
+    # A message between two of them.
+    if rank == 0:
+        dist.send(x, 1)
+    if rank == 1:
+        dist.recv(x, 0)
+    handle = dist.all_reduce(x, async_op=True)
+    handle.wait()
+    found = read_calls()
+    mine = {}
+    for name, group in {"pair": pair, "other": other}.items():
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            mine[name] = found[f"gloo:{group.group_name}"][0]
+            dist.destroy_process_group(group)
+    # A collective is noted as complete soon after its call has returned.
+    is_complete = wait_until(lambda: len(set(read_calls()["gloo:0"])) == 1, 20.0)
+    return found["gloo:0"][0] - before, is_complete, mine
+
+
+@pytest.mark.mpi
+def test_calls_are_counted_alike_on_all_ranks(pool):
+    values = pool("openmpi", 3).call(call_all_kinds).values
+    # Those of objects take two; messages between two ranks do not count.
+    assert [value[:2] for value in values] == [(13, True)] * 3
+    pair, other = 3, 1
+    assert [value[2] for value in values] == [
+        {"pair": pair}, {"pair": pair, "other": other}, {"other": other},
+    ]  # fmt: skip
+
+
+def test_the_stack_of_a_thread():
+    frames = read_thread(threading.get_ident())
+    assert [frame.function for frame in frames[:2]] == ["read_thread", "test_the_stack_of_a_thread"]
+    assert read_thread(-1) == []
+
+
+EARLY = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+# Groups stay open as long as the model lives.
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+others = dist.new_group([0, 2])
+for _ in range(10 if rank != 1 and "uneven" in sys.argv else 8):
+    model(torch.ones(4, 10)).sum().backward()
+if rank != 1:
+    for _ in range(3):
+        time.sleep(1.5 * (rank == 2))
+        dist.all_reduce(torch.ones(1), group=others)
+dist.destroy_process_group()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", ["uneven", "even"])
+def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_not(how, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(EARLY))
+    row = launchers.table()["openmpi"]
+    options = ["-m", "mpiddp", "script.py", how]
+    result = launchers.run(row, 3, options, timeout=120, cwd=tmp_path)
+    if how == "even":
+        # Rank 1 waits for longer than the others take to be asked several times.
+        assert result.expect(0).stdout.count("done") == 3
+        return
+    result.expect(6)
+    said = (
+        rf"mpiddp: rank 1 of 3 on {HOST} left early: it has closed its session, at the end of its "
+        rf"program, after collective (\d+) of the default group\. Rank [02] on {HOST} waits in "
+        r"collective (\d+): backward, script\.py:10\n"
+        r"  ranks 0,2 +backward, script\.py:10\n"
+        rf"  rank 1 on {HOST} +has closed its session, .*\n"
+        rf"  in collectives the others wait in vain for rank 1 on {HOST}\n"
+    )
+    found = re.search(said, result.stderr)
+    assert found and int(found[2]) == int(found[1]) + 1, result.stderr
 
 
 # Movement
@@ -423,6 +686,18 @@ def test_a_collective_does_not_move_however_it_waits():
             again(stop)
 
     assert look(work) == [True] * 3
+
+
+def test_what_may_wait_for_other_ranks_is_a_collective():
+    found: list[bool] = []
+    movement = Movement(lambda: None, 0.2, note_collective=found.append)
+    for file in (C10D, GRAPH, LOADER):
+        found.clear()
+        make_call(file, "time.sleep(0.4)")(None)
+        assert found[-1] == (file != LOADER), file
+    found.append(True)
+    movement.close()
+    assert found[-1] is False
 
 
 def test_a_script_that_polls_moves_and_one_in_a_long_c_call_does_not():
@@ -544,7 +819,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
 def load():
     print("hanging", flush=True)
-    time.sleep(100)
+    while True: time.sleep(0.01)
 for step in range(3):
     if dist.get_rank() == 1 and step == 2:
         load()
@@ -575,9 +850,9 @@ def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path):
             assert asked.returncode == 0, asked.stderr
             assert re.search(rf": 2 ranks on 1 host{TABLE}", asked.stdout), asked.stdout
         result = job.wait().expect(6)
-    found = re.search(rf"mpiddp: no rank has made progress for 3 s{TABLE}", result.stderr)
-    assert found, result.stderr
-    assert "no rank has made progress" in (tmp_path / "logs/rank-0.err").read_text()
+    said = rf"mpiddp: rank 0 on {re.escape(HOST)} has been in one collective for 3 s"
+    assert re.search(f"{said}{TABLE}", result.stderr), result.stderr
+    assert "has been in one collective" in (tmp_path / "logs/rank-0.err").read_text()
     assert not (tmp_path / "logs" / "lifeline.json").exists()
     assert list((tmp_path / "state/mpiddp/jobs").iterdir()) == []
 

@@ -245,7 +245,7 @@ def make_call(row: Row, rank: int, size: int, device: torch.device = CPU) -> lis
 
 def name_choice(size: int) -> str:
     """What ``auto`` chooses for an all-reduce of ``size`` bytes."""
-    layout = calls.find_communicator().layout
+    layout = calls.ensure_communicator().layout
     chosen = select(Request(Collective.ALL_REDUCE), size, layout, on_gpu=False)
     return f"{chosen.name} over {chosen.transport}"
 

@@ -21,9 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
-from mpiddp.training import unpickling
-from mpiddp.training.checkpoint import CheckpointDirectory, Source
-from mpiddp.training.ranks import Ranks
+from mpiddp.checkpoints import unpickling
+from mpiddp.checkpoints.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.shards import list_stored
 
 
 def make_model(kind: str) -> nn.Module:
@@ -77,6 +78,73 @@ def load(session: mpiddp.Session, folder: Path, kind: str) -> tuple[int, str]:
     return state["step"], digest(model, optimizer)
 
 
+class Average:
+    """An average of the weights, as scripts write it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, each in self.weights.items():
+            each.copy_(state["weights"][name])
+
+
+class Loader:
+    """What each rank has differently, beside something that all have alike."""
+
+    def __init__(self, rank: int) -> None:
+        self.state = {"place": 10 + rank, "seen": torch.full((3,), rank), "order": torch.arange(5)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def keep_more(session: mpiddp.Session, folder: Path, kind: str) -> dict[str, Any]:
+    """Save and restore an average of the weights and a loader; what is stored, and what came."""
+    rank, model = session.world.rank, make_model(kind)
+    average, loader = Average(model), Loader(rank)
+    with mpiddp.Checkpointer(folder, model, average=average, loader=loader) as checkpointer:
+        checkpointer.save(1)
+    expected = {name: local(each).clone() for name, each in average.weights.items()}
+    for each in average.weights.values():
+        each.zero_()
+    loader = Loader(-1)
+    with mpiddp.Checkpointer(folder, model, average=average, loader=loader) as checkpointer:
+        checkpointer.restore()
+    return {
+        "names": sorted(list_stored(folder / "step-1")),
+        "is_same": all(
+            torch.equal(local(each), expected[name]) for name, each in average.weights.items()
+        ),
+        "place": loader.state["place"],
+        "seen": loader.state["seen"].tolist(),
+        "order": loader.state["order"].tolist(),
+    }
+
+
+def local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def save_apart(session: mpiddp.Session, folder: Path) -> str:
+    """What a save says on disks that the ranks do not share."""
+    model = make_model("ddp")
+    checkpointer = mpiddp.Checkpointer(folder / f"disk-{session.world.rank}", model)
+    try:
+        checkpointer.save(1)
+        checkpointer.close()
+    except mpiddp.MpiddpError as error:
+        return str(error)
+    return "nothing"
+
+
 def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) -> str:
     """What a save says in which a step of planning fails on this rank."""
 
@@ -84,7 +152,7 @@ def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) ->
         raise ValueError("no such plan")
 
     ranks = Ranks()
-    directory = CheckpointDirectory(folder, ranks, Source("1", {}), 2)
+    directory = CheckpointDirectory(folder, ranks, Source(), 2)
     directory.open()
     with contextlib.ExitStack() as stack:
         if ranks.rank == rank:
@@ -95,6 +163,7 @@ def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) ->
         except mpiddp.MpiddpError as error:
             return str(error)
         finally:
+            directory.close()
             ranks.close()
     raise AssertionError("the save has not failed")
 

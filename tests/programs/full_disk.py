@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mpiddp.training.manifest import find_problems, read_manifest
+from mpiddp.checkpoints.manifest import find_problems, read_manifest
 
 FAILURES = 2
 disk = Path(sys.argv[1])
@@ -35,8 +35,8 @@ def describe(began: float, rank: int) -> str:
     Rank 0 looks, since the next save begins without the others, but not without it.
     """
     folder = disk / "runs/run/checkpoints"
-    paths = sorted(folder.iterdir()) if rank == 0 else []
-    problems = [find_problems(path, read_manifest(path), 0, 1) for path in paths]
+    paths = sorted(folder.glob("step-*")) if rank == 0 else []
+    problems = [find_problems(path, read_manifest(path)) for path in paths]
     return json.dumps(
         {
             "seconds": time.monotonic() - began,
@@ -47,8 +47,8 @@ def describe(began: float, rank: int) -> str:
 
 
 def main() -> None:
+    from mpiddp.checkpoints.directory import CheckpointDirectory
     from mpiddp.train import main as train
-    from mpiddp.training.checkpoint import CheckpointDirectory
 
     sys.argv[1:] = [*sys.argv[2:], "--runs-dir", str(disk / "runs")]
     start, wait = CheckpointDirectory.start, CheckpointDirectory.wait

@@ -10,14 +10,14 @@ from unittest import mock
 
 import torch
 
+from mpiddp.checkpoints.manifest import list_checkpoints
+from mpiddp.checkpoints.shards import read_shards
 from mpiddp.launch.session import Session
 from mpiddp.training import run_directory, trainer
 from mpiddp.training.config import Configuration, parse
-from mpiddp.training.manifest import list_checkpoints
 from mpiddp.training.preparation import Training
 from mpiddp.training.samples import Batch
 from mpiddp.training.saving import Saver
-from mpiddp.training.shards import read_shards
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import digest_parameters
 
@@ -45,8 +45,12 @@ class CutSaver(Saver):
         super().after_step(position, epoch)
         self._cut(position)
 
-    def after_epoch(self, position: Position, *, is_last: bool) -> None:
-        super().after_epoch(position, is_last=is_last)
+    def after_epoch(self, position: Position) -> None:
+        super().after_epoch(position)
+        self._cut(position)
+
+    def save_end(self, position: Position) -> None:
+        super().save_end(position)
         self._cut(position)
 
     def _cut(self, position: Position) -> None:
@@ -57,8 +61,8 @@ class CutSaver(Saver):
             raise CutError
 
 
-def open_run(configuration: Configuration) -> run_directory.RunDirectory:
-    opened.append(original_open_run(configuration))
+def open_run(configuration: Configuration, pause: Any) -> run_directory.RunDirectory:
+    opened.append(original_open_run(configuration, pause))
     return opened[-1]
 
 

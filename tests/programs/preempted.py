@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 
+from mpiddp.checkpoints import agreement
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
-from mpiddp.training import pauses, preemption, trainer
+from mpiddp.training import saving, trainer
 from mpiddp.training.config import parse
 from mpiddp.training.preparation import Training
 from mpiddp.training.samples import Batch
@@ -40,14 +41,14 @@ class MadeUpSignals(PreemptionSignals):
         self.is_heeded = False
 
 
-class WatchedPreemption(preemption.Preemption):
+class WatchedAgreement(agreement.StepAgreement):
     """Can be asked whether it has seen the signal."""
 
-    last: WatchedPreemption
+    last: WatchedAgreement
 
-    def __init__(self, signals: PreemptionSignals, peers: preemption.Peers) -> None:
-        super().__init__(signals, peers)
-        WatchedPreemption.last = self
+    def __init__(self, wishes: Mapping[str, agreement.Wish], members: agreement.Members) -> None:
+        super().__init__(wishes, members)
+        WatchedAgreement.last = self
 
 
 class SignalledSaver(Saver):
@@ -60,15 +61,15 @@ class SignalledSaver(Saver):
         super().after_step(position, epoch)
         self._receive(position)
 
-    def after_epoch(self, position: Position, *, is_last: bool) -> None:
-        super().after_epoch(position, is_last=is_last)
+    def after_epoch(self, position: Position) -> None:
+        super().after_epoch(position)
         self._receive(position)
 
     def _receive(self, position: Position) -> None:
         if position.step == self.step:
             self.signals.received = signal.SIGUSR2
             deadline = time.monotonic() + SECONDS
-            while not WatchedPreemption.last._is_called and time.monotonic() < deadline:
+            while not WatchedAgreement.last._round.is_called and time.monotonic() < deadline:
                 time.sleep(PERIOD)
 
 
@@ -95,8 +96,8 @@ def train(
     handler = session._resources.failure_handler
     with (
         mock.patch.object(trainer, "Saver", saver),
-        mock.patch.object(preemption, "PERIOD", PERIOD),
-        mock.patch.object(pauses, "Preemption", WatchedPreemption),
+        mock.patch.object(agreement, "PERIOD", PERIOD),
+        mock.patch.object(saving, "StepAgreement", WatchedAgreement),
     ):
         try:
             trainer.train(parse(list(words)), session, handler, signals)
@@ -131,8 +132,8 @@ class RecordingSaver(Saver):
         self.found.weights.append(digest_parameters(self._training.engine.module))
         return restored
 
-    def save(self, position: Position, epoch: EpochTotals) -> None:
-        super().save(position, epoch)
+    def save_last(self, position: Position, epoch: EpochTotals) -> None:
+        super().save_last(position, epoch)
         self.found.weights.append(digest_parameters(self._training.engine.module))
 
     def write(self, position: Position, epoch: EpochTotals) -> None:
@@ -173,7 +174,7 @@ def run_shared(
         taken += 1
         if call is not None and taken == max(batches, 1):
             receive()
-            if not WatchedPreemption.last._decided.wait(SECONDS):
+            if not WatchedAgreement.last._round.decided.wait(SECONDS):
                 raise AssertionError("the ranks have not agreed")
             time.sleep(GRACE)
 

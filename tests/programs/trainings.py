@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import wrong_algorithms
+from mpiddp.checkpoints.directory import Staging
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
-from mpiddp.training.checkpoint import Staging
 from mpiddp.training.config import parse
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.task import Task, count_correct

@@ -7,7 +7,7 @@ room:
     6  the doors: mpiddp/__init__.py, calls.py, train.py, plot.py, __main__.py, doctor/
     5  training
     4  sync
-    3  collectives
+    3  collectives, checkpoints
     2  launch, schedules        (neither knows the other)
     1  errors.py, environment.py
 
@@ -24,7 +24,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOMS = {"training": 5, "sync": 4, "collectives": 3, "launch": 2, "schedules": 2}
+ROOMS = {
+    "training": 5,
+    "sync": 4,
+    "collectives": 3,
+    "checkpoints": 3,
+    "launch": 2,
+    "schedules": 2,
+}
 DOORS = frozenset({"", "calls", "train", "plot", "__main__", "doctor"})
 GROUND = frozenset({"errors", "environment"})
 
@@ -42,7 +49,7 @@ MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.launch.front", SCRIPTS)
 MAY_UNPICKLE = (
     "mpiddp.launch.mpi.mpi",
     "mpiddp.launch.lifeline.flight_recorder",
-    "mpiddp.training.unpickling",
+    "mpiddp.checkpoints.unpickling",
 )
 """What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")

@@ -20,6 +20,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.run_directory import find_path, forget_outcome, open_run
+from mpiddp.training.shared_run import abandoned_after_error
 
 JOB = (
     environment.SLURM_JOB_ID,
@@ -183,12 +184,23 @@ def test_a_run_that_did_not_finish_is_taken_over(configuration: Configuration, c
 def test_a_run_that_was_taken_over_is_not_current(configuration: Configuration) -> None:
     run = open_run(configuration)
     assert run.is_current()
-    # Locks of one process do not exclude each other, as a lock that was lost would not.
-    later = open_run(configuration)
-    assert later.is_current()
-    assert not run.is_current()
+    # The lock goes with any descriptor of the file, as that of a node that was cut off may.
+    os.close(os.open(run.path / "lock", os.O_RDWR))
+    with another_job(configuration.runs_dir):
+        assert not run.is_current()
     run.close()
-    later.close()
+    assert json.loads((run.path / "lock").read_text())["attempt"] == 2
+
+
+def test_this_process_opens_a_run_again_only_after_an_error(configuration: Configuration) -> None:
+    run = open_run(configuration)
+    with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()} on "):
+        open_run(configuration)
+    with pytest.raises(ZeroDivisionError), abandoned_after_error(run):
+        raise ZeroDivisionError
+    again = open_run(configuration)
+    assert again.attempt == 2
+    again.close()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "x"}'])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,13 +17,16 @@ from torch import nn
 
 import launchers
 import mpiddp
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.checkpoints import directory
+from mpiddp.checkpoints.finding import Found
+from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.session import Session
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import parse
 from mpiddp.training.trainer import train
+from mpiddp.training.training_state import check_fit, list_deciding, name_values
 
 SMALL: dict[str, Any] = {"data": "toy", "samples": 200, "epochs": 2, "resume": "never"}
 
@@ -70,10 +76,81 @@ def test_a_step_computes_what_the_script_says(session: Session) -> None:
 
 
 def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
-    from mpiddp.training.shards import read_shards
+    from mpiddp.checkpoints.shards import read_shards
 
     found = read_shards(path, "model.")
     return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+@pytest.mark.usefixtures("writable")
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_loop_that_is_left_is_a_normal_end(is_taken: bool, session: Session) -> None:
+    trainer = mpiddp.Trainer(**SMALL, name="left", export="left.pt")
+    for step in trainer.steps():
+        if step.number < 13 or is_taken:
+            step.take()
+        if step.number == 13:
+            break
+    # The script may be about to fail: nothing is done before it goes on.
+    assert read_outcome(Path("runs/left")) is None and not Path("left.pt").exists()
+    session.do_postponed()
+    last = 13 if is_taken else 12
+    outcome = read_outcome(Path("runs/left"))
+    assert outcome is not None
+    assert (outcome["code"], outcome["reason"]) == (0, f"left after step {last}")
+    assert Path("left.pt").exists()
+    # It can be gone on from, and ends as one that was not left.
+    source = f"runs/left/checkpoints/step-{last}"
+    row = mpiddp.Trainer(**{**SMALL, "resume": source}, name="right").fit()
+    assert row.parameters == mpiddp.Trainer(**SMALL, name="whole").fit().parameters
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -> None:
+    def fail(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        raise ValueError("no loss")
+
+    def run() -> None:
+        for step in mpiddp.Trainer(**SMALL, name="failed").steps():
+            step.take(fail)
+
+    with pytest.raises(ValueError, match="no loss"):
+        run()
+    session.do_postponed()
+    assert read_outcome(Path("runs/failed")) is None
+    assert not list(Path("runs/failed/checkpoints").glob("step-*"))
+
+
+@pytest.mark.usefixtures("writable")
+@pytest.mark.parametrize("before", ["framework", "parameter-server"])
+def test_the_way_to_synchronise_cannot_change_to_or_from_servers(
+    before: str, tmp_path: Path
+) -> None:
+    manifest = SimpleNamespace(configuration={"sync": before, "servers": 2})
+    found = Found(tmp_path, cast(Any, manifest))
+    values = {**name_values(parse([])), "sync": before, "servers": 2}
+    known = {name: values[name] for name in list_deciding()}
+    manifest.configuration.update({**known, "sync": before, "servers": 2})
+    assert check_fit(found, values) == []
+    other = "parameter-server" if before == "framework" else "framework"
+    with pytest.raises(CheckpointError, match=f"sync '{before}', now '{other}'"):
+        check_fit(found, {**values, "sync": other})
+    if before == "parameter-server":
+        with pytest.raises(CheckpointError, match="servers 2, now 3"):
+            check_fit(found, {**values, "servers": 3})
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_full_disk_at_the_end_does_not_lose_the_weights(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(directory, "write_shards", fill)
+    with pytest.raises(MpiddpError, match=r"could not be written: .*No space left on device"):
+        mpiddp.Trainer(**SMALL, name="full", export="full.pt").fit()
+    assert torch.load("full.pt", weights_only=True)
 
 
 @pytest.mark.usefixtures("writable")

@@ -16,7 +16,8 @@ from torch import nn
 
 import trainings
 from mpiddp.launch.session import Session
-from mpiddp.training import stages
+from mpiddp.training import stages, trainer
+from mpiddp.training.preparation import Training
 from mpiddp.training.samples import Batch, Key, Samples
 from mpiddp.training.stages import Costs, Stage, StageClock, time_buffers
 from pool import Pools
@@ -104,6 +105,21 @@ def train_with_slow_reader(session: Session, words: list[str]) -> None:
         Samples.read = read  # type: ignore[method-assign]
 
 
+def train_with_late_server(session: Session, words: list[str]) -> None:
+    """Rank 1, which only serves, comes late to the epoch: the worker has had weights by then."""
+    make = trainer.EpochTotals.make
+
+    def make_late(training: Training) -> trainer.EpochTotals:
+        time.sleep(0.5 * session.world.rank)
+        return make(training)
+
+    trainer.EpochTotals.make = make_late  # type: ignore[method-assign]
+    try:
+        trainings.run(session, words)
+    finally:
+        trainer.EpochTotals.make = make  # type: ignore[method-assign]
+
+
 # 320 samples for training: 10 steps of two ranks, 20 of one.
 TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
 SYNC = {
@@ -141,6 +157,15 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
         assert row["stages"]["communication"] > 0
         assert (row["stages"]["update"] == 0) == (name in ("served", "apart"))
         assert 2e7 < row["host_memory"] < 1e11
+
+
+@pytest.mark.mpi
+def test_weights_that_leave_before_the_servers_rank_comes_are_counted(
+    pool: Pools, tmp_path: Path
+) -> None:
+    words = ["--name", "late", *TOY, *SYNC["apart"]]
+    pool("openmpi", 2).call(train_with_late_server, words, cwd=tmp_path)
+    assert min(read_row(tmp_path, "late")["sent_bytes"]) >= 20 * GRADIENTS
 
 
 @pytest.mark.mpi

@@ -14,7 +14,7 @@ or none where a lost rank is behind it, which the lifeline reports itself. A ran
 answer prints its own report, in the order of ranks. A rank that left the report to another, and
 still runs after 10 s, prints its own.
 
-In a notebook errors are raised and nothing is aborted.
+In a notebook or an interactive Python that is alone, errors are raised and nothing is aborted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.launch import job_directory
-from mpiddp.launch.background import BackgroundCall
+from mpiddp.launch.background import BackgroundCall, finish_lasting_calls
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     exit_code,
@@ -64,7 +64,7 @@ from mpiddp.launch.failure.termination import (
     ReportedExit,
     end_process,
     end_soon,
-    in_notebook,
+    is_interactive,
     may_call_mpi,
 )
 from mpiddp.launch.launcher.launcher import find_launcher
@@ -125,10 +125,13 @@ class FailureHandler(Reports):
     def fail(self, error: BaseException, *, told: bool = False) -> None:
         """End the job because of ``error``; ``told``: its report has been printed already.
 
-        Returns only where the error is to rise further: in a notebook, in a forked child, and
-        for an exit that was reported before.
+        Returns only where the error is to rise further: in an interactive process that is alone,
+        in a forked child, and for an exit that was reported before.
         """
         if not isinstance(error, ReportedExit) and self._is_in_charge():
+            if not self.starting and not isinstance(error, PeerLostError | KeyboardInterrupt):
+                # Its other ranks are alive and write their parts: a checkpoint that has begun.
+                finish_lasting_calls(f"{type(error).__name__} in rank {self.peers.rank}")
             self._end_job(exit_code(error), lambda: self._tell(error, told=told))
 
     def settle(self, error: BaseException | None) -> None:
@@ -186,8 +189,9 @@ class FailureHandler(Reports):
         return os.getpid() == self._process
 
     def _is_in_charge(self) -> bool:
-        """Whether ending the job is up to this process: not a child's, nor a lone notebook's."""
-        return self.is_own_process() and (self.peers.is_shared or not in_notebook())
+        """Whether ending the job is up to this process: not a child's, nor that of one
+        that is interactive and alone."""
+        return self.is_own_process() and (self.peers.is_shared or not is_interactive())
 
     def _end_job(self, code: int, tell: Callable[[], None]) -> NoReturn:
         """The one path to the end: ``tell``, then end this process and, where it has MPI, all.

@@ -24,6 +24,12 @@ class Lifeline(Protocol):
     def note_run(self, directory: Path, attempt: int) -> None:
         """Where the others' reports of this rank are written to."""
 
+    def note_closing(self, hostname: str, seconds: float) -> None:
+        """This rank calls no more collectives, and waits for the others to close their sessions."""
+
+    def note_reopened(self) -> None:
+        """All have closed their sessions, and this rank goes on."""
+
     def ask(self, code: int, text: str, origin: str) -> str | None:
         """Which rank reports, once this one has failed.
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from mpiddp import environment
 from mpiddp.launch.background import BackgroundCall
 
 CONSOLE_SECONDS = 3.0
@@ -26,10 +27,19 @@ class ReportedExit(SystemExit):
     """Everything was reported already; only the exit code is left to carry out of the program."""
 
 
-def in_notebook() -> bool:
-    """Whether this process is an interactive IPython or Jupyter kernel."""
+def is_interactive() -> bool:
+    """Whether somebody types commands into this process, or will once the script has ended.
+
+    In IPython or a Jupyter kernel, in Python's own interpreter, in ``code.interact``, and with
+    ``-i`` or PYTHONINSPECT, which has an effect on a terminal only.
+    """
     ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
+    if ipython is not None and ipython.get_ipython() is not None:
+        return True
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return True
+    inspects = sys.flags.inspect or os.environ.get(environment.PYTHONINSPECT)
+    return bool(inspects) and os.isatty(0)
 
 
 def may_call_mpi() -> bool:

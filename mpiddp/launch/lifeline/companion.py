@@ -41,7 +41,7 @@ from mpiddp.launch.lifeline.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.launch.lifeline.requests import Callback, Client, Requests
 from mpiddp.launch.lifeline.stack_answers import Reply, StackAnswers
 from mpiddp.launch.lifeline.stack_dump import StackReader
-from mpiddp.launch.lifeline.stall import StallHandlers, StallWatch
+from mpiddp.launch.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.launch.lifeline.stop_watch import StopWatch
 from mpiddp.launch.lifeline.tree import Handlers, Tree
 from mpiddp.launch.network.ports import PortRange
@@ -67,7 +67,8 @@ class Companion:
         self.answers: dict[str, Callable[[Reply], object]] = {
             "position": lambda reply: reply(self._describe_position()),
             "stacks": lambda reply: self._stacks.ask(reply),
-            "idle": lambda reply: reply(self._find_idle_seconds()),
+            "idle": lambda reply: reply(self._describe_idleness()),
+            "calls": self._ask_for_calls,
             "stopped": lambda reply: reply(self._stop.is_stopped),
         }
         """What this companion answers to requests, by their names."""
@@ -89,12 +90,16 @@ class Companion:
         self._stop = StopWatch(self._loop, stacks.find_state, self._tell_stop)
         self._askers: list[Client] = []
         """Those below this companion that wait for an answer of all ranks."""
+        self._calls_reply: Reply | None = None
+        """Who waits for the rank's last collectives."""
         self._publication: Publication | None = None
         """Of rank 0's companion: where clients find it."""
         self._membership: Membership | None = None
         self._decider: Decider | None = None
         """Of rank 0's companion."""
         self._requests = Requests(())
+        self._end_watch = EndWatch(self._make_handlers())
+        """Of rank 0's companion."""
         self._attempt = AttemptWatch()
         self._state = STARTING
         """Where the rank is, apart from its step."""
@@ -218,15 +223,18 @@ class Companion:
             self._run = (Path(content[0]), content[1])
         elif kind == "log":
             self._log = (Path(content[0]), content[1])
-        elif kind == "closing":
-            self._state = CLOSING
-            self._raise("closing", content)
+        elif kind in ("closing", "reopened"):
+            self._state = CLOSING if kind == "closing" else ""
+            self._stacks.is_finished = kind == "closing"
+            self._raise(kind, content)
         elif kind == "stall":
             self._watch_stall(content)
         elif kind == "stack":
             self._stacks.failed = content
         elif kind == "record":
             self._stacks.take_record(content)
+        elif kind == "calls" and self._calls_reply is not None:
+            self._calls_reply(content)
         elif kind == "announce":
             self._raise(kind, content)
         elif kind == "done":
@@ -261,10 +269,22 @@ class Companion:
         step = self._progress.read_step()
         return self._state or (f"at step {step}" if step is not None else "")
 
-    def _find_idle_seconds(self) -> float:
-        """How long the rank has not moved; 0 where it is stopped, or not watched."""
+    def _ask_for_calls(self, reply: Reply) -> None:
+        """The rank's last collectives, and where it is; None if it has come to its end."""
+        if self._stacks.is_finished:
+            reply(None)
+        else:
+            self._calls_reply = reply
+            self._rank.send("calls")
+
+    def _describe_idleness(self) -> list[Any]:
+        """How long the rank has not moved, and whether it is in a collective.
+
+        0 seconds where it is stopped, or not watched.
+        """
         is_stopped = self._stacks.reader.find_state() in ("T", "t")
-        return 0.0 if is_stopped else self._progress.find_idle_seconds()
+        idle = 0.0 if is_stopped else self._progress.find_idle_seconds()
+        return [idle, self._progress.is_in_collective()]
 
     # The other ranks
 
@@ -375,7 +395,13 @@ class Companion:
             decide = partial(self._decide_stop, Loss(**content))
             self._ask(Callback(decide), "stopped")
         elif kind == "closing":
-            self._decider.close(*content)
+            finished = Finished.unpack(content)
+            self._decider.close(finished.rank, finished.hostname)
+            self._end_watch.add(finished)
+        elif kind == "reopened":
+            rank, session = content
+            self._decider.reopen(rank)
+            self._end_watch.reopen(session)
         elif kind == "answer":
             self._requests.add(*content)
 
@@ -446,16 +472,18 @@ class Companion:
     # A job that stands still
 
     def _watch_stall(self, seconds: float) -> None:
-        handlers = StallHandlers(self._ask_all, self._loop.call_at, self._end_stalled_job)
-        StallWatch(seconds, handlers).look(time.monotonic())
+        StallWatch(seconds, self._make_handlers()).look(time.monotonic())
+
+    def _make_handlers(self) -> StallHandlers:
+        return StallHandlers(self._ask_all, self._loop.call_at, self._end_stalled_job)
 
     def _ask_all(self, client: Client, name: str) -> None:
         if not self._is_over:
             self._ask(client, name)
 
-    def _end_stalled_job(self, reason: str, table: str) -> None:
+    def _end_stalled_job(self, reason: str, table: str, lost: Loss | None) -> None:
         if not self._is_over:
-            self._report(reason, table)
+            self._report(reason, table, lost)
             self._spread("leave", PeerLostError.exit_code)
 
 

@@ -113,6 +113,10 @@ class Decider:
         """A rank has no more to do, and waits for the others to close their sessions."""
         self._closing[rank] = hostname
 
+    def reopen(self, rank: int) -> None:
+        """All ranks have closed their sessions, and this one goes on without."""
+        self._closing.pop(rank, None)
+
     def announce(self, failure: Failure) -> bool:
         """A rank ends the job, and its report is settled already; whether that was not known."""
         is_new = self._reporter is None and not self._is_done

@@ -1,13 +1,64 @@
-"""What NCCL's flight recorder in torch remembers of this rank's last collectives."""
+"""What torch's flight recorder remembers of this rank's last collectives."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SHOWN = 3
 """Collectives that are shown."""
+DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+"""What reads the recorder, of Gloo and of NCCL."""
+
+
+def read_calls() -> dict[str, list[int]]:
+    """Numbers of the last collective that this rank has called, and of the last that is complete.
+
+    By backend and name of the group, as ``gloo:0``. Collectives of a group are counted from 1,
+    alike on all its ranks; messages between two ranks do not count. A group is missing if this rank
+    has called none in it, or many later ones in other groups, and all are if the recorder is off.
+    """
+    found: dict[str, list[int]] = {}
+    library = sys.modules.get("torch._C._distributed_c10d")
+    for name in DUMPS:
+        dump = getattr(library, name, None)
+        if dump is not None:
+            with contextlib.suppress(Exception):  # Whatever it is in some release.
+                found |= _find_calls(pickle.loads(dump(True, False))["entries"])
+    return found
+
+
+def _find_calls(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    newest: dict[str, int] = {}
+    for entry in entries:
+        if entry["is_p2p"]:
+            continue
+        group, number = entry["pg_id"], entry["collective_seq_id"]
+        name = f"{entry['profiling_name'].partition(':')[0]}:{entry['process_group'][0]}"
+        # A group that was closed may have had the same name.
+        if newest.setdefault(name, group) != group:
+            newest[name] = group
+            found.pop(name, None)
+        last, complete = found.get(name, (0, 0))
+        found[name] = [max(last, number), max(complete, number if entry["retired"] else 0)]
+    return found
+
+
+def count_calls() -> dict[str, int]:
+    """How many calls this rank has made in each open group, by the group's name.
+
+    Messages between two ranks count as well, so ranks may have different numbers.
+    """
+    library = sys.modules.get("torch.distributed.distributed_c10d")
+    found = {}
+    with contextlib.suppress(Exception):  # Whatever it is in some release.
+        for group in library._world.pg_map:  # type: ignore[union-attr]
+            found[group.group_name] = group._get_sequence_number_for_group()
+    return found
 
 
 def read_record() -> list[str]:

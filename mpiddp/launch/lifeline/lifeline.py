@@ -17,13 +17,14 @@ from typing import Any
 from mpiddp.errors import OWN, UnreachableError
 from mpiddp.launch import detached
 from mpiddp.launch.lifeline.decision import SUSPICION_SECONDS, Failure
-from mpiddp.launch.lifeline.flight_recorder import read_record
+from mpiddp.launch.lifeline.flight_recorder import count_calls, read_calls, read_record
 from mpiddp.launch.lifeline.links import Link
 from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.lifeline.positions import describe, read_answers
 from mpiddp.launch.lifeline.progress import Progress
 from mpiddp.launch.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
-from mpiddp.launch.lifeline.stack_dump import StackWriter, read_traceback
+from mpiddp.launch.lifeline.stack_dump import StackWriter, read_thread, read_traceback
+from mpiddp.launch.lifeline.stall import Calls, Finished
 from mpiddp.launch.network.ports import PortRange
 from mpiddp.launch.output import Redirection
 
@@ -56,6 +57,8 @@ class Lifeline:
         output = output or Redirection()
         self._is_closing = False
         self._rank = -1
+        self._session = 0
+        """How many sessions this rank has closed."""
         descriptor = Progress.make_file()
         self._progress = Progress(descriptor)
         self._stacks = StackWriter()
@@ -103,6 +106,10 @@ class Lifeline:
         """This rank's main thread has moved."""
         self._progress.note_move()
 
+    def note_collective(self, is_inside: bool) -> None:
+        """Whether this rank's main thread is in a collective, or in a pass that may call one."""
+        self._progress.note_collective(is_inside)
+
     def note_failure(self, error: BaseException) -> None:
         """Where this rank was when ``error`` ended its work; its stack will not show it."""
         frames = read_traceback(error.__traceback__)
@@ -117,9 +124,20 @@ class Lifeline:
         """Start-up is over."""
         self._send("started")
 
-    def note_closing(self, hostname: str) -> None:
-        """This rank, on ``hostname``, waits for the others to close their sessions."""
-        self._send("closing", [self._rank, hostname])
+    def note_closing(self, hostname: str, seconds: float = float("inf")) -> None:
+        """This rank, on ``hostname``, waits for the others to close their sessions.
+
+        It calls no more collectives. Call it before groups are closed, which tells the others by
+        which collective. ``seconds``: how long they may wait in one if nobody can tell.
+        """
+        self._session += 1
+        calls = Calls(read_calls(), count_calls())
+        content = Finished(self._rank, hostname, seconds, calls, self._session)
+        self._send("closing", asdict(content))
+
+    def note_reopened(self) -> None:
+        """All have closed their sessions, and this rank goes on."""
+        self._send("reopened", [self._rank, self._session])
 
     def watch_stall(self, seconds: float) -> None:
         """End the job when no rank has moved for so long. For rank 0."""
@@ -201,6 +219,8 @@ class Lifeline:
                     self._on_job_end(content)
                 elif kind == "record":
                     self._send("record", read_record())
+                elif kind == "calls":
+                    self._send("calls", _find_calls())
                 else:
                     number, reply = content
                     replies = self._open.get(number)
@@ -209,6 +229,13 @@ class Lifeline:
         self._end_questions("problem", "its companion process has gone")
         if not self._is_closing:
             self._on_companion_lost()
+
+
+def _find_calls() -> dict[str, Any]:
+    """Which collectives this rank has called, and where its main thread is now."""
+    frames = read_thread(threading.main_thread().ident or 0)
+    packed = [frame.pack() for frame in frames]
+    return {"frames": packed, "numbers": read_calls(), "counts": count_calls()}
 
 
 def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:

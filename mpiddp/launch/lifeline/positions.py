@@ -19,13 +19,17 @@ STATES = {
 }
 """What a process is in that writes no stack, by the state that ps shows."""
 
-CARRIERS = frozenset({"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "decorate_context"})
+CARRIERS = frozenset(
+    {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"}
+)
 """Functions that only pass a call on."""
 LOADER = "torch/utils/data/dataloader.py"
 COLLECTIVES = ("torch/distributed/", "mpiddp/collectives/", "mpiddp/calls.py")
 """Where calls wait for other ranks, and ..."""
+ALONE = ("torch/distributed/checkpoint/",)
+"""... where they do not, though they lie there: they write files, ..."""
 ENDS = ("mpiddp/launch/",)
-"""... where a rank does that has come to its end."""
+"""... and where a rank waits that has come to its end."""
 PASSES = ("torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 """Where a rank may wait for the others, or for nobody."""
 
@@ -42,6 +46,8 @@ class Position:
     """Of its process, as ps shows it."""
     failed: bool = False
     """Whether an error has ended its work there."""
+    finished: bool = False
+    """Whether it has come to its end, and waits for the others to come to theirs."""
     record: tuple[str, ...] = ()
     """The last collectives of NCCL, one line each."""
 
@@ -57,6 +63,8 @@ class Position:
     @property
     def line(self) -> str:
         """``all_reduce, train.py:80``: the function that was called, and from where."""
+        if self.finished:
+            return "has closed its session, and waits for the others to close theirs"
         if self.place is None:
             return f"no answer: {STATES.get(self.state, 'it has written no stack')}"
         place = self.frames[self.place]
@@ -72,12 +80,26 @@ class Position:
     @property
     def waits(self) -> bool | None:
         """Whether it waits for other ranks; None where that cannot be told."""
+        if self.finished:
+            return True
         below = self.frames[: self.place] if self.frames else ()
-        if any(_lies_in(frame, COLLECTIVES) for frame in below):
+        found = find_wait([frame.file for frame in below if frame.owner != USER])
+        if found:
             return True
         if self.frames and all(frame.owner == LIBRARY for frame in self.frames):
             return True if any(_lies_in(frame, ENDS) for frame in self.frames) else None
-        return None if any(_lies_in(frame, PASSES) for frame in below) else False
+        return found
+
+
+def find_wait(files: Sequence[str]) -> bool | None:
+    """Whether a call waits for other ranks, by the libraries' files that it runs in.
+
+    None where that cannot be told: in a pass that may have called a collective.
+    """
+    shared = [file for file in files if not any(part in file for part in ALONE)]
+    if any(part in file for file in shared for part in COLLECTIVES):
+        return True
+    return None if any(part in file for file in files for part in PASSES) else False
 
 
 def _lies_in(frame: Frame, folders: Sequence[str]) -> bool:
@@ -100,6 +122,7 @@ def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> 
         frames=tuple(Frame(*row) for row in answer["frames"]),
         state=answer["state"],
         failed=answer["failed"],
+        finished=answer["finished"],
         record=tuple(answer["record"]),
     )
 
@@ -118,8 +141,11 @@ def describe(positions: Sequence[Position], *, is_full: bool = False) -> str:
         lines += [f"      {line}" for line in first.record]
         if is_full:
             lines += [f"      {each.function}, {each.file}:{each.line}" for each in first.frames]
+    missed = find_missed(positions)
     blamed = find_blamed(positions)
-    if blamed:
+    if missed:
+        lines.append(f"  in collectives the others wait in vain for {name_ranks(missed)}")
+    elif blamed:
         lines.append(f"  the others wait for {name_ranks(blamed)}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -138,3 +164,10 @@ def find_blamed(positions: Sequence[Position]) -> list[Position]:
     blamed = [each for each, wait in zip(positions, waits, strict=True) if wait is False]
     # Those that may wait are no reason to blame anybody, nor to be blamed.
     return blamed if True in waits or (None in waits and len(blamed) < len(positions)) else []
+
+
+def find_missed(positions: Sequence[Position]) -> list[Position]:
+    """The ranks that have come to their end, if all others seem to be in collectives."""
+    finished = [each for each in positions if each.finished]
+    others = [each for each in positions if not each.finished]
+    return finished if others and all(each.waits is not False for each in others) else []

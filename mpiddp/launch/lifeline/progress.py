@@ -8,10 +8,11 @@ import time
 
 
 class Progress:
-    """One end of the memory: the step, and when the rank's main thread was last seen to move."""
+    """One end of the memory: the step, and how the rank's main thread moves."""
 
-    SIZE = 16
-    """Bytes: the step, -1 before the first, and a time of time.monotonic_ns(), 0 for none."""
+    SIZE = 24
+    """Bytes: the step, -1 before the first; when the main thread was last seen to move, of
+    time.monotonic_ns(), 0 for none; whether it is in a collective, 0 or 1."""
 
     def __init__(self, descriptor: int) -> None:
         """``descriptor``: of a file of SIZE bytes, which stays its owner's."""
@@ -31,6 +32,13 @@ class Progress:
     def note_move(self) -> None:
         """The rank's main thread has moved."""
         self._fields[1] = time.monotonic_ns()
+
+    def note_collective(self, is_inside: bool) -> None:
+        """Whether the rank's main thread is in a collective, or in a pass that may call one."""
+        self._fields[2] = is_inside
+
+    def is_in_collective(self) -> bool:
+        return bool(self._fields[2])
 
     def read_step(self) -> int | None:
         """None before the first step."""

@@ -26,6 +26,8 @@ class StackAnswers:
         self.reader = reader
         self.failed: list[Any] | None = None
         """Where the rank was when an error ended its work: the stack shows it no more."""
+        self.is_finished = False
+        """Whether the rank waits for the others to close their sessions."""
         self._loop = loop
         self._ask_for_record = ask_for_record
         self._replies: list[Reply] = []
@@ -57,6 +59,7 @@ class StackAnswers:
         answer = {
             "state": self.reader.find_state(),
             "failed": self.failed is not None,
+            "finished": self.is_finished,
             "frames": self.failed or [frame.pack() for frame in frames],
             "record": self._record or [],
         }

@@ -13,6 +13,7 @@ import faulthandler
 import os
 import re
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,17 @@ def read_traceback(trace: TracebackType | None) -> list[Frame]:
         found.append(make_frame(code.co_filename, trace.tb_lineno or 0, code.co_name))
         trace = trace.tb_next
     return found[::-1]
+
+
+def read_thread(identifier: int) -> list[Frame]:
+    """The stack of a thread of this process, the innermost frame first; empty once it has ended."""
+    frame, found = sys._current_frames().get(identifier), []
+    while frame is not None:
+        found.append(
+            make_frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        )
+        frame = frame.f_back
+    return found
 
 
 def parse_dump(text: str) -> list[Frame]:

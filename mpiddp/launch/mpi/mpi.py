@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
+from mpiddp.launch.exported_variables import export_for_good
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
@@ -126,7 +127,7 @@ def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
     # die or join a job that does not expect it.
-    os.environ[environment.MPI4PY_INITIALIZE] = "0"
+    export_for_good({environment.MPI4PY_INITIALIZE: "0"})
     return Initialization(initialized_here, interfaces)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -170,8 +171,10 @@ class Serving:
         assert self._server is not None
         for _ in range(count):
             self._followed += 1
-            # Where a worker is lost, the server's thread ends the process.
+            # If a worker is lost, the server's thread ends the process.
             while self._server.clock.slowest < self._followed:
+                if self._server.epochs > self._epochs:
+                    return  # All workers have left the epoch before its end.
                 time.sleep(FOLLOW_SECONDS)
             yield
 
@@ -208,19 +211,21 @@ class Serving:
         if self._worker is not None:
             self._worker.begin_epoch()
 
-    def read_state(self) -> tuple[str, Any] | None:
-        """What this rank's server holds beside the weights, while all workers wait; its name."""
-        if self._server is None:
-            return None
-        return f"server-{self._server.number}", self._server.read_state()
+    def list_parts(self, step: int) -> dict[str, Any]:
+        """This rank's server as a part of checkpoints, by its name; while all workers wait.
 
-    def load_state(self, read: Callable[[str], Any], step: int) -> None:
-        """Go on from a state, before the first gradient; the module has its weights already."""
-        server = self._server
-        if server is not None:
-            weights = self._model.parameters[self._shards[server.number]]
-            server.load_state(weights, read(f"server-{server.number}"), step)
-            self._followed = server.clock.slowest
+        ``step``: which one is next when it is loaded.
+        """
+        if self._server is None:
+            return {}
+        weights = self._model.parameters[self._shards[self._server.number]]
+        part = ServerState(self._server, weights, self._rank, step)
+        return {f"server-{self._server.number}": part}
+
+    def begin_at(self, step: int) -> None:
+        """Go on from a state that was loaded, before the first gradient."""
+        if self._server is not None:
+            self._followed = self._server.clock.slowest
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""
@@ -229,6 +234,23 @@ class Serving:
             self._server.stop()
             self._thread.join()
         self._wire.communicator.Free()
+
+
+class ServerState:
+    """A server's state as a part of checkpoints, whichever rank it is on."""
+
+    is_replicated = True
+
+    def __init__(self, server: Server, weights: torch.Tensor, rank: int, step: int) -> None:
+        """``weights``: its part of the module's, which are loaded before it."""
+        self._server, self._weights, self._step = server, weights, step
+        self.writer = rank
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._server.read_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._server.load_state(self._weights, state, self._step)
 
 
 def describe_roles(roles: Roles, bound: int | None) -> str:

@@ -14,6 +14,7 @@ from mpiddp.training.options.checks import (
     check_text,
     one_of,
 )
+from mpiddp.training.options.effects import FIXED, FREE
 from mpiddp.training.registry import DATASETS
 
 
@@ -21,7 +22,7 @@ from mpiddp.training.registry import DATASETS
 class DataOptions:
     """What is trained on."""
 
-    data: Annotated[str, one_of([*DATASETS, REFERENCE])] = "digits"
+    data: Annotated[str, one_of([*DATASETS, REFERENCE]), FIXED] = "digits"
     """Data set."""
 
     batch_size: int = 16
@@ -31,34 +32,34 @@ class DataOptions:
     """The last step of an epoch, where the samples are too few for it: every rank's gradient counts
     by its number of samples, or the step is left out."""
 
-    data_dir: Path = Path("data")
+    data_dir: Annotated[Path, FREE] = Path("data")
     """Directory of mnist, cifar10 and imagefolder."""
 
-    download: bool = False
+    download: Annotated[bool, FREE] = False
     """Fetch mnist or cifar10 into the data directory, where it is not there yet."""
 
-    workers: int = 0
+    workers: Annotated[int, FREE] = 0
     """Processes of each rank that read batches ahead; 0 for none."""
 
     augment: bool = False
     """Vary training images: crop, and flip (mnist, cifar10, imagefolder)."""
 
-    image_size: int = 224
+    image_size: Annotated[int, FIXED] = 224
     """Pixels of a side to which imagefolder's images are resized and cut."""
 
-    samples: int = 2000
+    samples: Annotated[int, FIXED] = 2000
     """Size of the synthetic and toy data, in samples; a fifth is for testing."""
 
-    shape: str = "1x8x8"
+    shape: Annotated[str, FIXED] = "1x8x8"
     """Shape of a sample of the synthetic data; images are channels x height x width."""
 
-    text: Path | None = None
+    text: Annotated[Path | None, FIXED] = None
     """File whose bytes are the text (default: one that comes with the package)."""
 
-    context: int = 128
+    context: Annotated[int, FIXED] = 128
     """Bytes of a sample of the text."""
 
-    on_bad_sample: Literal["stop", "skip"] = "stop"
+    on_bad_sample: Annotated[Literal["stop", "skip"], FREE] = "stop"
     """Where a sample cannot be read: end the run, or leave out the sample."""
 
     def __post_init__(self) -> None:

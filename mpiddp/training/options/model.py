@@ -7,6 +7,7 @@ from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.checks import REFERENCE, check_reference, one_of
+from mpiddp.training.options.effects import FIXED, FREE
 from mpiddp.training.registry import DATASETS, MODELS
 
 AUTO = "auto"
@@ -16,13 +17,13 @@ AUTO = "auto"
 class ModelOptions:
     """What is trained."""
 
-    model: Annotated[str, one_of([AUTO, *MODELS, REFERENCE])] = AUTO
+    model: Annotated[str, one_of([AUTO, *MODELS, REFERENCE]), FIXED] = AUTO
     """Model; auto takes the one that fits the data."""
 
     task: Annotated[str | None, one_of([REFERENCE])] = None
     """Function without parameters that returns an mpiddp.Task: model, data, loss and metrics."""
 
-    summary: bool = False
+    summary: Annotated[bool, FREE] = False
     """Print the model's layers, parameters and memory; nothing is trained."""
 
     def __post_init__(self) -> None:

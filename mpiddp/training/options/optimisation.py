@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mpiddp.training.options.checks import check, is_positive
+from mpiddp.training.options.effects import FIXED, FREE
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}
 """What ``learning_rate`` becomes where it is not given, per optimizer."""
@@ -22,7 +23,7 @@ class OptimisationOptions:
     learning_rate: float | None = None
     """Peak learning rate, after a short warm-up (default: 0.05 with sgd, 0.003 with adamw)."""
 
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Annotated[Literal["sgd", "adamw"], FIXED] = "sgd"
     """Optimizer."""
 
     base_batch: int | None = None
@@ -58,13 +59,13 @@ class OptimisationOptions:
     weight_decay: float = 0.0005
     """Weight decay, per step and unit of learning rate."""
 
-    seed: int = 0
+    seed: Annotated[int, FIXED] = 0
     """Seed of initial parameters, order of samples and made-up data."""
 
-    evaluate_every: int = 5
+    evaluate_every: Annotated[int, FREE] = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
 
-    on_nan: Literal["stop", "skip"] = "stop"
+    on_nan: Annotated[Literal["stop", "skip"], FREE] = "stop"
     """Where a rank's loss is not finite: end the run, or leave out the step on all ranks."""
 
     def __post_init__(self) -> None:

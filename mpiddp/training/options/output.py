@@ -4,40 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from mpiddp.launch.output import parse_ranks
 from mpiddp.training.options.checks import check, check_text
+from mpiddp.training.options.effects import FREE
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """What a run is called, and what it writes."""
 
-    name: str | None = None
+    name: Annotated[str | None, FREE] = None
     """Name of the run and of its directory (default: the Slurm job's name and id, or the time)."""
 
-    runs_dir: Path = Path("runs")
+    runs_dir: Annotated[Path, FREE] = Path("runs")
     """Directory that holds one directory per run."""
 
-    log_every: int = 0
+    log_every: Annotated[int, FREE] = 0
     """Steps between two lines on the loss, on rank 0's console and in each rank's log; 0 for
     none."""
 
-    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    track: Annotated[Literal["tensorboard", "mlflow", "wandb"] | None, FREE] = None
     """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
 
-    profile: str = "none"
+    profile: Annotated[str, FREE] = "none"
     """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 where the
     command line names none."""
 
-    log_dir: Path | None = None
+    log_dir: Annotated[Path | None, FREE] = None
     """Directory for what each rank prints: rank-N.out and rank-N.err."""
 
-    console: str = "all"
+    console: Annotated[str, FREE] = "all"
     """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
 
-    label: bool = False
+    label: Annotated[bool, FREE] = False
     """Put [rank@host] before each line on the console."""
 
     def __post_init__(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.checks import check
+from mpiddp.training.options.effects import FREE
 from mpiddp.training.straggler import parse_straggler
 
 FRAMEWORK = "framework"
@@ -29,7 +30,7 @@ class SynchronisationOptions:
     wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """In which type gradients travel, with sync auto or an algorithm; auto is their own."""
 
-    overlap: Literal["auto", "on", "off"] = "auto"
+    overlap: Annotated[Literal["auto", "on", "off"], FREE] = "auto"
     """Whether gradients travel during the backward pass, with sync auto or an algorithm."""
 
     servers: int = 1
@@ -41,7 +42,7 @@ class SynchronisationOptions:
     staleness: str = "0"
     """Steps that a worker may be ahead of the slowest, or unlimited, with sync parameter-server."""
 
-    straggler: str | None = None
+    straggler: Annotated[str | None, FREE] = None
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
     def __post_init__(self) -> None:

@@ -16,9 +16,9 @@ import torch
 
 from attempts import Family, Finding
 from laboratory import Laboratory, Training, find_resumed
-from mpiddp.training import checkpoint
-from mpiddp.training.manifest import MANIFEST, list_checkpoints
-from mpiddp.training.ranks import Ranks
+from mpiddp.checkpoints import finding
+from mpiddp.checkpoints.manifest import MANIFEST, list_checkpoints
+from mpiddp.checkpoints.ranks import Ranks
 
 RANKS = 2
 SHARDS = ("__0_0.distcp", "__1_0.distcp")
@@ -108,9 +108,9 @@ def check_loader(directory: Path, newest: Path, older: Path) -> str:
     with (
         mock.patch.object(torch, "load", guard(torch.load)),
         mock.patch.object(pickle, "load", guard(pickle.load)),
-        mock.patch.object(checkpoint, "read_metadata", guard(checkpoint.read_metadata)),
+        mock.patch.object(finding, "read_metadata", guard(finding.read_metadata)),
     ):
-        survey = checkpoint.find_newest(directory, Ranks())
+        survey = finding.find_newest(directory, Ranks())
     assert survey.newest is not None and survey.newest.path == older
     assert list(survey.damaged) == [newest]
     return "; ".join(survey.damaged[newest])

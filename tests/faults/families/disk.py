@@ -14,7 +14,7 @@ from typing import Any
 import launchers
 from attempts import Family, Finding
 from laboratory import INTERVAL, Laboratory, Training, find_resumed
-from mpiddp.training.manifest import find_problems, list_checkpoints, read_manifest
+from mpiddp.checkpoints.manifest import find_problems, list_checkpoints, read_manifest
 
 RANKS = 2
 KINDS = ("full", "quota")
@@ -100,7 +100,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
 def check_older(training: Training, step: int) -> None:
     """The checkpoint before is whole, and nothing is left of the one that failed."""
     folder = training.run / "checkpoints"
-    assert all(re.fullmatch(r"step-\d+", path.name) for path in folder.iterdir())
+    assert all(re.fullmatch(r"step-\d+|lock|owner.json", path.name) for path in folder.iterdir())
     newest = list_checkpoints(folder)[0]
     assert newest.name == f"step-{step}"
     assert find_problems(newest, read_manifest(newest)) == []

@@ -96,7 +96,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     assert (result.returncode, outcome.get("code")) == (PREEMPTED, PREEMPTED), result
     (line,) = re.findall(r"preempted after step (\d+): SIG(\w+) reached rank \d", result.output)
     assert line == (str(outcome["step"]), choice["signal"]), result
-    names = [path.name for path in (training.run / "checkpoints").iterdir()]
+    names = [path.name for path in (training.run / "checkpoints").glob("step-*")]
     assert f"step-{outcome['step']}" in names, names
     written = result.output.count("Checkpoint written")
     assert (written == len(names) == 1) or choice["way"] == "save", result

@@ -28,7 +28,7 @@ _NAMES = {
     f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
     f"{_CHECKPOINT}.planner": ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
     f"{_CHECKPOINT}.storage": ("WriteResult",),
-    "mpiddp.training.manifest": ("File",),
+    "mpiddp.checkpoints.manifest": ("File",),
     "pathlib": ("PosixPath",),
     "pathlib._local": ("PosixPath",),
     "torch": ("Size",),

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.checkpoint.planner import WriteItemType
 
 import checkpointed
-from mpiddp.training import unpickling
+from mpiddp.checkpoints import unpickling
 from pool import Pools
 
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,11 +27,10 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.tensor import DTensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from mpiddp.checkpoints import unpickling
+from mpiddp.checkpoints.manifest import ALGORITHM, DamageError, File, Patience
+from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.errors import MpiddpError
-from mpiddp.training import unpickling
-from mpiddp.training.manifest import ALGORITHM, DamageError, File
-from mpiddp.training.packing import is_structure
-from mpiddp.training.ranks import Ranks
 
 BLOCK_BYTES = 1 << 20
 """Smaller parts of a file are gathered before they are written."""
@@ -289,9 +289,13 @@ class _Reader(FileSystemReader):
 
 
 def read_metadata(directory: Path) -> Metadata:
-    """The list of a checkpoint's tensors. Raises DamageError, and runs nothing that it names."""
+    """The list of a checkpoint's tensors; nothing that it names is run.
+
+    Raises DamageError, or OSError if it cannot be read.
+    """
+    content = Patience().read((directory / _METADATA).read_bytes)
     try:
-        metadata = unpickling.load((directory / _METADATA).read_bytes())
+        metadata = unpickling.load(content)
     except unpickling.ForbiddenError as error:
         problem = f"{_METADATA} asks for {error}, which no checkpoint holds"
         raise DamageError([problem]) from None
@@ -308,53 +312,36 @@ def read_shards(directory: Path, prefix: str) -> dict[str, torch.Tensor]:
     Not collective. Verify the files first.
     """
     found = {
-        name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in read_metadata(directory).state_dict_metadata.items()
-        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
+        name: torch.empty(each.shape, dtype=each.dtype)
+        for name, each in list_stored(directory).items()
+        if name.startswith(prefix)
     }
     load_shards(directory, found)
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
-def read_shapes(directory: Path, prefix: str) -> dict[str, torch.Size]:
-    """Of the tensors whose names begin with ``prefix``, by the rest of their names."""
-    return {name: each.size for name, each in _list_tensors(directory, prefix).items()}
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint; of a sharded one, the whole."""
+
+    shape: torch.Size
+    dtype: torch.dtype
 
 
-def _list_tensors(directory: Path, prefix: str) -> dict[str, TensorStorageMetadata]:
+def list_stored(directory: Path) -> dict[str, Stored]:
+    """All tensors of a checkpoint by name. Raises DamageError."""
     return {
-        name.removeprefix(prefix): each
+        name: Stored(each.size, each.properties.dtype)
         for name, each in read_metadata(directory).state_dict_metadata.items()
-        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
+        if isinstance(each, TensorStorageMetadata)
     }
 
 
-def load_into(
-    directory: Path, prefix: str, targets: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """As ``read_shards``, but into those of ``targets`` that have a tensor's name and shape.
-
-    Targets may be sharded over ranks. Raises KeyError where the checkpoint lacks one of them, and
-    ValueError where it has another shape.
-    """
-    stored = _list_tensors(directory, prefix)
-    found = {}
-    for name, each in stored.items():
-        target = targets.get(name)
-        if target is None or is_structure(name):
-            target = torch.empty(each.size, dtype=each.properties.dtype)
-        elif target.shape != each.size:
-            raise ValueError(f"{name}: expected {tuple(target.shape)}, found {tuple(each.size)}")
-        found[name] = target
-    missing = sorted(targets.keys() - found.keys())
-    if missing:
-        raise KeyError(f"{missing[0]} is not in it")
-    load_shards(directory, {f"{prefix}{name}": each for name, each in found.items()})
-    return found
-
-
 def load_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Read into these tensors, of which some may be sharded over ranks. Not collective."""
+    """Read into these tensors, of which some may be sharded over ranks. Not collective.
+
+    Raises OSError if the files cannot be read for a while.
+    """
     if not tensors:
         return
     reader, planner = _Reader(directory), DefaultLoadPlanner()
@@ -363,4 +350,5 @@ def load_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     reader.set_up_storage_reader(metadata, True)
     local = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([local]))
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    plan = planner.finish_plan(plan)
+    Patience().read(lambda: reader.read_data(plan, planner).wait())

@@ -9,7 +9,7 @@ import torch
 
 import checkpointed
 import mpiddp
-from mpiddp.training.manifest import list_checkpoints
+from mpiddp.checkpoints.manifest import list_checkpoints
 from pool import Pools
 
 KINDS = [pytest.param("ddp", marks=pytest.mark.long), "fsdp"]
@@ -43,13 +43,30 @@ def test_another_number_of_ranks_loads_the_same(kind: str, pool: Pools, tmp_path
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_all_have_is_stored_once_and_what_differs_by_rank(
+    kind: str, pool: Pools, tmp_path: Path
+) -> None:
+    found = pool("openmpi", 3).call(checkpointed.keep_more, tmp_path, kind).values
+    names = found[0]["names"]
+    assert "average.weights.0.weight" in names or "average.weights.module.0.weight" in names
+    assert not [name for name in names if name.startswith("rank-") and "average" in name]
+    assert "loader.order" in names
+    for rank, each in enumerate(found):
+        assert f"rank-{rank}.loader.seen" in names
+        assert each["is_same"]
+        assert (each["place"], each["seen"]) == (10 + rank, [rank] * 3)
+        assert each["order"] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.mpi
 def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 2)
     for step, rank in (("create_global_plan", 0), ("create_local_plan", 1), ("finish_plan", 1)):
         said = ranks.call(checkpointed.fail_to_plan, tmp_path, step, rank).values
         text = f"a checkpoint cannot be written: rank {rank}: ValueError: no such plan"
         assert said == [text, text]
-        assert list(tmp_path.iterdir()) == []
+        assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
 
 
 def test_one_process_needs_no_launch(tmp_path: Path) -> None:
@@ -93,6 +110,24 @@ def test_ranks_without_a_process_group_are_refused(
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    checkpointer = mpiddp.Checkpointer(tmp_path, model, optimizer)
+    checkpointer.save(1)
+    checkpointer.close()
+    checkpointer.close()
+    for call in (
+        lambda: checkpointer.save(2),
+        checkpointer.restore,
+        checkpointer.wait,
+        lambda: checkpointer.preempted,
+    ):
+        with pytest.raises(mpiddp.MpiddpError, match="expected an open Checkpointer for"):
+            call()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1"]
+
+
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     for size, error in ((2, None), (3, mpiddp.CheckpointError)):
         model = torch.nn.Linear(size, 2)
@@ -110,6 +145,6 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
         mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer,
-        pytest.raises(mpiddp.ConfigurationError, match=r"state note: .* found set"),
+        pytest.raises(mpiddp.ConfigurationError, match=r"state given.note: .* found set"),
     ):
         checkpointer.save(1, note={1, 2})

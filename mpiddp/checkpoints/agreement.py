@@ -1,0 +1,249 @@
+"""All ranks act after the same step on what one of them alone knows.
+
+A signal has reached one rank; an interval of time is over on another's clock. Ranks pass the same
+places, such as the ends of steps, in the same order, and perhaps not at the same time. In each
+place a rank counts up and looks at a flag: that is all that it costs. A thread of each rank asks
+for this rank's wishes, and looks in the store for another rank's. Then it raises the flag and
+publishes how many places its rank has passed. The rank that is the last to publish decides: all act
+in the place after the highest of these numbers. A rank that sees the flag waits for the decision,
+so that nobody passes that place meanwhile; and nobody has passed it before. Then the next round
+begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from mpiddp.checkpoints.ranks import find_store
+from mpiddp.errors import PeerLostError
+from mpiddp.launch.preemption_signals import SIGNALS, PreemptionSignals
+from mpiddp.launch.session import find_session
+
+PERIOD = 0.25
+"""Seconds between two looks for a wish."""
+QUESTIONS = 1000
+"""To the store in a second, from all ranks."""
+SHORT_PERIOD = 0.01
+"""Seconds between two looks for the decision."""
+CALL, COUNT, DECISION = "call", "count", "decision"
+"""Keys."""
+PREEMPTED = "preempted"
+"""The wish to leave the cluster to another job."""
+
+Wish: TypeAlias = Callable[[], str]
+"""Why this rank wishes it now; empty if it does not. Asked in a thread, until it is granted."""
+Due: TypeAlias = Mapping[str, str]
+"""What all ranks do in this place, and why, by the wish's name."""
+
+NOTHING: Due = {}
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks that act together."""
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    """torch's, shared by all ranks; None for one rank."""
+    timeout: float = 300.0
+    """Seconds to wait for the others' answers."""
+
+
+class _Round:
+    """From one decision to the next, on one rank."""
+
+    def __init__(self) -> None:
+        self.is_called = False
+        self.due = NOTHING
+        self.decided = threading.Event()
+        self.place: float | None = None
+        """In which all act, counted from 1."""
+        self.over = threading.Event()
+        """All has been done that was due."""
+
+
+class StepAgreement:
+    """One rank's part. All ranks make as many of them, in the same order."""
+
+    def __init__(self, wishes: Mapping[str, Wish], members: Members) -> None:
+        """``wishes``: by name. They are asked every PERIOD seconds, on one rank in each place."""
+        self._wishes = wishes
+        self._members = members
+        self._passed = 0
+        """Places."""
+        self._number = 0
+        """Of the round."""
+        self._round = _Round()
+        self._closed = threading.Event()
+        self._period = max(PERIOD, members.size / QUESTIONS)
+        self._thread: threading.Thread | None = None
+        if members.size > 1:
+            number = members.store.add(f"agreement/instances/{members.rank}", 1)
+            self._prefix = f"agreement/{number}"
+            self._thread = threading.Thread(
+                target=self._watch, name="mpiddp-agreement", daemon=True
+            )
+            self._thread.start()
+
+    def find_due(self) -> Due:
+        """In a place that all ranks pass: what all do here. The same names on all.
+
+        Raises PeerLostError if a rank does not answer in time.
+        """
+        self._passed += 1
+        if self._thread is None:
+            return self._ask()
+        now = self._round
+        if now.place is not None and self._passed > now.place:
+            # What was due in the place before has been done: wishes may be asked again.
+            now.over.set()
+            return NOTHING
+        # In this order, and the thread reads them in the opposite one: either it sees that this
+        # place is reached, or this thread sees that it is called.
+        if not now.is_called:
+            return NOTHING
+        if not now.decided.wait(self._members.timeout):
+            raise PeerLostError(
+                f"{describe(now.due)}, and within {self._members.timeout:g} s not all ranks said "
+                "in which step they are"
+            )
+        assert now.place is not None
+        return now.due if self._passed >= now.place else NOTHING
+
+    def is_next(self, name: str) -> bool:
+        """Whether all ranks do this in the next place; may be asked in any thread."""
+        if self._members.size == 1:
+            return bool(self._wishes[name]())
+        now = self._round
+        return name in now.due and now.place is not None and self._passed + 1 >= now.place
+
+    def close(self) -> None:
+        """This rank passes no more places. Others that are called do not wait for it."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._closed.set()
+        thread.join()
+        if not self._round.is_called:
+            self._publish(math.inf)
+
+    def _ask(self) -> Due:
+        return {name: why for name, wish in self._wishes.items() if (why := wish())}
+
+    def _key(self, name: object) -> str:
+        return f"{self._prefix}/{self._number}/{name}"
+
+    def _watch(self) -> None:
+        while self._wait_for_call() and self._wait_for_decision():
+            now = self._round
+            while not now.over.wait(self._period):
+                if self._closed.is_set():
+                    return
+            self._number += 1
+            self._round = _Round()
+
+    def _wait_for_call(self) -> bool:
+        """Whether all ranks were called, by this one or another; False once it is closed."""
+        store, now = self._members.store, self._round
+        while not self._closed.wait(self._period):
+            try:
+                if wished := self._ask():
+                    store.compare_set(self._key(CALL), "", json.dumps(wished))
+                elif not store.check([self._key(CALL)]):
+                    continue
+                now.due = json.loads(store.get(self._key(CALL)))
+            except Exception:  # Rank 0 may have been stopped for a while.
+                continue
+            now.is_called = True
+            self._publish(self._passed)
+            return True
+        return False
+
+    def _wait_for_decision(self) -> bool:
+        """Whether there is one; False once it is closed."""
+        store, now = self._members.store, self._round
+        while not self._closed.wait(max(SHORT_PERIOD, self._members.size / QUESTIONS)):
+            try:
+                if store.check([self._key(DECISION)]):
+                    now.place = float(store.get(self._key(DECISION)))
+                    now.decided.set()
+                    return True
+            except Exception:  # As above.
+                continue
+        return False
+
+    def _publish(self, passed: float) -> None:
+        """Say how many places this rank has passed; decide if it is the last to say so."""
+        store, size = self._members.store, self._members.size
+        store.set(self._key(self._members.rank), str(passed))
+        if store.add(self._key(COUNT), 1) == size:
+            found = store.multi_get([self._key(rank) for rank in range(size)])
+            store.set(self._key(DECISION), str(max(map(float, found)) + 1))
+
+
+def describe(due: Due) -> str:
+    """Why, for a message."""
+    return "; ".join(due.values())
+
+
+def wish_to_leave(signals: PreemptionSignals, members: Members) -> Wish:
+    """The wish of a rank that a signal has reached; from now on TERM does not end it at once."""
+    signals.is_heeded = True
+    whom = "it" if members.size == 1 else f"rank {members.rank}"
+
+    def find_reason() -> str:
+        found = signals.received
+        return "" if found is None else f"{found.name} reached {whom}"
+
+    return find_reason
+
+
+class Preemption:
+    """Whether a script is to leave, the same answer on all ranks."""
+
+    def __init__(self, signals: PreemptionSignals, members: Members) -> None:
+        self._signals = signals
+        self._has_stopped = False
+        self._agreement = StepAgreement({PREEMPTED: wish_to_leave(signals, members)}, members)
+
+    def is_due(self) -> bool:
+        """In a place that all ranks pass. Raises PeerLostError."""
+        self._has_stopped = self._has_stopped or PREEMPTED in self._agreement.find_due()
+        return self._has_stopped
+
+    def close(self) -> None:
+        """There are no more places.
+
+        If it stops because of a signal, those that come later have no effect: TERM must not end
+        it while its checkpoint is being written.
+        """
+        self._signals.is_heeded = self._has_stopped
+        self._agreement.close()
+
+
+def begin_preemption(rank: int, size: int) -> Preemption:
+    """Listen to the signals in a script, until its session is closed; collective.
+
+    ``rank`` and ``size``: of torch.distributed's default group.
+    """
+    session = find_session()
+    signals = session.signals if session is not None else None
+    if signals is None:
+        signals = PreemptionSignals()
+    signals.listen(SIGNALS.values())
+    store = session.store if session is not None else None
+    if store is None and size > 1:
+        store = find_store()
+    preemption = Preemption(signals, Members(rank, size, store))
+    if session is not None:
+        session.at_close(preemption.close)
+    else:
+        atexit.register(preemption.close)
+    return preemption

@@ -1,0 +1,322 @@
+"""Checkpoints for anybody's training script."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from mpiddp import environment
+from mpiddp.checkpoints.agreement import Preemption, begin_preemption
+from mpiddp.checkpoints.ddp_buckets import read_bucket_order, restore_bucket_order
+from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
+from mpiddp.checkpoints.finding import Found, Survey, find_demanded, find_newest, read_together
+from mpiddp.checkpoints.optimizer_state import OptimizerState
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.state import (
+    Buffers,
+    ModelState,
+    RandomState,
+    Stateful,
+    capture,
+    read_values,
+    restore,
+)
+from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
+from mpiddp.launch.background import finish_lasting_calls
+from mpiddp.launch.launcher.launcher import find_launcher
+from mpiddp.launch.session import find_session
+
+T = TypeVar("T")
+
+
+class Checkpointer:
+    """Checkpoints of a script's own training, on one process or on all ranks, with DDP or FSDP.
+
+        with mpiddp.Checkpointer("checkpoints", model, optimizer) as checkpointer:
+            state = checkpointer.restore() or {"step": 0}
+            for step in range(state["step"] + 1, steps + 1):
+                train(step)
+                if step % 500 == 0:
+                    checkpointer.save(step)
+
+    A resumed training is bitwise identical to an uninterrupted one, on the same number of ranks,
+    if the script itself is deterministic: with DDP, whose buckets are arranged as they were,
+    and with FSDP. A save changes nothing in the training.
+
+    A checkpoint is written by a thread, while training goes on, and is there whole or not at all.
+    The last one is finished before the program ends, also after ``sys.exit`` and exceptions.
+
+    It holds the model, the optimizer, the random state of torch, NumPy and ``random`` on each rank,
+    and ``more``. All of its files are verified before one is read. It can be read by another
+    number of ranks: each new rank then keeps its random state, and has rank 0's ``more``.
+
+    The directory belongs to this training, and one job at a time writes there. The checkpoints of
+    another training are neither continued nor deleted.
+
+    All ranks make the same calls, and have a process group by then (``init_process_group`` or
+    ``mpiddp.init``).
+
+    Args:
+        directory: where checkpoints are, ``step-<n>/`` each; on a file system that all ranks share.
+        model: as it is trained: plain, in DistributedDataParallel, or sharded by ``fully_shard``.
+        optimizer: the model's; its parameters may also belong to modules in ``more``.
+        keep: how many of the newest checkpoints to keep, and beside them the one with the highest
+            ``score``.
+        source: whose checkpoints they are; by default the script's, by the name of its file.
+        tell: called on rank 0, in a thread, with each checkpoint that is on the disk.
+        more: what else has ``state_dict`` and ``load_state_dict``: a learning-rate schedule, a loss
+            scaler, a data loader, averages of the weights (`mpiddp.checkpoints.state.Stateful`).
+            States consist of tensors, numbers, strings, bools and None in dicts, lists and tuples.
+            What is equal on all ranks is stored once, what is sharded by its parts.
+
+    Raises ConfigurationError for an optimizer or a model whose state checkpoints cannot hold.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | CheckpointDirectory,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | OptimizerState | None = None,
+        *,
+        keep: int = 2,
+        source: Source | None = None,
+        tell: Callable[[Written], None] | None = None,
+        **more: Stateful,
+    ) -> None:
+        """Collective."""
+        if keep < 1:
+            raise ConfigurationError(f"keep: expected 1 or more, found {keep}")
+        _check_group()
+        _check_model(model)
+        self._model, self._tell = model, tell or _say_nothing
+        if isinstance(directory, CheckpointDirectory):
+            self._ranks, self._directory = directory.ranks, directory
+        else:
+            self._ranks = Ranks()
+            source = source or Source(run=_name_script(), advice=ADVICE)
+            self._directory = CheckpointDirectory(Path(directory), self._ranks, source, keep)
+        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        modules = {name: each for name, each in more.items() if isinstance(each, nn.Module)}
+        self._parts: dict[str, Stateful] = {
+            "model": ModelState(model, self._ranks.rank),
+            **more,
+            "buffers": Buffers(model),
+            "random": RandomState(device),
+        }
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = OptimizerState(optimizer, {"": model, **modules})
+        if optimizer is not None:
+            self._parts["optimizer"] = optimizer
+        self._survey: Survey | None = None
+        self._preemption: Preemption | None = None
+        self._is_closed = False
+        _finish_with_session(self)
+
+    @property
+    def path(self) -> Path:
+        """Where checkpoints are."""
+        return self._directory.path
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the job is preempted: a signal (USR2, USR1 or TERM) has reached one of its ranks.
+
+        Every rank must read it equally often and at the same places, for example after each step.
+        All ranks then get the same answer. If it is true, save, and exit with code 75:
+
+            if checkpointer.preempted:
+                checkpointer.save(step)
+                raise SystemExit(75)
+
+        Read it in the main thread. The first read installs handlers: from then on these signals do
+        not end the process. A signal for which the script has a handler keeps that handler. Child
+        processes, for example data workers, have the signals blocked.
+        """
+        self._check_open()
+        if self._preemption is None:
+            self._preemption = begin_preemption(self._ranks.rank, self._ranks.size)
+        return self._preemption.is_due()
+
+    def save(self, step: int, *, score: float | None = None, **values: Any) -> None:
+        """Begin a checkpoint of this moment, between two steps; training can go on at once.
+
+        Waits if the one before is not on the disk yet. ``values``: what ``restore`` is to
+        return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
+        ``score``: how good the model is now; the best one is kept.
+
+        Raises OSError, or MpiddpError for whatever else fails, on all ranks, if the one before
+        could not be written. Raises ConfigurationError for a directory that holds checkpoints which
+        this training has not gone on from, or that not all ranks share.
+        """
+        self._check_open()
+        step = operator.index(step)
+        if step < 0:
+            raise ConfigurationError(f"step: expected 0 or more, found {step}")
+        self._directory.open(self._survey)
+        held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
+        tensors = capture(self._parts, held, self._ranks.rank)
+        self._directory.start(step, tensors, score, self._tell)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._directory.is_busy
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk.
+
+        Raises OSError, or MpiddpError for whatever else fails, on all ranks, if it could not be
+        written; the older ones are whole then.
+        """
+        self._check_open()
+        self._directory.wait()
+
+    def restore(
+        self, source: str | os.PathLike[str] | Found | None = None
+    ) -> dict[str, Any] | None:
+        """Go on from the newest valid checkpoint: ``step``, and what else ``save`` was given.
+
+        Returns None if there is no checkpoint yet. A damaged one is set aside, and the next
+        older one is taken. Call it before the first step, once the model is in DDP or sharded.
+
+        ``source``: a checkpoint, or a directory of them, of whatever training; it is only read.
+        To begin from one, and to go on from one's own after a restart:
+
+            state = checkpointer.restore() or checkpointer.restore("pretrained/step-1000")
+
+        Raises CheckpointError, on all ranks, if there are checkpoints but none that can be used,
+        and ConfigurationError for a directory of another training or another running job.
+        """
+        self._check_open()
+        self._directory.wait()
+        found = source if isinstance(source, Found) else self._find(source)
+        return None if found is None else self._load(found)
+
+    def _find(self, source: str | os.PathLike[str] | None) -> Found | None:
+        if source is None:
+            self._survey = self._directory.look()
+            if self._survey.damaged:
+                self._directory.open(self._survey)
+            return self._survey.newest
+        path = Path(source)
+        if path.is_dir() and not path.name.startswith("step-"):
+            survey = find_newest(path, self._ranks)
+        else:
+            survey = find_demanded(path, self._ranks)
+        if survey.newest is None:
+            raise CheckpointError(f"expected a checkpoint in {path}, found none")
+        return survey.newest
+
+    def _load(self, found: Found) -> dict[str, Any]:
+        """Collective. Raises CheckpointError or StorageError, on all ranks if on any."""
+        held = read_together(found, self._ranks, lambda: read_values(found))
+        restore_bucket_order(self._model, held["buckets"])
+        read_together(found, self._ranks, lambda: restore(self._parts, found, self._ranks))
+        given: dict[str, Any] = held["given"]
+        return given
+
+    def close(self) -> None:
+        """Wait for the last checkpoint; there are no more. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._preemption is not None:
+                self._preemption.close()
+            self._directory.wait()
+        finally:
+            self._directory.close()
+            self._ranks.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise MpiddpError(
+                f"expected an open Checkpointer for {self.path}, found a closed one: make another, "
+                "or close it later"
+            )
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self.close()
+        elif not isinstance(error, KeyboardInterrupt):
+            # Not all ranks may come here, and the error is what the user must read.
+            finish_lasting_calls(f"{type(error).__name__} in rank {self._ranks.rank}")
+
+    def _collect(self) -> None:
+        """At the end of a session: raises what went wrong with the last checkpoint."""
+        if not self._is_closed and not self.is_busy:
+            self._directory.wait()
+
+
+ADVICE = "choose another directory, or begin from it with restore({path!r})"
+
+
+def _finish_with_session(checkpointer: Checkpointer) -> None:
+    """A script that does not close it still hears of a last checkpoint that failed."""
+    session, found = find_session(), weakref.ref(checkpointer)
+
+    def collect() -> None:
+        finish_lasting_calls("the session ends")
+        if (left := found()) is not None:
+            left._collect()
+
+    if session is not None:
+        session.at_close(collect)
+
+
+def _say_nothing(_: Written) -> None:
+    pass
+
+
+def _name_script() -> str | None:
+    """The name of the script's file; None if there is none, as in a notebook."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.basename(path) if path else None
+
+
+def _check_model(model: nn.Module) -> None:
+    if any(isinstance(each, FullyShardedDataParallel) for each in model.modules()):
+        raise ConfigurationError(
+            "model: expected one that is plain, in DistributedDataParallel, or sharded by "
+            "fully_shard, found FullyShardedDataParallel: use torch.distributed.fsdp.fully_shard"
+        )
+
+
+def _check_group() -> None:
+    """Without a group every rank would take itself for rank 0, and all write into one directory."""
+    if dist.is_initialized():
+        return
+    session = find_session()
+    if session is not None:
+        size, started_by = session.world.size, "mpiddp"
+    else:
+        launcher = find_launcher()
+        given = os.environ.get(environment.WORLD_SIZE, "")
+        size, started_by = int(given) if given.isdecimal() else 1, environment.WORLD_SIZE
+        if launcher is not None and (launcher.size or 1) > size:
+            size, started_by = launcher.size or 1, launcher.name
+    if size > 1:
+        raise ConfigurationError(
+            f"Checkpointer: expected a process group of the {size} ranks (by {started_by}), found "
+            "none: call torch.distributed.init_process_group() or mpiddp.init() first, or start "
+            "the script with python -m mpiddp"
+        )

@@ -1,0 +1,246 @@
+"""Which checkpoint can be used: all its files are compared with its manifest first.
+
+Nothing is changed here. What is damaged is told from what cannot be read now: rank 0 confirms
+damage that another rank has found, since a network file system may show ranks different things for
+a while.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpiddp.checkpoints import manifest as manifests
+from mpiddp.checkpoints.manifest import DamageError, Manifest, Patience, describe_error
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.shards import read_metadata
+from mpiddp.errors import CheckpointError, StorageError
+
+T = TypeVar("T")
+
+LISTINGS = 5
+"""How often a directory is listed whose checkpoints another job removes meanwhile."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was verified."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found in a directory; nothing was changed there."""
+
+    newest: Found | None
+    """The newest one without damage."""
+    damaged: Mapping[Path, list[str]] = field(default_factory=dict)
+    """Newer ones, with their problems."""
+
+
+NOTHING_FOUND = Survey(None)
+
+
+def verify(path: Path, ranks: Ranks) -> Found:
+    """Compare all files with the manifest, each rank a part of them. Collective.
+
+    Raises, on all ranks alike, DamageError with all problems, FormatError, or StorageError if a
+    file cannot be read, or not by all ranks.
+    """
+    patience = Patience(ranks.rank)
+    text = _ask_rank_0(path, ranks, patience, manifests.read_text, path)
+    manifest = manifests.interpret(path, text)
+    problems = _ask_rank_0(path, ranks, patience, manifests.find_misfits, path, manifest)
+    problems += _find_changed(path, manifest, ranks, patience)
+    # Nothing is interpreted before the bytes are known to be those that were written.
+    if not problems:
+        problems = _ask_rank_0(path, ranks, patience, _list_strange, path, manifest)
+    if problems:
+        raise DamageError(problems)
+    return Found(path, manifest)
+
+
+def _find_changed(path: Path, manifest: Manifest, ranks: Ranks, patience: Patience) -> list[str]:
+    """One line for each file that is missing or changed. Collective. Raises StorageError."""
+    names = sorted(manifest.files)[ranks.rank :: ranks.size]
+    while True:
+        mine, failure = dict[str, str](), None
+        try:
+            mine = _compare(path, manifest, names, patience)
+        except OSError as error:
+            failure = describe_error(error)
+        answers = ranks.gather((socket.gethostname(), mine, failure))
+        for rank, (host, _, failure) in enumerate(answers):
+            if failure is not None:
+                raise _make_error(path, f"rank {rank} on {host}: {failure}")
+        found = [(name, rank) for rank, (_, mine, _) in enumerate(answers) for name in mine]
+        if not found:
+            return []
+        others = [name for name, rank in found if rank > 0]
+        confirmed = answers[0][1] | _ask_rank_0(
+            path, ranks, patience, _compare, path, manifest, others, patience
+        )
+        if confirmed:
+            return [f"{name}: {problem}" for name, problem in sorted(confirmed.items())]
+        name, rank = found[0]
+        host, theirs, _ = answers[rank]
+        doubt = (
+            f"rank {rank} on {host}: {name}: {theirs[name]}, but not for rank 0 on "
+            f"{answers[0][0]} (do all hosts share it?)"
+        )
+        if not ranks.broadcast(ranks.rank == 0 and patience.wait(f"{path}: {doubt}")):
+            raise _make_error(path, doubt)
+        names = list(mine)
+
+
+def _compare(
+    path: Path, manifest: Manifest, names: list[str], patience: Patience
+) -> dict[str, str]:
+    """What is wrong with these files, by their names. Raises OSError."""
+    found = {}
+    for name in names:
+        expected = manifest.files[name]
+        problem = patience.read(manifests.compare, path / name, expected)
+        if problem:
+            found[name] = problem
+    return found
+
+
+def _list_strange(path: Path, manifest: Manifest) -> list[str]:
+    """What the list of tensors says that cannot be. Raises OSError."""
+    try:
+        for info in read_metadata(path).storage_data.values():
+            if info.relative_path not in manifest.files:
+                return [f"{info.relative_path!r} is none of its files"]
+    except DamageError as error:
+        return error.problems
+    except (AttributeError, TypeError) as error:
+        return [f"its list of tensors cannot be read: {error}"]
+    return []
+
+
+def _ask_rank_0(
+    path: Path, ranks: Ranks, patience: Patience, work: Callable[..., T], *arguments: Any
+) -> T:
+    """What ``work`` returns on rank 0. Collective.
+
+    Raises, on all ranks, DamageError if ``work`` does, and StorageError for its OSError.
+    """
+    answer: tuple[Any, list[str] | None, str | None] = (None, None, None)
+    if ranks.rank == 0:
+        try:
+            answer = (patience.read(work, *arguments), None, None)
+        except DamageError as error:
+            answer = (None, error.problems, None)
+        except OSError as error:
+            answer = (None, None, f"rank 0 on {socket.gethostname()}: {describe_error(error)}")
+    value, problems, failure = ranks.broadcast(answer)
+    if problems is not None:
+        raise DamageError(problems)
+    if failure is not None:
+        raise _make_error(path, failure)
+    found: T = value
+    return found
+
+
+def _make_error(path: Path, failure: str) -> StorageError:
+    return StorageError(
+        f"{path} cannot be read: {failure}: nothing was changed; start again once it can be read"
+    )
+
+
+def find_newest(directory: Path, ranks: Ranks) -> Survey:
+    """The newest valid checkpoint in ``directory``. Collective; nothing is changed.
+
+    Raises, on all ranks, CheckpointError if there are some, but none is valid, or the newest has
+    another format, and StorageError if it cannot be read.
+    """
+    for _ in range(LISTINGS):
+        survey, has_changed = _search(directory, ranks)
+        if survey.newest is not None or not has_changed:
+            break
+    else:
+        raise _make_error(directory, "another job removes checkpoints there")
+    if survey.newest is not None:
+        return survey
+    patience = Patience(ranks.rank)
+    aside = _ask_rank_0(directory, ranks, patience, manifests.list_damaged, directory)
+    if survey.damaged or aside:
+        listed = "; ".join(
+            f"{path.name}: {', '.join(problems)}" for path, problems in survey.damaged.items()
+        )
+        raise CheckpointError(
+            f"expected a valid checkpoint in {directory}, found damaged ones alone"
+            f"{f' ({listed})' if listed else ''}: restore one, or start over with --resume never"
+        )
+    return NOTHING_FOUND
+
+
+def _search(directory: Path, ranks: Ranks) -> tuple[Survey, bool]:
+    """What is there now, and whether some of it was removed meanwhile. Collective."""
+    damaged: dict[Path, list[str]] = {}
+    has_changed = False
+    patience = Patience(ranks.rank)
+    listed = _ask_rank_0(directory, ranks, patience, manifests.list_checkpoints, directory)
+    for path in listed:
+        try:
+            return Survey(verify(path, ranks), damaged), has_changed
+        except DamageError as error:
+            if _ask_rank_0(path, ranks, patience, os.path.lexists, path):
+                damaged[path] = error.problems
+            else:
+                has_changed = True
+    return Survey(None, damaged), has_changed
+
+
+def find_demanded(path: Path, ranks: Ranks) -> Survey:
+    """This checkpoint and no other. Collective.
+
+    Raises, on all ranks, CheckpointError if it is not valid, and StorageError if it cannot be read.
+    """
+    problem = _ask_rank_0(path, ranks, Patience(ranks.rank), _look_for, path)
+    if problem:
+        raise CheckpointError(problem)
+    try:
+        return Survey(verify(path, ranks))
+    except DamageError as error:
+        listed = "; ".join(error.problems)
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
+
+
+def _look_for(path: Path) -> str | None:
+    """What to say if there is no such checkpoint."""
+    if os.path.lexists(path):
+        return None
+    names = ", ".join(each.name for each in manifests.list_checkpoints(path.parent))
+    return f"the checkpoint {path} does not exist; in {path.parent} there is {names or 'none'}"
+
+
+def read_together(found: Found, ranks: Ranks, read: Callable[[], T]) -> T:
+    """What ``read`` returns, which reads a verified checkpoint. Collective.
+
+    Raises, on all ranks if on any, StorageError for an OSError, which was tried again, and
+    CheckpointError for whatever else torch raises for shapes, names and contents.
+    """
+    problem, values = None, list[T]()
+    try:
+        values.append(read())
+    except OSError as error:
+        problem = (True, f"rank {ranks.rank} on {socket.gethostname()}: {describe_error(error)}")
+    except CheckpointError as error:
+        problem = (False, str(error))
+    except Exception as error:
+        problem = (False, f"the checkpoint {found.path} does not fit: {error}")
+    problems = [each for each in ranks.gather(problem) if each]
+    # The lowest rank's; what may succeed next time comes first.
+    for is_transient, text in sorted(problems, key=lambda each: not each[0])[:1]:
+        if is_transient:
+            raise _make_error(found.path, text)
+        raise CheckpointError(text)
+    return values[0]

@@ -1,0 +1,250 @@
+"""Signals that preempt a job: all ranks stop after the same step, and lose nothing."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from mpiddp.checkpoints import agreement
+from mpiddp.checkpoints.agreement import Due, Members, Preemption, StepAgreement
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.preemption_signals import parse_signals
+
+# The agreement, with ranks as threads
+
+
+def pass_places(
+    place: Preemption, barrier: threading.Barrier | None, places: int, dice: random.Random
+) -> int | None:
+    """Pass places, in step with the others if there is a barrier; the place in which to stop."""
+    for number in range(1, places + 1):
+        if barrier is not None:
+            barrier.wait()
+        time.sleep(dice.choice([0, 0, 0, 0.0005]))
+        if place.is_due():
+            return number
+    return None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(agreement, "PERIOD", 0.002)
+    size, places = dice.randint(2, 5), 400
+    # Ranks that wait for each other, as in a training; and ranks that do not.
+    barrier = threading.Barrier(size) if seed % 2 else None
+    store = dist.HashStore()
+    signals = [SimpleNamespace(received=None, is_heeded=False) for _ in range(size)]
+    ranks = [Preemption(each, Members(rank, size, store)) for rank, each in enumerate(signals)]
+    found: list[int | None] = [None] * size
+
+    def run(rank: int) -> None:
+        found[rank] = pass_places(ranks[rank], barrier, places, random.Random(f"{seed} {rank}"))
+        ranks[rank].close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for rank in dice.sample(range(size), dice.randint(1, size)):
+        time.sleep(dice.choice([0, 0.01]))
+        signals[rank].received = signal.SIGUSR2
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    # All in the same place; or nobody, where some had passed their last one.
+    assert len(set(found)) == 1
+    if barrier is not None:
+        assert found[0] is not None
+
+
+def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() -> None:
+    store = dist.HashStore()
+    signals = [SimpleNamespace(received=None, is_heeded=False) for _ in range(2)]
+    ranks = [Preemption(each, Members(rank, 2, store)) for rank, each in enumerate(signals)]
+    assert [rank.is_due() for rank in ranks] == [False, False]
+    ranks[0].close()
+    signals[1].received = signal.SIGUSR2
+    time.sleep(2 * agreement.PERIOD)
+    assert not ranks[1].is_due()
+    ranks[1].close()
+
+
+def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "PERIOD", 0.01)
+    signals = SimpleNamespace(received=signal.SIGTERM, is_heeded=False)
+    rank = Preemption(signals, Members(0, 2, dist.HashStore(), timeout=0.2))
+    time.sleep(0.3)
+    with pytest.raises(PeerLostError, match=r"SIGTERM reached rank 0, and within 0.2 s not all"):
+        rank.is_due()
+    rank.close()
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
+    signals = SimpleNamespace(received=signal.SIGUSR1 if is_called else None, is_heeded=False)
+    rank = Preemption(signals, Members())
+    assert rank.is_due() is is_called
+    assert signals.is_heeded
+    # Its checkpoint is written now, and TERM must not end it.
+    rank.close()
+    assert signals.is_heeded is is_called
+
+
+def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
+    text = (
+        "import os, signal, sys\n"
+        "from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals\n"
+        "signals = PreemptionSignals()\n"
+        "signals.listen(parse_signals('USR2,TERM'))\n"
+        "if sys.argv[1] == 'ignored':\n"
+        "    signals.ignore()\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, process=os.getpid()):\n"
+        "        kill(process, 15)\n"
+        # The interpreter clears modules after it has given its handlers back.
+        "sys.late = Late()\n"
+        "sys.exit(75)\n"
+    )
+    for word, code in (("ignored", 75), ("not ignored", -signal.SIGTERM)):
+        done = subprocess.run([sys.executable, "-c", text, word], timeout=60)
+        assert done.returncode == code
+
+
+def test_one_rank_stops_in_its_next_place() -> None:
+    signals = SimpleNamespace(received=None, is_heeded=False)
+    rank = Preemption(signals, Members())
+    assert not rank.is_due()
+    signals.received = signal.SIGUSR1
+    assert rank.is_due()
+
+
+# Several wishes, round after round
+
+
+def pass_all(
+    rank: StepAgreement, barrier: threading.Barrier, places: int, grant: Any
+) -> list[tuple[int, Due]]:
+    """Pass places in step with the others; what was due, and where."""
+    found = []
+    for number in range(1, places + 1):
+        barrier.wait()
+        due = rank.find_due()
+        if due:
+            found.append((number, due))
+            grant(due)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "PERIOD", 0.002)
+    monkeypatch.setattr(agreement, "SHORT_PERIOD", 0.001)
+    store, barrier = dist.HashStore(), threading.Barrier(size)
+    left = [{"save": 3, "tell": 2} if rank in (0, size - 1) else {} for rank in range(size)]
+    found: list[list[tuple[int, Due]]] = [[] for _ in range(size)]
+
+    def run(rank: int) -> None:
+        wished = left[rank]
+
+        def make(name: str) -> Any:
+            return lambda: f"{name} of {rank}" if wished.get(name) else ""
+
+        def grant(due: Due) -> None:
+            # Whoever wished it has it now; a wish of two ranks is granted to both.
+            for name in due:
+                wished[name] = max(0, wished.get(name, 0) - 1)
+            time.sleep(0.01)
+
+        one = StepAgreement({name: make(name) for name in ("save", "tell")}, members(rank))
+        found[rank] = pass_all(one, barrier, 3000, grant)
+        one.close()
+
+    def members(rank: int) -> Members:
+        return Members(rank, size, store, timeout=30.0)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all(each == found[0] for each in found)
+    names = Counter(name for _, due in found[0] for name in due)
+    assert names == {"save": 3, "tell": 2}
+    assert all(not any(each.values()) for each in left)
+
+
+# Signals of one process
+
+PROGRAM = """
+import os, signal, subprocess, sys, threading, time
+from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
+numbers, when = sys.argv[1:]
+if when == "late":
+    # A thread that was there before does not block them.
+    threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+signals = PreemptionSignals()
+if when == "early":
+    os.kill(os.getpid(), signal.SIGUSR2)
+signals.listen(parse_signals(numbers))
+os.kill(os.getpid(), signal.SIGUSR2)
+def wait():
+    for _ in range(500):
+        if signals.received is not None:
+            return signals.received.name
+        time.sleep(0.01)
+print(wait(), flush=True)
+os.kill(os.getpid(), signal.SIGUSR2)
+child = os.fork()
+if child == 0:
+    time.sleep(100)
+program = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
+time.sleep(0.3)
+for process in (child, program.pid):
+    os.kill(process, signal.SIGUSR2)
+    time.sleep(0.3)
+    os.kill(process, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(0.3)
+print(signals.received.name, flush=True)
+"""
+
+
+def run_program(numbers: str, when: str = "early") -> tuple[list[str], int]:
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, numbers, when],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return answer.stdout.splitlines(), answer.returncode
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_signals_are_noted_and_children_are_spared(when: str) -> None:
+    # Signals that come early, twice, and to children.
+    assert run_program("USR2,USR1", when) == (["SIGUSR2", "-15", "-15", "SIGUSR2"], 0)
+
+
+def test_other_signals_have_their_usual_effect() -> None:
+    assert run_program("USR2") == (["SIGUSR2", "-15", "-15"], -signal.SIGUSR1)
+    assert run_program("TERM") == ([], -signal.SIGUSR2)
+
+
+@pytest.mark.parametrize("text", ["", "HUP", "USR2,", "SIGUSR2", "USR2, TERM"])
+def test_only_these_signals_can_be_chosen(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="preempt_signal: expected names out of USR2,"):
+        parse_signals(text)

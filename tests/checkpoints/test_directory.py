@@ -1,0 +1,387 @@
+"""How checkpoints are written, in which order they count, and which are kept."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stale
+from mpiddp.checkpoints import manifest as manifests
+from mpiddp.checkpoints import shards
+from mpiddp.checkpoints.directory import Written
+from mpiddp.checkpoints.finding import find_demanded, find_newest
+from mpiddp.checkpoints.manifest import MANIFEST
+from mpiddp.checkpoints.owner import OWNER
+from mpiddp.checkpoints.packing import pack, unpack
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.shards import read_shards
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.save_interval import Interval, parse_interval
+from pool import Pools
+from saves import METADATA, SHARD, STATE, list_names, make_directory, open_directory, write
+
+
+def read_step(path: Path) -> int:
+    return int(read_shards(path, "")["step"])
+
+
+def test_what_was_written_is_read(folder: Path) -> None:
+    survey = find_newest(folder, Ranks())
+    assert survey.newest is not None
+    assert survey.damaged == {}
+    assert survey.newest.path == folder / "step-2"
+    found = read_shards(survey.newest.path, "")
+    assert {name: each.tolist() for name, each in found.items()} == {
+        **{name: each.tolist() for name, each in STATE.items()},
+        "step": 2,
+    }
+    manifest = survey.newest.manifest
+    assert (manifest.format, manifest.algorithm, manifest.step) == (2, "sha256", 2)
+    assert (manifest.world, manifest.attempt) == (1, "attempt-1")
+    assert manifest.owner == json.loads((folder / OWNER).read_text())["token"]
+    assert manifest.versions["torch"] == torch.__version__
+    assert sorted(manifest.files) == sorted([METADATA, SHARD])
+    for name, file in manifest.files.items():
+        assert file.size == (folder / "step-2" / name).stat().st_size
+
+
+def test_a_save_that_was_cut_short_is_a_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "step-3.attempt-1.partial").mkdir()
+    assert find_newest(tmp_path, Ranks()).newest is None
+    open_directory(tmp_path).thing.close()
+    assert list_names(tmp_path) == []
+    assert find_newest(tmp_path / "none", Ranks()).newest is None
+
+
+# Which are kept
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    with open_directory(tmp_path, keep=2) as directory:
+        for step, score in ((1, 0.5), (2, 0.9), (3, 0.8), (4, None), (5, 0.7), (6, None)):
+            directory.start(step, STATE, score)
+        directory.wait()
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == [
+        "step-6",
+        "step-5",
+        "step-2",
+    ]
+    assert list_names(tmp_path) == ["step-2", "step-5", "step-6"]
+
+
+def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+    write(tmp_path, 5, 10)
+    # A run that began again, or went on from an older one.
+    write(tmp_path, 5)
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-5", "step-10"]
+    write(tmp_path, 7, keep=1)
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-7"]
+
+
+def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
+    replaced = tmp_path / "step-5.replaced"
+    write(tmp_path, 3, 5)
+    (tmp_path / "step-5").rename(replaced)
+    for _ in range(2):
+        survey = find_newest(tmp_path, Ranks())
+        assert survey.newest is not None
+        assert (survey.newest.path, read_step(replaced)) == (replaced, 5)
+        assert survey.damaged == {}
+        # What was found is still there when the directory is opened.
+        open_directory(tmp_path, survey).thing.close()
+    # It goes as soon as there is another one of this step, and no earlier.
+    shutil.copytree(replaced, tmp_path / "kept")
+    write(tmp_path, 5)
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-5", "step-3"]
+    (tmp_path / "kept").rename(replaced)
+    (replaced / SHARD).unlink()
+    survey = find_newest(tmp_path, Ranks())
+    assert survey.damaged == {}
+    open_directory(tmp_path).thing.close()
+    assert list_names(tmp_path) == ["step-3", "step-5"]
+
+
+def test_an_exchange_is_cut_short_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    write(tmp_path / "before", 5)
+    owner = manifests.read_manifest(tmp_path / "before" / "step-5").owner
+    renames, rename = 0, Path.rename
+    while True:
+        folder, count = tmp_path / f"after-{renames}", 0
+        shutil.copytree(tmp_path / "before", folder)
+        shutil.copytree(folder / "step-5", folder / "step-5.b.partial")
+
+        def stop(self: Path, target: Path, limit: int = renames) -> Path:
+            nonlocal count
+            if count == limit:
+                raise Killed
+            count += 1
+            return rename(self, target)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "rename", stop)
+                manifests.publish(folder / "step-5.b.partial", folder / "step-5", owner)
+            break
+        except Killed:
+            survey = find_newest(folder, Ranks())
+            assert survey.newest is not None
+            assert survey.newest.path.name == ("step-5.replaced" if renames == 1 else "step-5")
+            assert survey.damaged == {}
+        renames += 1
+    assert renames == 2
+    assert list_names(folder) == ["step-5", "step-5.replaced"]
+    manifests.clean(folder, owner)
+    assert list_names(folder) == ["step-5"]
+
+
+# Writing
+
+
+def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    directory, tensor, told = make_directory(tmp_path), torch.zeros(1000), list[Written]()
+    directory.open()
+    for step in (1, 2):
+        tensor.fill_(step)
+        directory.start(step, {"step": tensor}, None, told.append)
+        tensor.fill_(-1)
+    directory.wait()
+    assert not directory.is_busy
+    assert [each.path.name for each in told] == ["step-1", "step-2"]
+    assert all(0 < each.staging_seconds < each.seconds for each in told)
+    for step in (1, 2):
+        found = read_shards(tmp_path / f"step-{step}", "")["step"]
+        assert torch.equal(found, torch.full((1000,), float(step)))
+
+
+def test_a_write_that_fails_leaves_the_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    directory = make_directory(tmp_path)
+    directory.open(directory.look())
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        directory.start(2, STATE)
+        with pytest.raises(OSError, match="No space left") as caught:
+            directory.wait()
+    assert (caught.value.errno, caught.value.strerror) == (28, "rank 0: No space left on device")
+    assert list_names(tmp_path) == ["step-1"]
+    assert find_demanded(tmp_path / "step-1", Ranks()).newest is not None
+    directory.start(3, STATE)
+    directory.wait()
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-3", "step-1"]
+
+
+def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    directory = make_directory(tmp_path, attempt="attempt-0", is_current=lambda: False, keep=1)
+    directory.open()
+    directory.start(1, {"step": torch.tensor(9)})
+    with pytest.raises(OSError, match="another attempt has taken the run over"):
+        directory.wait()
+    assert list_names(tmp_path) == ["step-1"]
+    assert read_step(tmp_path / "step-1") == 1
+
+
+def test_each_file_is_on_the_disk_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        events.append(path.name)
+        assert path.is_dir() or path.stat().st_size > 0
+        sync(descriptor)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        events.append(f"{self.name} > {target.name}")
+        return rename(self, target)
+
+    directory = make_directory(tmp_path / "new")
+    directory.open()
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    directory.start(1, STATE)
+    directory.wait()
+    partial = "step-1.attempt-1.partial"
+    assert events == [
+        SHARD, ".metadata.tmp", ".metadata.tmp > .metadata", MANIFEST, partial,
+        f"{partial} > step-1", "new",
+    ]  # fmt: skip
+
+
+def test_only_memory_that_stays_is_digested_later(tmp_path: Path) -> None:
+    tensors = [torch.arange(100.0), torch.ones(64, 64), torch.zeros(0)]
+    memory = shards._Memory(tensors)
+
+    def holds(tensor: torch.Tensor, more: int = 0) -> bool:
+        size = tensor.nbytes + more
+        return memory.holds(memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())))
+
+    for tensor in tensors[:2]:
+        assert holds(tensor) and holds(tensor[3:])
+        assert not holds(tensor, more=1)
+        assert not holds(tensor.clone())
+    # torch writes a copy of the part of a larger tensor, and frees it.
+    large = torch.randn(1 << 20)
+    path = tmp_path / "step-1"
+    (files,) = shards.write_shards(path, {"half": large[: 1 << 19], "all": large}, Ranks())
+    for name, file in files.items():
+        content = (path / name).read_bytes()
+        assert (file.size, file.digest) == (len(content), hashlib.sha256(content).hexdigest())
+    assert torch.equal(read_shards(path, "")["half"], large[: 1 << 19])
+
+
+# Parts
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+    ),
+)
+
+
+@given(STATES)
+def test_any_state_is_packed_and_unpacked(state: Any) -> None:
+    assert unpack(pack(state)) == state
+
+
+def test_tensors_with_like_names_are_kept_apart() -> None:
+    state = {"a.b": torch.tensor(1), "a": {"b": torch.tensor(2), "tensor": [torch.tensor(3)]}}
+    assert repr(unpack(pack(state))) == repr(state)
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("500steps", Interval(steps=500)),
+        ("1 step", Interval(steps=1)),
+        ("10epochs", Interval(epochs=10)),
+        ("15min", Interval(seconds=900)),
+        ("never", None),
+    ],
+)
+def test_intervals(text: str, interval: Interval | None) -> None:
+    assert parse_interval(text) == interval
+
+
+@pytest.mark.parametrize("text", ["", "5", "0steps", "5 parsecs", "-1min", "1.5epochs"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="save_every: expected, for example, 500steps"):
+        parse_interval(text)
+
+
+def test_a_manifest_says_what_it_was_given(tmp_path: Path) -> None:
+    write(tmp_path, 4, score=0.25)
+    manifest = manifests.read_manifest(tmp_path / "step-4")
+    assert manifest.score == 0.25
+    assert manifest.configuration == {"seed": 0}
+    assert manifest.configuration_digest == manifests.digest_configuration({"seed": 0})
+    assert set(asdict(manifest)["files"]) == {SHARD, METADATA}
+
+
+# Hosts
+
+
+@pytest.mark.mpi
+def test_a_directory_that_hosts_do_not_share_is_refused(pool: Pools, tmp_path: Path) -> None:
+    ranks = pool("openmpi", 2)
+    host = re.escape(socket.gethostname())
+    said = ranks.call(stale.open_apart, tmp_path).values
+    assert re.fullmatch(
+        rf"checkpoints: {tmp_path}/node-\d is not one directory for all hosts: rank 1 \({host}\) "
+        rf"does not see what rank 0 \({host}\) writes there: .*",
+        said[0],
+    )
+    # Nothing is left but the owner's.
+    assert [list_names(tmp_path / f"node-{rank}") for rank in (0, 1)] == [[], []]
+    # A file that only its rank sees is found before the checkpoint has its name.
+    said = ranks.call(stale.save_apart, tmp_path / "shared").values
+    assert said[0] == said[1]
+    assert "__1_0.distcp: rank 1 has written it: No such file" in said[0]
+    assert list_names(tmp_path / "shared") == []
+
+
+def test_a_file_of_another_size_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests, "PATIENCE_SECONDS", 0.1)
+    write_shards = shards.write_shards
+
+    def lengthen(path: Path, *arguments: Any) -> Any:
+        files = write_shards(path, *arguments)
+        with (path / SHARD).open("ab") as file:
+            file.write(b"x")
+        return files
+
+    monkeypatch.setattr("mpiddp.checkpoints.directory.write_shards", lengthen)
+    with pytest.raises(OSError, match=r"rank 0 has written it: expected \d+ bytes, found \d+: do"):
+        write(tmp_path, 1)
+    assert list_names(tmp_path) == []
+
+
+def test_what_cannot_be_removed_is_no_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    with open_directory(tmp_path, keep=1) as directory:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rmdir", refuse)
+            for step in (1, 2, 3):
+                directory.start(step, STATE)
+            directory.wait()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "Directory not empty: it stays there, and saves go on" in line
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", refuse_old(Path.rename))
+            directory.start(4, STATE)
+            directory.wait()
+        assert capsys.readouterr().err == ""
+    found = find_newest(tmp_path, Ranks())
+    assert found.newest is not None and found.newest.path.name == "step-4"
+    assert {"step-3", "step-4"} <= set(list_names(tmp_path))
+    # The next attempt removes it.
+    write(tmp_path, 5, keep=1)
+    assert list_names(tmp_path) == ["step-5"]
+
+
+def refuse_old(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+    def call(path: Path, target: Path) -> Path:
+        if path.name == "step-3":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return rename(path, target)
+
+    return call

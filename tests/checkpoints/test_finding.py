@@ -1,0 +1,433 @@
+"""Checkpoints that rot, or cannot be read: what is found, and what is done then."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stale
+from mpiddp.checkpoints import manifest as manifests
+from mpiddp.checkpoints import shards
+from mpiddp.checkpoints.finding import find_demanded, find_newest, read_together
+from mpiddp.checkpoints.manifest import MANIFEST, DamageError, File
+from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.shards import read_metadata, read_shards
+from mpiddp.errors import CheckpointError, StorageError
+from mpiddp.launch.launcher.job_end import FINAL
+from pool import Pools
+from saves import METADATA, SHARD, list_names, open_directory, write
+
+ran: list[str] = []
+"""What a hostile pickle would leave."""
+
+
+# Damage
+
+
+def flip(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path, place: float) -> None:
+    os.truncate(path, int(place * (path.stat().st_size - 1)))
+
+
+def lengthen(path: Path, _: float) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def delete(path: Path, _: float) -> None:
+    path.unlink()
+
+
+def exchange(path: Path, _: float) -> None:
+    """With the same file of the checkpoint before; files are as long there."""
+    shutil.copy(path.parents[1] / "step-1" / path.name, path)
+
+
+def replace_by_folder(path: Path, _: float) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = (flip, truncate, lengthen, delete, exchange, replace_by_folder)
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    damage=st.sampled_from(DAMAGES),
+    name=st.sampled_from([SHARD, METADATA, MANIFEST]),
+    place=st.floats(0, 1),
+)
+def test_damage_is_found_and_the_older_one_taken(
+    damage: Callable[[Path, float], None],
+    name: str,
+    place: float,
+    sound: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound, folder)
+    damage(folder / "step-2" / name, place)
+    if (folder / "step-2" / name).is_file() and (folder / "step-2" / name).read_bytes() == (
+        sound / "step-2" / name
+    ).read_bytes():
+        return  # The lists of tensors of two checkpoints are the same.
+    survey = find_newest(folder, Ranks())
+    assert survey.newest is not None
+    assert survey.newest.path == folder / "step-1"
+    (problems,) = survey.damaged.values()
+    if not (name == MANIFEST and damage is exchange):
+        assert all(name in problem for problem in problems)
+    open_directory(folder, survey).thing.close()
+    assert list_names(folder) == ["step-1", "step-2.damaged"]
+    reason = (folder / "step-2.damaged" / "reason.txt").read_text()
+    assert reason.splitlines() == problems
+
+
+def test_all_bad_files_are_named_and_nothing_is_unpickled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("unpickled")
+
+    flip(folder / "step-2" / SHARD, 0.5)
+    (folder / "step-2" / METADATA).unlink()
+    (folder / "step-2" / "more").touch()
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr("mpiddp.checkpoints.finding.read_metadata", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        find_demanded(folder / "step-2", Ranks())
+    assert caught.value.exit_code == 5
+    for text in (f"{SHARD}: expected digest", f"{METADATA}: is missing", "more does not belong"):
+        assert text in str(caught.value)
+
+
+def test_two_shards_that_are_swapped_are_found(folder: Path) -> None:
+    # As they would be with two ranks.
+    path = folder / "step-2"
+    manifest = manifests.read_manifest(path)
+    (path / "__1_0.distcp").write_bytes((path / SHARD).read_bytes()[::-1])
+    digest = manifests.hashlib.sha256((path / "__1_0.distcp").read_bytes()).hexdigest()
+    size = manifest.files[SHARD].size
+    more = {**manifest.files, "__1_0.distcp": File(size, digest)}
+    manifests.write_manifest(path, replace(manifest, files=more))
+    assert find_demanded(path, Ranks()).newest is not None
+    (path / SHARD).rename(path / "between")
+    (path / "__1_0.distcp").rename(path / SHARD)
+    (path / "between").rename(path / "__1_0.distcp")
+    with pytest.raises(CheckpointError, match=r"__0_0.distcp: .*; __1_0.distcp: expected digest"):
+        find_demanded(path, Ranks())
+
+
+def test_a_checkpoint_under_another_name_is_refused(folder: Path) -> None:
+    (folder / "step-2").rename(folder / "step-3")
+    with pytest.raises(CheckpointError, match="is of step 2"):
+        find_demanded(folder / "step-3", Ranks())
+
+
+def test_a_demanded_checkpoint_that_does_not_exist_is_told_from_a_damaged_one(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-999 does not exist; .* is step-2, step-1$"):
+        find_demanded(folder / "step-999", Ranks())
+    with pytest.raises(CheckpointError, match=r"does not exist; .* there is none$"):
+        find_demanded(folder / "no" / "step-1", Ranks())
+    (folder / "step-2" / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=f"cannot be used: {MANIFEST} is missing"):
+        find_demanded(folder / "step-2", Ranks())
+
+
+def test_what_is_set_aside_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    survey = find_newest(folder, Ranks())
+    open_directory(folder, survey).thing.close()
+    assert capsys.readouterr().err == ""
+    (folder / "step-2" / SHARD).unlink()
+    (folder / "step-2" / "more").touch()
+    survey = find_newest(folder, Ranks())
+    open_directory(folder, survey).thing.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    for text in (
+        f"{folder / 'step-2.damaged'} (",
+        "more does not belong to it, and 1 more)",
+        "step-1 is used",
+    ):
+        assert text in line
+
+
+def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
+    for step in (1, 2):
+        (folder / f"step-{step}" / MANIFEST).unlink()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="found damaged ones alone") as caught:
+            find_newest(folder, Ranks())
+        assert caught.value.exit_code == 5
+    # Also where they have been set aside.
+    for step in (1, 2):
+        manifests.set_aside(folder / f"step-{step}", ["gone"])
+    with pytest.raises(CheckpointError, match="found damaged ones alone"):
+        find_newest(folder, Ranks())
+
+
+# Hostile
+
+
+def leave_trace() -> None:
+    ran.append("hostile")
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return leave_trace, ()
+
+
+def test_a_hostile_pickle_would_be_noticed() -> None:
+    pickle.loads(pickle.dumps(Hostile()))
+    assert ran.pop() == "hostile"
+
+
+def make_hostile(path: Path, name: str, content: bytes) -> None:
+    """As somebody would who can write there: the manifest fits."""
+    (path / name).write_bytes(content)
+    manifest = manifests.read_manifest(path)
+    digest = manifests.hashlib.sha256(content).hexdigest()
+    files = {**manifest.files, name: File(len(content), digest)}
+    manifests.write_manifest(path, replace(manifest, files=files))
+
+
+HOSTILE = {
+    "function": pickle.dumps(Hostile()),
+    "module": b"cos\nsystem\n(S'touch /tmp/hostile'\ntR.",
+    "attribute": b"\x80\x04\x8c\x05torch\x8c\x0bSize.mro.x\x93.",
+    "other type": pickle.dumps({"a": 1}),
+    "rubbish": b"rubbish",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_list_of_tensors_is_never_run(name: str, folder: Path) -> None:
+    make_hostile(folder / "step-2", METADATA, HOSTILE[name])
+    with pytest.raises(DamageError):
+        read_metadata(folder / "step-2")
+    survey = find_newest(folder, Ranks())
+    assert survey.newest is not None
+    assert survey.newest.path == folder / "step-1"
+    assert METADATA in " ".join(survey.damaged[folder / "step-2"])
+    assert ran == []
+
+
+def test_a_hostile_tensor_is_never_run(folder: Path) -> None:
+    path = folder / "step-2"
+    content = pickle.dumps(Hostile()).ljust(manifests.read_manifest(path).files[SHARD].size)
+    make_hostile(path, SHARD, content)
+    assert find_demanded(path, Ranks()).newest is not None
+    with pytest.raises(Exception, match=r"(?i)weights.only|unsupported|invalid|unpickl"):
+        read_shards(path, "")
+    assert ran == []
+
+
+def test_files_outside_are_refused(folder: Path) -> None:
+    path = folder / "step-2"
+    metadata = read_metadata(path)
+    for info in metadata.storage_data.values():
+        info.relative_path = "../step-1/" + info.relative_path
+    make_hostile(path, METADATA, pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="is none of its files"):
+        find_demanded(path, Ranks())
+
+
+@pytest.mark.parametrize("name", ["../step-1/x", "/etc/hostname", "..", ".", "", "a\0b", "a\ud800"])
+def test_names_in_the_manifest_that_are_no_file_names_are_refused(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = manifests.read_manifest(folder / "step-2")
+    files = {**manifest.files, name: File(0, manifests.hashlib.sha256().hexdigest())}
+    (folder / "step-1" / "x").touch()
+    manifests.write_manifest(folder / "step-2", replace(manifest, files=files))
+    monkeypatch.setattr(manifests, "compare", None)  # No file is read.
+    with pytest.raises(CheckpointError, match=r"manifest.json names .*, which is not a file name"):
+        find_demanded(folder / "step-2", Ranks())
+
+
+# Errors of reading
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(manifests, "FIRST_PAUSE", 0.01)
+
+
+def fail(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, times: float, number: int = 116
+) -> None:
+    """Have a function raise an OSError so many times."""
+    function, count = getattr(place, name), 0
+
+    def call(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count <= times:
+            raise OSError(number, os.strerror(number), "x")
+        return function(*arguments)
+
+    monkeypatch.setattr(place, name, call)
+
+
+READS = ((manifests, "read_text"), (manifests, "compare"), (manifests, "_list"), (os, "listdir"))
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize(("place", "name"), READS)
+def test_what_cannot_be_read_is_tried_again_and_never_damage(
+    place: Any,
+    name: str,
+    number: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    short_patience: None,
+) -> None:
+    with monkeypatch.context() as patch:
+        fail(patch, place, name, 2, number)
+        survey = find_newest(folder, Ranks())
+    assert survey.newest is not None and survey.newest.path.name == "step-2"
+    assert survey.damaged == {}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{os.strerror(number)}: trying again for up to" in line
+    with monkeypatch.context() as patch:
+        fail(patch, place, name, math.inf, number)
+        with pytest.raises(StorageError, match=os.strerror(number)) as caught:
+            find_newest(folder, Ranks())
+    assert caught.value.exit_code not in FINAL
+    assert "\n" not in str(caught.value)
+    assert list_names(folder) == ["step-1", "step-2"]
+
+
+def test_tensors_that_cannot_be_read_are_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
+) -> None:
+    found = find_newest(folder, Ranks()).newest
+    assert found is not None
+
+    def read() -> int:
+        return int(read_shards(found.path, "")["step"])
+
+    with monkeypatch.context() as patch:
+        fail(patch, shards._Reader, "read_data", 2)
+        assert read_together(found, Ranks(), read) == 2
+        fail(patch, shards._Reader, "read_data", math.inf)
+        with pytest.raises(StorageError, match="Stale file handle"):
+            read_together(found, Ranks(), read)
+    with pytest.raises(CheckpointError, match="step-2 does not fit: 'no'"):
+        read_together(found, Ranks(), lambda: {}["no"])
+
+
+@pytest.mark.mpi
+def test_rank_0_confirms_what_another_rank_finds(pool: Pools, sound: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sound, tmp_path / "checkpoints")
+    ranks = pool("openmpi", 2)
+    # Rank 1 compares the second of the two files.
+    passed = ranks.call(stale.find_with_stale_rank, folder, 2)
+    assert passed.values == [("step-2", [])] * 2
+    assert "is missing, but not for rank 0 on " in passed.stderr[0]
+    said = ranks.call(stale.find_with_stale_rank, folder, 10**9).values
+    assert said[0] == said[1]
+    assert re.fullmatch(
+        rf"StorageError: {folder}/step-2 cannot be read: rank 1 on .*: {SHARD}: is missing, but "
+        r"not for rank 0 on \S+ \(do all hosts share it\?\): nothing was changed; .*",
+        said[0],
+    )
+    assert list_names(folder) == ["step-1", "step-2"]
+    (folder / "step-2" / SHARD).unlink()
+    found = ranks.call(stale.find_with_stale_rank, folder, 0).values
+    assert found == [("step-1", [f"{SHARD}: is missing"])] * 2
+
+
+def test_another_format_is_no_damage(folder: Path) -> None:
+    path = folder / "step-2"
+    manifests.write_manifest(path, replace(manifests.read_manifest(path), format=1))
+    for find in (lambda: find_newest(folder, Ranks()), lambda: find_demanded(path, Ranks())):
+        with pytest.raises(
+            CheckpointError, match=r"has format 1 .* reads format 2 .*: use"
+        ) as caught:
+            find()
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert list_names(folder) == ["step-1", "step-2"]
+
+
+def test_what_is_removed_meanwhile_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = manifests.compare
+
+    def remove(path: Path, file: File) -> str:
+        shutil.rmtree(folder / "step-2", ignore_errors=True)
+        return compare(path, file)
+
+    monkeypatch.setattr(manifests, "compare", remove)
+    survey = find_newest(folder, Ranks())
+    assert survey.newest is not None and survey.newest.path.name == "step-1"
+    assert survey.damaged == {}
+
+
+def test_another_job_s_newer_one_is_found_in_place_of_those_that_it_removes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = manifests.compare
+
+    def replace_all(path: Path, file: File) -> str:
+        if (folder / "step-2").exists():
+            write(folder, 3, keep=1)
+        return compare(path, file)
+
+    monkeypatch.setattr(manifests, "compare", replace_all)
+    survey = find_newest(folder, Ranks())
+    assert survey.newest is not None and survey.newest.path.name == "step-3"
+
+
+@pytest.mark.parametrize("gone", ["step-1", "step-2"])
+def test_a_list_is_made_while_some_are_renamed(
+    gone: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = manifests._list(folder)
+    (folder / gone).rename(folder / "step-9.a.partial")
+    monkeypatch.setattr(manifests, "_list", lambda _: listed)
+    monkeypatch.setattr(Path, "is_dir", was_there(Path.is_dir))
+    assert {path.name for path in manifests.list_checkpoints(folder)} == {"step-1", "step-2"} - {
+        gone
+    }
+
+
+def was_there(is_dir: Callable[[Path], bool]) -> Callable[[Path], bool]:
+    """A directory is there when it is looked at first."""
+    seen = set[Path]()
+
+    def call(path: Path) -> bool:
+        if path in seen:
+            return is_dir(path)
+        seen.add(path)
+        return True
+
+    return call

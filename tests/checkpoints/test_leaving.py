@@ -1,0 +1,58 @@
+"""Scripts that leave while their last checkpoint is being written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launchers
+from mpiddp.checkpoints.manifest import list_checkpoints
+
+PROGRAM = launchers.ROOT / "tests/programs/leaving.py"
+OPENMPI = launchers.table()["openmpi"]
+CODES = {"end": 0, "forgotten": 0, "exit": 0, "preempted": 75, "failing": 1, "raising": 1}
+"""Exit codes by the way in which a script leaves."""
+
+
+def check(folder: Path) -> None:
+    assert [path.name for path in list_checkpoints(folder)] == ["step-7"]
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("way", CODES)
+def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path) -> None:
+    words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), way]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == CODES[way], done
+    assert done.stdout == "leaves\n"
+    check(tmp_path / "c")
+
+
+def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
+    words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), "full", "2.5"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert (
+        "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7" in done.stderr
+    )
+    assert "mpiddp: the checkpoint of step 7 failed: [Errno 28] " in done.stderr
+    assert list_checkpoints(tmp_path / "c") == []
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("group", 0), ("preempted", 75), ("raising", 1), ("full", 1)],
+)
+def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
+    words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]
+    result = launchers.run(OPENMPI, 2, words, timeout=120, cwd=tmp_path)
+    assert result.returncode == code, result
+    assert result.stdout.count("leaves") == 2
+    if way == "full":
+        assert "No space left on device" in result.output
+        assert list_checkpoints(tmp_path / "c") == []
+    else:
+        check(tmp_path / "c")

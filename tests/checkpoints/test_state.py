@@ -1,0 +1,240 @@
+"""What a checkpoint holds of a training, and that saving changes nothing in it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mpiddp
+from mpiddp.checkpoints.manifest import list_checkpoints
+from mpiddp.checkpoints.shards import list_stored
+from mpiddp.errors import CheckpointError, ConfigurationError
+
+OPTIMIZERS = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind is not torch.optim.Optimizer
+}
+"""All of torch's."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.01, "momentum": 0.9},
+    "LBFGS": {"lr": 0.1, "max_iter": 3, "history_size": 4},
+    "Muon": {"lr": 0.01},
+    "SparseAdam": {"lr": 0.01},
+}
+STEPS = 4
+
+
+class Net(nn.Module):
+    """With a head that is not always used, and weights that Muon and SparseAdam take."""
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.is_sparse = name == "SparseAdam"
+        self.first = nn.Embedding(5, 4, sparse=self.is_sparse)
+        has_bias = name not in ("Muon", "SparseAdam")
+        self.second = nn.Linear(4, 3, bias=has_bias)
+        self.head = nn.Linear(4, 3, bias=has_bias)
+        if self.is_sparse:
+            self.second.requires_grad_(False)
+            self.head.requires_grad_(False)
+
+    def forward(self, numbers: torch.Tensor, *, uses_head: bool = False) -> torch.Tensor:
+        hidden = self.first(numbers)
+        return self.second(hidden) + (self.head(hidden) if uses_head else 0)
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    return OPTIMIZERS[name](parameters, **OPTIONS.get(name, {}))
+
+
+def take_step(model: Net, optimizer: torch.optim.Optimizer, step: int, **options: bool) -> None:
+    numbers = torch.randint(0, 5, (8,), generator=torch.Generator().manual_seed(step))
+
+    def find_loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(numbers, **options) - step).square().mean()
+        torch.autograd.backward(loss)
+        return loss
+
+    optimizer.step(find_loss)
+
+
+def read_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Copies of all state, in a form that can be compared."""
+    return [
+        [each.detach().clone() for each in model.parameters()],
+        copy.deepcopy(optimizer.state_dict()),
+        torch.get_rng_state(),
+    ]
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Bit for bit, types included."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    return bool(one == other)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        yield
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_saves_change_nothing_and_each_can_be_gone_on_from(name: str, tmp_path: Path) -> None:
+    plain = Net(name)
+    optimizer = make_optimizer(name, plain)
+    expected = [read_all(plain, optimizer)]
+    for step in range(STEPS):
+        take_step(plain, optimizer, step)
+        expected.append(read_all(plain, optimizer))
+    model = Net(name)
+    optimizer = make_optimizer(name, model)
+    with mpiddp.Checkpointer(tmp_path, model, optimizer, keep=STEPS + 1) as checkpointer:
+        for step in range(STEPS):
+            checkpointer.save(step)
+            take_step(model, optimizer, step)
+            assert are_equal(read_all(model, optimizer), expected[step + 1]), step
+    for step in range(STEPS):
+        model = Net(name)
+        optimizer = make_optimizer(name, model)
+        with mpiddp.Checkpointer(tmp_path / "other", model, optimizer) as checkpointer:
+            state = checkpointer.restore(tmp_path / f"step-{step}")
+        assert state == {"step": step}
+        assert are_equal(read_all(model, optimizer), expected[step])
+        for each in range(step, STEPS):
+            take_step(model, optimizer, each)
+        assert are_equal(read_all(model, optimizer), expected[STEPS])
+
+
+def test_a_parameter_without_a_gradient_has_no_state_yet(tmp_path: Path) -> None:
+    models = [Net(), Net()]
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.1) for each in models]
+    for step in range(2):
+        take_step(models[0], optimizers[0], step)
+    with mpiddp.Checkpointer(tmp_path, models[0], optimizers[0]) as checkpointer:
+        checkpointer.save(2)
+    with mpiddp.Checkpointer(tmp_path, models[1], optimizers[1]) as checkpointer:
+        assert checkpointer.restore() == {"step": 2}
+    assert models[1].head.weight not in optimizers[1].state
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for step in range(2, 5):
+            take_step(model, optimizer, step, uses_head=True)
+    assert are_equal(read_all(models[0], optimizers[0]), read_all(models[1], optimizers[1]))
+
+
+def freeze(model: Net) -> torch.optim.Optimizer:
+    """An optimizer that does not have the head, as one that is tuned later."""
+    parts = [*model.first.parameters(), *model.second.parameters()]
+    return torch.optim.Adam(parts, 0.1)
+
+
+def freeze_gradients(model: Net) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    model.head.requires_grad_(False)
+    return optimizer
+
+
+def add_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": list(model.head.parameters()), "lr": 0.1})
+
+
+def free_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.head.requires_grad_(True)
+
+
+@pytest.mark.parametrize(("begin", "unfreeze"), [(freeze, add_head), (freeze_gradients, free_head)])
+@pytest.mark.parametrize("is_saved_again", [False, True])
+def test_state_of_a_frozen_parameter_waits_until_it_is_trained_again(
+    begin: Callable[[Net], torch.optim.Optimizer],
+    unfreeze: Callable[[Net, torch.optim.Optimizer], None],
+    is_saved_again: bool,
+    tmp_path: Path,
+) -> None:
+    model = Net()
+    whole = torch.optim.Adam(model.parameters(), 0.1)
+    for step in range(3):
+        take_step(model, whole, step, uses_head=True)
+    with mpiddp.Checkpointer(tmp_path, model, whole) as checkpointer:
+        checkpointer.save(3)
+    for _ in range(1 + is_saved_again):
+        model = Net()
+        optimizer = begin(model)
+        with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+            assert checkpointer.restore() == {"step": 3}
+            checkpointer.save(3)
+    unfreeze(model, optimizer)
+    take_step(model, optimizer, 3, uses_head=True)
+    found = optimizer.state[model.head.weight]
+    assert int(found["step"]) == 4
+    assert found["exp_avg"].abs().sum() > 0
+
+
+def test_types_of_state_are_kept(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer.state[model.weight] = {"momentum_buffer": torch.full((2, 3), 1.001)}
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.save(1)
+    optimizer.state.clear()
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.restore()
+    found = optimizer.state[model.weight]["momentum_buffer"]
+    assert found.dtype == torch.float32 and torch.equal(found, torch.full((2, 3), 1.001))
+
+
+def test_an_optimizer_with_parameters_of_nobody_is_refused(tmp_path: Path) -> None:
+    model, head = nn.Linear(3, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], 0.1)
+    with pytest.raises(ConfigurationError, match=r"group 0 as number 2 one of shape \(1, 2\)"):
+        mpiddp.Checkpointer(tmp_path, model, optimizer)
+    torch.autograd.backward(head(model(torch.ones(4, 3))).sum())
+    optimizer.step()
+    with mpiddp.Checkpointer(tmp_path, model, optimizer, head=head) as checkpointer:
+        checkpointer.save(1)
+    expected = copy.deepcopy((head.state_dict(), optimizer.state_dict()))
+    optimizer.step()
+    with mpiddp.Checkpointer(tmp_path, model, optimizer, head=head) as checkpointer:
+        checkpointer.restore()
+    assert are_equal(expected, (head.state_dict(), optimizer.state_dict()))
+
+
+def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.save(1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    with (
+        mpiddp.Checkpointer(tmp_path, model, optimizer, schedule=schedule) as checkpointer,
+        pytest.raises(CheckpointError, match="it has no state of 'schedule'"),
+    ):
+        checkpointer.restore()
+
+
+def test_one_rank_stores_everything_once(tmp_path: Path) -> None:
+    model = nn.BatchNorm1d(3)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with mpiddp.Checkpointer(tmp_path, model, average=average) as checkpointer:
+        checkpointer.save(1)
+    names = list(list_stored(list_checkpoints(tmp_path)[0]))
+    assert not [name for name in names if name.startswith("rank-")]
+    assert "average.module.weight" in names

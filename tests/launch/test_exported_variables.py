@@ -1,0 +1,131 @@
+"""What start-up sets stays in its process and the children that serve it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launchers
+from mpiddp import environment
+from mpiddp.launch.exported_variables import ExportedVariables, export_for_good, forget_inherited
+
+NAMES = ("FIRST", "SECOND", "THIRD", environment.EXPORTED)
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def now() -> list[str | None]:
+    return [os.environ.get(name) for name in NAMES[:3]]
+
+
+def become_another_process() -> None:
+    """Change the list as if the process that wrote it was this one's parent."""
+    entries = json.loads(os.environ[environment.EXPORTED])
+    os.environ[environment.EXPORTED] = json.dumps([os.getppid(), entries[1]])
+
+
+def test_another_process_puts_back_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECOND", "the user's")
+    monkeypatch.setenv("THIRD", "2")
+    ExportedVariables().export({"FIRST": "1", "SECOND": "2", "THIRD": "3"})
+    forget_inherited()
+    assert now() == ["1", "2", "3"]
+    os.environ["THIRD"] = "changed since"
+    become_another_process()
+    forget_inherited()
+    assert now() == [None, "the user's", "changed since"]
+    assert environment.EXPORTED not in os.environ
+
+
+def test_an_inner_session_gives_back_what_the_outer_one_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FIRST", "the user's")
+    outer, inner = ExportedVariables(), ExportedVariables()
+    outer.export({"FIRST": "1"})
+    before = dict(os.environ)
+    inner.export({"FIRST": "2", "SECOND": "2"})
+    inner.export({"FIRST": "3"})
+    inner.restore()
+    assert dict(os.environ) == before
+    inner.export({"FIRST": "2"})
+    become_another_process()
+    forget_inherited()
+    assert now() == ["the user's", None, None]
+
+
+def test_nothing_is_left_of_a_session_but_what_is_set_for_good() -> None:
+    before = dict(os.environ)
+    session = ExportedVariables()
+    session.export({"FIRST": "1"})
+    session.restore()
+    assert dict(os.environ) == before
+    session = ExportedVariables()
+    session.export({"FIRST": "1"})
+    export_for_good({"SECOND": "2"})
+    session.restore()
+    assert now() == [None, "2", None]
+    become_another_process()
+    forget_inherited()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '[1, {"FIRST": 3}]', '[1, {"FIRST": [1, null]}]'])
+def test_a_damaged_list_does_no_harm(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.EXPORTED, text)
+    monkeypatch.setenv("FIRST", "1")
+    forget_inherited()
+    assert now() == ["1", None, None] and environment.EXPORTED not in os.environ
+
+
+NOTEBOOK = """
+import os, subprocess, sys
+import mpiddp
+
+def run(*words):
+    print(subprocess.run([sys.executable, *words], stdout=-1, check=True).stdout.decode().strip())
+
+session = mpiddp.init(timeout=30, port_range="20000-40000")
+run("-m", "mpiddp", "--launcher", "none", "show.py")
+run("rank.py")
+run("show.py")
+"""
+SHOW = """
+import os
+names = ("MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE")
+print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.environ))
+"""
+RANK = """
+import mpiddp, os
+session = mpiddp.init(timeout=30)
+print(os.environ["MPIDDP_PORT_RANGE"])
+"""
+
+
+def test_a_launch_inherits_nothing_from_the_session_that_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "rank.py").write_text(RANK)
+    result = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        env=launchers.clean_environment({environment.PORT_RANGE: "10000-50000"}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert result.returncode == 0, result
+    front, rank, child = result.stdout.splitlines()
+    assert front == rank == "10000-50000"
+    # Any other child keeps what serves it.
+    assert child.split() == [
+        "20000-40000", "MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE",
+    ]  # fmt: skip

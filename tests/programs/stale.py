@@ -1,0 +1,89 @@
+"""Ranks that see another directory than rank 0, for a while or for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import mpiddp
+from mpiddp.checkpoints import directory as directories
+from mpiddp.checkpoints import manifest as manifests
+from mpiddp.checkpoints.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.finding import find_newest
+from mpiddp.checkpoints.ranks import Ranks
+
+PATIENCE = {"PATIENCE_SECONDS": 0.5, "FIRST_PAUSE": 0.01}
+
+
+def find_with_stale_rank(session: mpiddp.Session, folder: Path, times: int) -> Any:
+    """The newest checkpoint's name and all problems, or the error.
+
+    Files are missing on rank 1, so many times.
+    """
+    ranks, compare, count = Ranks(), manifests.compare, 0
+
+    def compare_or_miss(*arguments: Any) -> str:
+        nonlocal count
+        count += 1
+        return "is missing" if ranks.rank and count <= times else compare(*arguments)
+
+    with (
+        mock.patch.object(manifests, "compare", compare_or_miss),
+        mock.patch.multiple(manifests, **PATIENCE),
+    ):
+        try:
+            survey = find_newest(folder, ranks)
+        except mpiddp.MpiddpError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            ranks.close()
+    assert survey.newest is not None
+    problems = [each for found in survey.damaged.values() for each in found]
+    return survey.newest.path.name, problems
+
+
+def open_apart(session: mpiddp.Session, folder: Path) -> str:
+    """What ``open`` says where each rank has another directory."""
+    ranks = Ranks()
+    own = folder / f"node-{ranks.rank}"
+    own.mkdir()
+    directory = CheckpointDirectory(own, ranks, Source(), 2)
+    with mock.patch.multiple(manifests, **PATIENCE):
+        try:
+            directory.open()
+        except mpiddp.ConfigurationError as error:
+            return str(error)
+        finally:
+            directory.close()
+            ranks.close()
+    raise AssertionError("it was opened")
+
+
+def save_apart(session: mpiddp.Session, folder: Path) -> str:
+    """What a save says where rank 0 does not see the file of rank 1."""
+    ranks, write_shards = Ranks(), directories.write_shards
+    directory = CheckpointDirectory(folder, ranks, Source(attempt="a"), 2)
+
+    def write_elsewhere(*arguments: Any) -> Any:
+        files = write_shards(*arguments)
+        if ranks.rank == 0:
+            (folder / "step-1.a.partial" / "__1_0.distcp").unlink()
+        return files
+
+    with (
+        mock.patch.object(directories, "write_shards", write_elsewhere),
+        mock.patch.multiple(manifests, **PATIENCE),
+    ):
+        directory.open()
+        directory.start(1, {f"rank-{ranks.rank}.x": torch.ones(3)})
+        try:
+            directory.wait()
+        except OSError as error:
+            return str(error)
+        finally:
+            directory.close()
+            ranks.close()
+    raise AssertionError(f"it was published: {list(folder.iterdir())}")

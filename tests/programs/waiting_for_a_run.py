@@ -1,0 +1,43 @@
+"""Ranks that enter a run whose lock rank 0 has to wait for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from mpiddp.launch.directory_lock import DirectoryLock
+from mpiddp.launch.session import Session
+from mpiddp.training.config import parse
+from mpiddp.training.shared_run import enter_run
+
+PAUSES = 5
+
+
+def enter(session: Session) -> tuple[str, int]:
+    """Enter the run ``a``; returns its path, and how many broadcasts this rank took part in."""
+    acquire, broadcast, count = DirectoryLock.acquire, session.broadcast, 0
+
+    def acquire_late(*values: Any, pause: Callable[[float], object], **more: Any) -> DirectoryLock:
+        for _ in range(PAUSES):
+            pause(0)
+        return acquire(*values, pause=pause, **more)
+
+    def count_broadcasts(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        return broadcast(value)
+
+    with contextlib.ExitStack() as stack:
+        for where, name, new in (
+            (DirectoryLock, "acquire", acquire_late),
+            (session, "broadcast", count_broadcasts),
+        ):
+            stack.enter_context(mock.patch.object(where, name, new))
+        handler = session._resources.failure_handler
+        run, path = enter_run(parse(["--name", "a"]).resolve(), session, handler)
+    handler.entered_runs.discard(path)
+    if run is not None:
+        run.close()
+    return str(path), count

@@ -1,0 +1,44 @@
+"""Checkpoints of a small state, written by this process alone."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpiddp.checkpoints.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.finding import Survey
+from mpiddp.checkpoints.owner import LOCK, OWNER
+from mpiddp.checkpoints.ranks import Ranks
+
+SHARD, METADATA = "__0_0.distcp", ".metadata"
+STATE = {"weights": torch.arange(3000.0), "counts": torch.tensor([4, 5])}
+
+
+def make_directory(path: Path, keep: int = 9, **values: Any) -> CheckpointDirectory:
+    """Of the run 'a', which may begin anew there."""
+    given = {"run": "a", "attempt": "attempt-1", "configuration": {"seed": 0}, "replaces": True}
+    return CheckpointDirectory(path, Ranks(), Source(**{**given, **values}), keep)
+
+
+def open_directory(
+    path: Path, survey: Survey | None = None, **values: Any
+) -> contextlib.closing[CheckpointDirectory]:
+    directory = make_directory(path, **values)
+    directory.open(survey)
+    return contextlib.closing(directory)
+
+
+def write(path: Path, *steps: int, score: float | None = None, **values: Any) -> None:
+    with open_directory(path, **values) as directory:
+        for step in steps:
+            state = {**STATE, "step": torch.tensor(step)}
+            directory.start(step, state, score)
+        directory.wait()
+
+
+def list_names(path: Path) -> list[str]:
+    """All but what says whose the directory is."""
+    return sorted({each.name for each in path.iterdir()} - {OWNER, LOCK})
