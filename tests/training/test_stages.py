@@ -142,7 +142,9 @@ def read_row(folder: Path, name: str) -> dict[str, Any]:
 @pytest.mark.mpi
 def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) -> None:
     words = [["--name", name, *TOY, *options] for name, options in SYNC.items()]
+    begin = time.perf_counter()
     pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)
+    elapsed = time.perf_counter() - begin
     for name in SYNC:
         row = read_row(tmp_path, name)
         # With two ranks, a ring sends what a server and its worker do: each number once.
@@ -153,7 +155,8 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
             assert sent == steps * GRADIENTS or name in ("served", "apart")
         workers = 1 if name == "apart" else 2
         assert all(each > 0 for each in row["bandwidth"][:workers])
-        assert sum(row["stages"].values()) <= 1.01 * row["seconds"]
+        # Not the row's seconds: they are rank 0's, whose epoch may begin later than rank 1's.
+        assert sum(row["stages"].values()) <= elapsed
         assert row["stages"]["communication"] > 0
         assert (row["stages"]["update"] == 0) == (name in ("served", "apart"))
         assert 2e7 < row["host_memory"] < 1e11
