@@ -1,8 +1,8 @@
 """Which checkpoint can be used: all its files are compared with its manifest first.
 
-Nothing is changed here. What is damaged is told from what cannot be read now: rank 0 confirms
-damage that another rank has found, since a network file system may show ranks different things for
-a while.
+Nothing is changed here. What is damaged is told from what cannot be read now: all ranks must find
+the damage that one of them has found, since a network file system may show them different things
+for a while.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.manifest import DamageError, Manifest, Patience, describe_error
+from mpiddp.checkpoints.manifest import (
+    DamageError,
+    FormatError,
+    Manifest,
+    Patience,
+    describe_error,
+)
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_metadata
 from mpiddp.errors import CheckpointError, StorageError
@@ -51,78 +58,103 @@ def verify(path: Path, ranks: Ranks) -> Found:
     """Compare all files with the manifest, each rank a part of them. Collective.
 
     Raises, on all ranks alike, DamageError with all problems, FormatError, or StorageError if a
-    file cannot be read, or not by all ranks.
+    file cannot be read, or is damaged for some ranks only.
     """
     patience = Patience(ranks.rank)
-    text = _ask_rank_0(path, ranks, patience, manifests.read_text, path)
-    manifest = manifests.interpret(path, text)
-    problems = _ask_rank_0(path, ranks, patience, manifests.find_misfits, path, manifest)
-    problems += _find_changed(path, manifest, ranks, patience)
+    text = _agree(path, ranks, patience, _read_manifest, path)
+    manifest = manifests.interpret(path, ranks.broadcast(text))
+    suspects = _find_suspects(path, manifest, ranks, patience)
+    _agree(path, ranks, patience, _check_files, path, manifest, suspects)
     # Nothing is interpreted before the bytes are known to be those that were written.
-    if not problems:
-        problems = _ask_rank_0(path, ranks, patience, _list_strange, path, manifest)
-    if problems:
-        raise DamageError(problems)
+    _agree(path, ranks, patience, _check_list, path, manifest)
     return Found(path, manifest)
 
 
-def _find_changed(path: Path, manifest: Manifest, ranks: Ranks, patience: Patience) -> list[str]:
-    """One line for each file that is missing or changed. Collective. Raises StorageError."""
+def _read_manifest(path: Path) -> str:
+    """What the file holds. Raises DamageError or OSError; another format is none of them."""
+    text = manifests.read_text(path)
+    with suppress(FormatError):
+        manifests.interpret(path, text)
+    return text
+
+
+def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks, patience: Patience) -> list[str]:
+    """Names of files that the rank that looked found missing or changed. Collective.
+
+    Raises StorageError.
+    """
     names = sorted(manifest.files)[ranks.rank :: ranks.size]
-    while True:
-        mine, failure = dict[str, str](), None
-        try:
-            mine = _compare(path, manifest, names, patience)
-        except OSError as error:
-            failure = describe_error(error)
-        answers = ranks.gather((socket.gethostname(), mine, failure))
-        for rank, (host, _, failure) in enumerate(answers):
-            if failure is not None:
-                raise _make_error(path, f"rank {rank} on {host}: {failure}")
-        found = [(name, rank) for rank, (_, mine, _) in enumerate(answers) for name in mine]
-        if not found:
-            return []
-        others = [name for name, rank in found if rank > 0]
-        confirmed = answers[0][1] | _ask_rank_0(
-            path, ranks, patience, _compare, path, manifest, others, patience
-        )
-        if confirmed:
-            return [f"{name}: {problem}" for name, problem in sorted(confirmed.items())]
-        name, rank = found[0]
-        host, theirs, _ = answers[rank]
-        doubt = (
-            f"rank {rank} on {host}: {name}: {theirs[name]}, but not for rank 0 on "
-            f"{answers[0][0]} (do all hosts share it?)"
-        )
-        if not ranks.broadcast(ranks.rank == 0 and patience.wait(f"{path}: {doubt}")):
-            raise _make_error(path, doubt)
-        names = list(mine)
+    mine, failure = list[str](), None
+    try:
+        mine = [name for name in names if patience.read(_compare, path, manifest, name)]
+    except OSError as error:
+        failure = describe_error(error)
+    answers = ranks.gather((socket.gethostname(), mine, failure))
+    for rank, (host, _, failure) in enumerate(answers):
+        if failure is not None:
+            raise _make_error(path, f"rank {rank} on {host}: {failure}")
+    return sorted(name for _, mine, _ in answers for name in mine)
 
 
-def _compare(
-    path: Path, manifest: Manifest, names: list[str], patience: Patience
-) -> dict[str, str]:
-    """What is wrong with these files, by their names. Raises OSError."""
-    found = {}
-    for name in names:
-        expected = manifest.files[name]
-        problem = patience.read(manifests.compare, path / name, expected)
-        if problem:
-            found[name] = problem
-    return found
+def _compare(path: Path, manifest: Manifest, name: str) -> str:
+    return manifests.compare(path / name, manifest.files[name])
 
 
-def _list_strange(path: Path, manifest: Manifest) -> list[str]:
-    """What the list of tensors says that cannot be. Raises OSError."""
+def _check_files(path: Path, manifest: Manifest, names: list[str]) -> None:
+    """Raise DamageError for what is wrong with these files and the list of all, or OSError."""
+    found = {name: _compare(path, manifest, name) for name in names}
+    try:
+        problems = manifests.find_misfits(path, manifest)
+    except FileNotFoundError:
+        problems = ["it was removed"]
+    problems += [f"{name}: {problem}" for name, problem in found.items() if problem]
+    if problems:
+        raise DamageError(problems)
+
+
+def _check_list(path: Path, manifest: Manifest) -> None:
+    """Raise DamageError for what the list of tensors says and cannot be, or OSError."""
     try:
         for info in read_metadata(path).storage_data.values():
             if info.relative_path not in manifest.files:
-                return [f"{info.relative_path!r} is none of its files"]
-    except DamageError as error:
-        return error.problems
+                raise DamageError([f"{info.relative_path!r} is none of its files"])
     except (AttributeError, TypeError) as error:
-        return [f"its list of tensors cannot be read: {error}"]
-    return []
+        raise DamageError([f"its list of tensors cannot be read: {error}"]) from None
+
+
+def _agree(
+    path: Path, ranks: Ranks, patience: Patience, work: Callable[..., T], *arguments: Any
+) -> T:
+    """What ``work`` returns on this rank, once no rank finds damage. Collective.
+
+    Raises, on all ranks alike, DamageError if all find damage, and StorageError for an OSError, or
+    if only some find damage for as long as ``patience`` lasts.
+    """
+    while True:
+        values, problems, failure = list[T](), list[str](), None
+        try:
+            values.append(patience.read(work, *arguments))
+        except DamageError as error:
+            problems = error.problems
+        except OSError as error:
+            failure = describe_error(error)
+        answers = ranks.gather((socket.gethostname(), problems, failure))
+        for rank, (host, _, failure) in enumerate(answers):
+            if failure is not None:
+                raise _make_error(path, f"rank {rank} on {host}: {failure}")
+        finders = [rank for rank, (_, found, _) in enumerate(answers) if found]
+        if not finders:
+            return values[0]
+        if len(finders) == ranks.size:
+            raise DamageError(answers[0][1])
+        other = next(rank for rank in range(ranks.size) if rank not in finders)
+        host, found, _ = answers[finders[0]]
+        doubt = (
+            f"rank {finders[0]} on {host}: {found[0]}, but not for rank {other} on "
+            f"{answers[other][0]} (do all hosts share it?)"
+        )
+        if not ranks.broadcast(ranks.rank == 0 and patience.wait(f"{path}: {doubt}")):
+            raise _make_error(path, doubt)
 
 
 def _ask_rank_0(
@@ -151,7 +183,8 @@ def _ask_rank_0(
 
 def _make_error(path: Path, failure: str) -> StorageError:
     return StorageError(
-        f"{path} cannot be read: {failure}: nothing was changed; start again once it can be read"
+        f"{path} cannot be read: {failure}: nothing was changed; start again once it can be read, "
+        "or move it away"
     )
 
 
@@ -177,7 +210,7 @@ def find_newest(directory: Path, ranks: Ranks) -> Survey:
         )
         raise CheckpointError(
             f"expected a valid checkpoint in {directory}, found damaged ones alone"
-            f"{f' ({listed})' if listed else ''}: restore one, or start over with --resume never"
+            f"{f' ({listed})' if listed else ''}: restore one, or move them away to begin anew"
         )
     return NOTHING_FOUND
 

@@ -345,24 +345,41 @@ def test_tensors_that_cannot_be_read_are_tried_again(
 
 
 @pytest.mark.mpi
-def test_rank_0_confirms_what_another_rank_finds(pool: Pools, sound: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stale_rank", [0, 1])
+def test_all_ranks_must_find_what_one_finds(
+    stale_rank: int, pool: Pools, sound: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     ranks = pool("openmpi", 2)
-    # Rank 1 compares the second of the two files.
-    passed = ranks.call(stale.find_with_stale_rank, folder, 2)
+    # Rank 0 compares the first of the two files, rank 1 the second.
+    name = (METADATA, SHARD)[stale_rank]
+    passed = ranks.call(stale.find_with_stale_rank, folder, stale_rank, 2)
     assert passed.values == [("step-2", [])] * 2
-    assert "is missing, but not for rank 0 on " in passed.stderr[0]
-    said = ranks.call(stale.find_with_stale_rank, folder, 10**9).values
+    assert f"is missing, but not for rank {1 - stale_rank} on " in passed.stderr[0]
+    said = ranks.call(stale.find_with_stale_rank, folder, stale_rank, 10**9).values
     assert said[0] == said[1]
     assert re.fullmatch(
-        rf"StorageError: {folder}/step-2 cannot be read: rank 1 on .*: {SHARD}: is missing, but "
-        r"not for rank 0 on \S+ \(do all hosts share it\?\): nothing was changed; .*",
+        rf"StorageError: {folder}/step-2 cannot be read: rank {stale_rank} on .*: {name}: is "
+        rf"missing, but not for rank {1 - stale_rank} on \S+ \(do all hosts share it\?\): nothing "
+        r"was changed; .*",
         said[0],
     )
     assert list_names(folder) == ["step-1", "step-2"]
-    (folder / "step-2" / SHARD).unlink()
-    found = ranks.call(stale.find_with_stale_rank, folder, 0).values
-    assert found == [("step-1", [f"{SHARD}: is missing"])] * 2
+    (folder / "step-2" / name).unlink()
+    found = ranks.call(stale.find_with_stale_rank, folder, stale_rank, 0).values
+    assert found == [("step-1", [f"{name}: is missing"])] * 2
+
+
+@pytest.mark.mpi
+def test_a_manifest_that_one_rank_does_not_see_yet_is_no_damage(
+    pool: Pools, sound: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sound, tmp_path / "checkpoints")
+    ranks = pool("openmpi", 2)
+    assert ranks.call(stale.find_without_manifest, folder, 1).values == [("step-2", [])] * 2
+    said = ranks.call(stale.find_without_manifest, folder, 10**9).values
+    assert "cannot be read: rank 0 on" in said[0] and said[0] == said[1]
+    assert list_names(folder) == ["step-1", "step-2"]
 
 
 def test_another_format_is_no_damage(folder: Path) -> None:

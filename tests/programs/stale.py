@@ -10,30 +10,50 @@ import torch
 
 import mpiddp
 from mpiddp.checkpoints import directory as directories
+from mpiddp.checkpoints import finding
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.finding import find_newest
+from mpiddp.checkpoints.manifest import DamageError
 from mpiddp.checkpoints.ranks import Ranks
 
 PATIENCE = {"PATIENCE_SECONDS": 0.5, "FIRST_PAUSE": 0.01}
 
 
-def find_with_stale_rank(session: mpiddp.Session, folder: Path, times: int) -> Any:
+def find_with_stale_rank(session: mpiddp.Session, folder: Path, stale: int, times: int) -> Any:
     """The newest checkpoint's name and all problems, or the error.
 
-    Files are missing on rank 1, so many times.
+    Files are missing on rank ``stale``, so many times.
     """
-    ranks, compare, count = Ranks(), manifests.compare, 0
+    compare, left = manifests.compare, times if session.world.rank == stale else 0
 
     def compare_or_miss(*arguments: Any) -> str:
-        nonlocal count
-        count += 1
-        return "is missing" if ranks.rank and count <= times else compare(*arguments)
+        nonlocal left
+        left -= 1
+        return "is missing" if left >= 0 else compare(*arguments)
 
-    with (
-        mock.patch.object(manifests, "compare", compare_or_miss),
-        mock.patch.multiple(manifests, **PATIENCE),
-    ):
+    with mock.patch.object(manifests, "compare", compare_or_miss):
+        return _find(folder)
+
+
+def find_without_manifest(session: mpiddp.Session, folder: Path, times: int) -> Any:
+    """The same; rank 0 does not see the newest manifest, so many times."""
+    read, left = finding._read_manifest, times if session.world.rank == 0 else 0
+
+    def read_or_miss(path: Path) -> str:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise DamageError(["manifest.json is missing"])
+        return read(path)
+
+    with mock.patch.object(finding, "_read_manifest", read_or_miss):
+        return _find(folder)
+
+
+def _find(folder: Path) -> Any:
+    ranks = Ranks()
+    with mock.patch.multiple(manifests, **PATIENCE):
         try:
             survey = find_newest(folder, ranks)
         except mpiddp.MpiddpError as error:
