@@ -44,7 +44,9 @@ COMPARED = (
     "epoch", "step", "loss", "accuracy", "learning_rate", "test_loss", "test_accuracy",
     "parameters",
 )  # fmt: skip
-LOST = re.compile(r"mpiddp: .*(was lost|left early|: failed|has stalled|no rank)")
+LOST = re.compile(
+    r"mpiddp: .*(was lost|left early|: failed|has stalled|been in one collective|no rank)"
+)
 
 
 @dataclass(frozen=True)
