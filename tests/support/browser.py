@@ -89,12 +89,15 @@ class Page:
         file = self.folder / "page.html"
         second = parse(beside) if beside else None
         file.write_text(draw_page(parse(text), ranks, nodes, beside=second, **figures), "utf-8")
-        self.driver.get(f"{file.as_uri()}{address}")
+        self.visit(f"{file.as_uri()}{address}")
 
     def visit(self, address: str) -> None:
         """Load anew, which a browser does not do where only the part after # differs."""
         self.driver.get("about:blank")
         self.driver.get(address)
+        # A busy machine's driver may come back before the page is there.
+        state = "return location.href !== 'about:blank' && document.readyState === 'complete'"
+        self.wait(lambda: bool(self.run(state)))
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -134,7 +137,7 @@ class Page:
     def wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, self.where()
+            assert time.monotonic() < deadline, self.driver.current_url
             time.sleep(0.05)
 
     def facts(self, panel: int = 0) -> Mapping[str, str]:
