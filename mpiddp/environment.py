@@ -160,6 +160,11 @@ OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
 OPENBLAS_MAIN_FREE = "OPENBLAS_MAIN_FREE"
 """Lets the main thread use all cores. numpy sets it while it is imported."""
+NO_BACKTRACES = ("HFI_NO_BACKTRACE", "IPATH_NO_BACKTRACE")
+"""Open MPI sets them to 1 in MPI_Init, if they are not set."""
+PMIX_SECURITY = "PMIX_MCA_psec"
+PMIX_SECURITY_MODE = "PMIX_SECURITY_MODE"
+"""The daemon's value for PMIX_SECURITY, which PMIx sets in MPI_Init."""
 
 OUR_RUN_ID_PREFIX = "mpiddp-"
 """Start of the run id that mpiddp gives, so that it is never taken for torchrun."""

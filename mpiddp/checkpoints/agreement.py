@@ -16,6 +16,7 @@ import atexit
 import json
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,6 +32,8 @@ QUESTIONS = 1000
 """To the store in a second, from all ranks."""
 SHORT_PERIOD = 0.01
 """Seconds between two looks for the decision."""
+LONGEST_END = 10.0
+"""Seconds to wait for a thread at the end of the program."""
 CALL, COUNT, DECISION = "call", "count", "decision"
 """Keys."""
 PREEMPTED = "preempted"
@@ -91,6 +94,8 @@ class StepAgreement:
                 target=self._watch, name="mpiddp-agreement", daemon=True
             )
             self._thread.start()
+            # The interpreter cannot end while a thread is inside torch: that aborts the process.
+            weakref.finalize(self, _end, self._closed, self._thread)
 
     def find_due(self) -> Due:
         """In a place that all ranks pass: what all do here. The same names on all.
@@ -123,6 +128,10 @@ class StepAgreement:
             return bool(self._wishes[name]())
         now = self._round
         return name in now.due and now.place is not None and self._passed + 1 >= now.place
+
+    def stop(self) -> None:
+        """After an error: no wish is asked for any more. Waits for nothing."""
+        self._closed.set()
 
     def close(self) -> None:
         """This rank passes no more places. Others that are called do not wait for it."""
@@ -186,6 +195,12 @@ class StepAgreement:
         if store.add(self._key(COUNT), 1) == size:
             found = store.multi_get([self._key(rank) for rank in range(size)])
             store.set(self._key(DECISION), str(max(map(float, found)) + 1))
+
+
+def _end(closed: threading.Event, thread: threading.Thread) -> None:
+    """At the end of the program."""
+    closed.set()
+    thread.join(LONGEST_END)
 
 
 def describe(due: Due) -> str:

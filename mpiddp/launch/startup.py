@@ -202,6 +202,7 @@ class Starter:
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
+        mpi.add_own_variables()
         self.torch_import = TorchImport()
 
     def start_mpi(self) -> None:

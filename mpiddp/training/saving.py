@@ -366,6 +366,12 @@ class Saver:
             self._signals.is_heeded = self._has_stopped
         self._agreement.close()
 
+    def abandon(self) -> None:
+        """After an error: signals end the process again. Not collective, and may be called twice."""
+        if self._signals is not None:
+            self._signals.is_heeded = self._has_stopped
+        self._agreement.stop()
+
     def close(self) -> None:
         """Wait until the last checkpoint is on the disk. Collective. Raises MpiddpError."""
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -120,16 +120,20 @@ def enter_run(
 
 
 @contextmanager
-def abandoned_after_error(run: RunDirectory | None) -> Iterator[None]:
+def abandoned_after_error(run: RunDirectory | None) -> Iterator[list[Callable[[], None]]]:
     """Let this process open the run again after an error in the body.
 
     Other jobs cannot: the run stays locked while the failure handler writes, until the end.
+    The yielded list takes what else is to be called then.
     """
+    after_error: list[Callable[[], None]] = []
     try:
-        yield
+        yield after_error
     except GeneratorExit:
         raise  # The script has left its loop; the run ends when the session does.
     except BaseException:
+        for work in after_error:
+            work()
         if run is not None:
             run.abandon()
         raise

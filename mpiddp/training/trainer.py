@@ -138,9 +138,10 @@ def run_steps(
     training = prepare(resumed, task, session, failure_handler, taken)
     check_model(training)
     run, path = enter_run(training.configuration, session, failure_handler)
-    with abandoned_after_error(run):
+    with abandoned_after_error(run) as after_error:
         say(session, *describe_training(training))
         saver = Saver(training, beginning, run, signals)
+        after_error.append(saver.abandon)
         begun = saver.restore()
         failure_handler.step = begun.position.step or None
         if failure_handler.attempt > 1 and begun.position == Position():

@@ -186,6 +186,26 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
     assert all(not any(each.values()) for each in left)
 
 
+# The end of a program
+
+FORGOTTEN = """
+import torch.distributed as dist
+from mpiddp.checkpoints import agreement
+from mpiddp.checkpoints.agreement import Members, StepAgreement
+agreement.PERIOD, agreement.QUESTIONS = 1e-6, 1e9
+store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+agreements = [StepAgreement({}, Members(0, 2, store)) for _ in range(4)]
+print("done", flush=True)
+"""
+
+
+def test_an_agreement_that_is_not_closed_does_not_abort_the_program() -> None:
+    # Its threads are inside torch nearly all the time, and Python ends without them.
+    command = [sys.executable, "-W", "ignore", "-c", FORGOTTEN]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "done\n", "")
+
+
 # Signals of one process
 
 PROGRAM = """

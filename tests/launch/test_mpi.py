@@ -241,3 +241,38 @@ def test_two_ranks_need_a_library(tmp_path):
     env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
     result = launchers.run(row, 2, ["-c", HELLO], timeout=60, env=env).expect(3)
     one_message(result, "no MPI library that it can load", "MPI4PY_LIBMPI")
+
+
+ADDED = """
+import ctypes
+import mpiddp
+from mpiddp.launch.mpi import mpi
+
+def list_names():
+    table = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    names = set()
+    while table[len(names)] is not None:
+        names.add(table[len(names)].partition(b"=")[0].decode())
+    return names
+
+class Library(ctypes.CDLL):
+    def __getattr__(self, name):
+        found = super().__getattr__(name)
+        def call(*arguments):
+            before = list_names()
+            code = found(*arguments)
+            print("added:", *sorted(list_names() - before), flush=True)
+            return code
+        return call if name == "MPI_Init_thread" else found
+
+mpi.ctypes.CDLL = Library
+mpiddp.init().close()
+"""
+
+
+@pytest.mark.mpi
+def test_mpi_adds_no_variable_while_torch_is_imported(launcher, tmp_path):
+    program = tmp_path / "added.py"
+    program.write_text(ADDED)
+    result = launchers.run(launcher, 1, [str(program)], timeout=60).expect(0)
+    assert [line for line in result.stdout.splitlines() if line.startswith("added:")] == ["added:"]

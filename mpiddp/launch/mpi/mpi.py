@@ -131,6 +131,19 @@ def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
     return Initialization(initialized_here, interfaces)
 
 
+def add_own_variables() -> None:
+    """Set the environment variables that MPI_Init adds, before threads read the environment.
+
+    glibc before 2.41 moves its table when a variable is added, and a thread in getenv reads freed
+    memory then: torch's import crashed so, now and then. What exists already is replaced in place.
+    """
+    for name in environment.NO_BACKTRACES:
+        os.environ.setdefault(name, "1")
+    if environment.PMIX_SECURITY_MODE in os.environ:
+        mode = os.environ[environment.PMIX_SECURITY_MODE]
+        os.environ.setdefault(environment.PMIX_SECURITY, mode)
+
+
 def finalize(MPI: Any) -> None:
     """Call MPI_Finalize without holding the interpreter's lock, so that a deadline can fire."""
     ctypes.CDLL(MPI.__file__).MPI_Finalize()
