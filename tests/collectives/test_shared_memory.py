@@ -64,6 +64,11 @@ def find(shared_memory: SharedMemory, tensor: torch.Tensor) -> Place | None:
     return shared_memory.find(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
+def make_segment(shared_memory: SharedMemory, size: int) -> torch.Tensor:
+    """Bytes in a segment of their own."""
+    return torch.frombuffer(shared_memory.allocate(size), dtype=torch.uint8)
+
+
 # ---- making -------------------------------------------------------------------------------
 
 
@@ -113,12 +118,46 @@ def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
     assert count_descriptors() == before
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 1 << 20), st.booleans()), min_size=1, max_size=60),
+)
+def test_tensors_that_share_a_segment_do_not_overlap(rows):
+    shared_memory = SharedMemory()
+    kept: dict[int, torch.Tensor] = {}
+    for number, (size, is_kept) in enumerate(rows, start=1):
+        tensor = shared_memory.empty((size,), torch.uint8)
+        assert not tensor.any() and tensor.data_ptr() % 64 == 0
+        assert find(shared_memory, tensor) is not None
+        tensor.fill_(number)
+        if is_kept:
+            kept[number] = tensor
+        del tensor
+    while kept:
+        number, tensor = kept.popitem()
+        assert (tensor == number).all()
+        del tensor
+    assert shared_memory.own == ()
+
+
+def test_many_tensors_take_few_descriptors():
+    shared_memory = SharedMemory()
+    before = count_descriptors()
+    sizes = [4, 1 << 10, 100_000, 1 << 20]
+    tensors = [shared_memory.empty((size,), torch.uint8) for _ in range(250) for size in sizes]
+    assert len({tensor.data_ptr() for tensor in tensors}) == 1000
+    # Two for each segment; eight ranks would have seven more for each.
+    assert count_descriptors() - before <= 2 * 50
+    del tensors
+    assert count_descriptors() == before
+
+
 # ---- finding ------------------------------------------------------------------------------
 
 
 def test_memory_is_found_from_the_first_byte_to_the_last():
     shared_memory = SharedMemory()
-    tensor = shared_memory.empty((1000,), torch.float32)
+    tensor = make_segment(shared_memory, 4000).view(torch.float32)
     start, size = tensor.data_ptr(), 4000
     whole = shared_memory.find(start, size)
     assert whole is not None and whole.offset == 0 and whole.number == 1
@@ -143,7 +182,7 @@ def test_private_memory_and_other_segments_are_not_found():
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=8), st.data())
 def test_each_of_many_segments_is_found_as_itself(sizes, data):
     shared_memory = SharedMemory()
-    tensors = [shared_memory.empty((size,), torch.uint8) for size in sizes]
+    tensors = [make_segment(shared_memory, size) for size in sizes]
     dropped = data.draw(st.sets(st.integers(0, len(sizes) - 1)), "dropped")
     for index in dropped:
         tensors[index] = None
@@ -156,7 +195,7 @@ def test_each_of_many_segments_is_found_as_itself(sizes, data):
 
 def test_memory_that_begins_in_one_segment_and_ends_in_another_is_in_none():
     shared_memory = SharedMemory()
-    tensors = [shared_memory.empty((4096,), torch.uint8) for _ in range(8)]
+    tensors = [make_segment(shared_memory, 4096) for _ in range(8)]
     starts = sorted(tensor.data_ptr() for tensor in tensors)
     for left, right in itertools.pairwise(starts):
         assert shared_memory.find(left, right - left + 1) is None
@@ -213,12 +252,18 @@ def test_a_forked_child_goes_on_with_what_it_has_inherited():
     tensor = shared_memory.empty((1 << 16,), torch.float32)
     before = count_descriptors()
     array = tensor.fill_(3).numpy()
+    small = shared_memory.empty((8,), torch.float32)
+    inherited = find(shared_memory, small).number
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.read(read, 1)
-        os._exit(0 if (array == 3).all() else 1)
-    del tensor, array
+        # Neither takes what the other may have taken meanwhile.
+        is_new = find(shared_memory, shared_memory.empty((8,), torch.float32)).number != inherited
+        os._exit(0 if (array == 3).all() and is_new else 1)
+    later = shared_memory.empty((8,), torch.float32)
+    assert find(shared_memory, later).number != inherited
+    del tensor, array, small, later
     os.write(write, b"!")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.close(read)
@@ -345,7 +390,7 @@ def test_a_new_segment_in_the_place_of_a_freed_one_is_mapped_anew():
 
 def test_mappings_that_are_no_more_used_are_let_go():
     owner, peer = SharedMemory(), SharedMemory()
-    tensors = [owner.empty((8,), torch.float32) for _ in range(MOST_FOREIGN + 3)]
+    tensors = [make_segment(owner, 32) for _ in range(MOST_FOREIGN + 3)]
     mapped = [peer.map_foreign(os.getpid(), find(owner, tensor)) for tensor in tensors]
     assert peer.map_foreign(os.getpid(), find(owner, tensors[-1])) is mapped[-1]
     assert peer.map_foreign(os.getpid(), find(owner, tensors[0])) is not mapped[0]

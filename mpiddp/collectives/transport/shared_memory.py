@@ -43,6 +43,12 @@ RESERVED_AT_ONCE = 16 << 20
 MOST_FOREIGN = 64
 """Mappings of other ranks' segments that are kept. A freed segment has no pages, unless its owner
 has forked since it was made: then they are freed with the mapping."""
+SMALLEST_SEGMENT = 1 << 18
+"""Bytes of the first segment for several tensors."""
+SHARES = 8
+"""Later ones have this part of all the memory that is shared by then."""
+ALIGNMENT = 128
+"""Bytes: two cache lines, which processors fetch together."""
 NO_LIMIT = 1 << 62
 PROCESS = Path("/proc/self")
 CHECKED_FROM = 1 << 20
@@ -92,6 +98,10 @@ class SharedMemory:
         self._last_inherited = 0
         """Number of the last segment that a forked child may be using."""
         self._lock = threading.RLock()
+        self._common: Callable[[], mmap.mmap | None] = lambda: None
+        """The segment that has room for tensors, as long as one of its tensors lives."""
+        self._taken = 0
+        """Bytes of it that are, or were, used."""
         self._foreign: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
         _all.add(self)
 
@@ -135,7 +145,11 @@ class SharedMemory:
         self._drop(own)
 
     def prepare_for_child(self) -> None:
-        """Before a fork: the child gets references to all present segments."""
+        """Before a fork: the child gets references to all present segments.
+
+        Neither process takes tensors from the other's.
+        """
+        self._common = lambda: None
         self._last_inherited = max((own.number for own in self.own), default=0)
 
     def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
@@ -149,14 +163,35 @@ class SharedMemory:
                     return
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros in a new segment, which is freed with it."""
+        """A tensor of zeros, in a segment that is freed with the last of its tensors."""
         if min(shape, default=0) < 0:
             raise ConfigurationError(f"expected lengths >= 0, found {tuple(shape)}")
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
-        memory = self.allocate(count * dtype.itemsize)
-        return torch.frombuffer(memory, dtype=dtype).view(shape)
+        return torch.frombuffer(self._take(count * dtype.itemsize), dtype=dtype).view(shape)
+
+    def _take(self, size: int) -> mmap.mmap | memoryview:
+        """``size`` bytes of zeros, which nobody has used before.
+
+        A segment costs two descriptors, and one in each process that maps it: so small tensors
+        share one, and their number grows with the logarithm of the memory. Raises
+        ConfigurationError.
+        """
+        with self._lock:
+            share = max(SMALLEST_SEGMENT, sum(end - start for start, end, *_ in self.own) // SHARES)
+            if 2 * size > share:
+                return self.allocate(size)
+            common = self._common()
+            if common is None or len(common) - self._taken < size:
+                try:
+                    common = self.allocate(share)
+                except ConfigurationError:  # There may be memory for this tensor alone.
+                    return self.allocate(size)
+                self._common, self._taken = weakref.ref(common), 0
+            begin = self._taken
+            self._taken += math.ceil(size / ALIGNMENT) * ALIGNMENT
+            return memoryview(common)[begin : begin + size]
 
     def adopt(self, tensor: torch.Tensor) -> None:
         """Register memory that torch has made shared (``share_memory_``).
