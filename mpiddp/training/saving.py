@@ -367,7 +367,7 @@ class Saver:
         self._agreement.close()
 
     def abandon(self) -> None:
-        """After an error: signals end the process again. Not collective, and may be called twice."""
+        """After an error: signals end the process again. Not collective; may be called twice."""
         if self._signals is not None:
             self._signals.is_heeded = self._has_stopped
         self._agreement.stop()
