@@ -164,8 +164,8 @@ class CheckpointDirectory:
         Sets aside what is damaged, and removes what interrupted saves of this owner left.
 
         Args:
-            survey: what ``look`` has found; None if nobody has looked. Then a directory with
-                checkpoints is refused, unless the source replaces them.
+            survey: what ``look`` has found; None if nobody has looked. If that is nothing, a
+                directory with checkpoints is refused, unless the source replaces them.
             source: what is known of it by now, if that is more than at first.
 
         A second call does nothing.
@@ -182,7 +182,8 @@ class CheckpointDirectory:
         def enter() -> tuple[str, str]:
             self.path.mkdir(parents=True, exist_ok=True)
             self._enter()
-            if survey is None and not self._source.replaces:
+            # Another job may have written since somebody looked, and has let go of the lock.
+            if (survey or NOTHING_FOUND).newest is None and not self._source.replaces:
                 self._refuse_any()
             return self._source.attempt, _make_probe(self.path)
 
@@ -294,7 +295,10 @@ class CheckpointDirectory:
         staging = time.monotonic() - begin
 
         def write() -> None:
-            raise_first(self._ranks.gather(problem))
+            found = self._ranks.gather((step, problem))
+            raise_first([each for _, each in found])
+            if len(steps := {each for each, _ in found}) > 1:
+                raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
             path = self._write(step, join_equal(staged, self._ranks), score)
             if self._ranks.rank == 0:
                 tell(Written(path, time.monotonic() - begin, staging))

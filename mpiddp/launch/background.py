@@ -134,18 +134,22 @@ class LastingCall(BackgroundCall[T]):
 
 
 def finish_at_exit() -> None:
-    """Have the interpreter wait for lasting calls when it ends. Call it once or more often.
+    """Have the interpreter wait for lasting calls when it ends. Call it once or more often."""
+    call_at_exit(finish_lasting_calls)
 
-    Functions of atexit come too late: executors have refused new work by then, and the calls need
-    some. ``concurrent.futures`` is told in time by this function of ``threading``, which has no
-    public name.
+
+def call_at_exit(work: Callable[[], object]) -> None:
+    """Have ``work`` done when the interpreter ends, while executors can be used.
+
+    Functions of atexit come too late: executors refuse new work by then. ``concurrent.futures`` is
+    told in time by this function of ``threading``, which has no public name.
     """
     # Imported first, so that it is told last.
     import concurrent.futures.thread
 
     assert concurrent.futures.thread is not None
     register = getattr(threading, "_register_atexit", atexit.register)
-    register(finish_lasting_calls)
+    register(work)
 
 
 def finish_lasting_calls(reason: str = "the program ends") -> None:

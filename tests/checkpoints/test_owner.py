@@ -128,6 +128,16 @@ def test_checkpoints_that_nobody_looked_for_are_not_replaced(folder: Path) -> No
     directory.close()
 
 
+def test_what_was_written_after_a_look_that_found_nothing_is_not_replaced(tmp_path: Path) -> None:
+    late = make_directory(tmp_path / "new", replaces=False)
+    survey = late.look()
+    assert survey.newest is None
+    write(tmp_path / "new", 7)
+    with pytest.raises(ConfigurationError, match="holds checkpoints of .*the newest step-7: "):
+        late.open(survey)
+    assert list_names(tmp_path / "new") == ["step-7"]
+
+
 def test_looking_changes_nothing(tmp_path: Path) -> None:
     with_partial = tmp_path / "checkpoints"
     with_partial.mkdir()
