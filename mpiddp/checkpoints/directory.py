@@ -153,7 +153,7 @@ class CheckpointDirectory:
         def enter() -> bool:
             if not Patience(0).read(self.path.is_dir):
                 return False
-            self._enter()
+            self._enter(is_read=True)
             return True
 
         return find_newest(self.path, self._ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
@@ -209,15 +209,23 @@ class CheckpointDirectory:
             raise StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
         return value
 
-    def _enter(self) -> None:
+    def _enter(self, *, is_read: bool = False) -> None:
         """Lock the directory, and refuse a stranger's. On rank 0."""
-        advice = self._source.advice
+        advice, problem = self._source.advice, None
         if self._lock is None:
-            self._lock = lock = owners.lock(self.path, self._owner, advice)
+            try:
+                self._lock = lock = owners.lock(self.path, self._owner, advice)
+            except OSError as error:
+                if error.errno not in owners.READ_ONLY:
+                    raise
+                lock, problem = None, error
             if lock is not None:
                 self._release = weakref.finalize(self, lock.close)
         refuse = owners.refuse_stranger
         Patience(0).read(lambda: refuse(self.path, self._owner, advice))
+        if problem is not None and not is_read:
+            # Another user's lock, for example: its holder may be writing.
+            raise problem
 
     def _refuse_any(self) -> None:
         newest = next(iter(manifests.list_checkpoints(self.path)), None)

@@ -126,7 +126,11 @@ class LastingCall(BackgroundCall[T]):
         super()._run(note)
 
     def finish(self, seconds: float | None = None) -> T:
+        end = time.monotonic() + LASTING_SECONDS
         try:
+            # Short waits: a slow disk is no stall of the main thread (`mpiddp.launch.movement`).
+            while seconds is None and time.monotonic() < end and not self.is_done:
+                self._done.wait(PAUSE_SECONDS)
             return super().finish(seconds)
         finally:
             if self.is_done:
@@ -164,7 +168,8 @@ def finish_lasting_calls(reason: str = "the program ends") -> None:
         thread.join(QUIET_SECONDS)
         if thread.is_alive():
             _say(f"{reason}: waiting up to {LASTING_SECONDS:g} s for {what}")
-            thread.join(max(0.0, begin + LASTING_SECONDS - time.monotonic()))
+            while thread.is_alive() and time.monotonic() < begin + LASTING_SECONDS:
+                thread.join(PAUSE_SECONDS)  # As in ``LastingCall.finish``.
         if thread.is_alive():
             _say(f"{what} was not finished in {LASTING_SECONDS:g} s, and is lost")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Iterator
 from dataclasses import fields
 from functools import partial
@@ -111,7 +112,7 @@ class Trainer:
 
 def _leave(steps: Generator[Step, None, None]) -> None:
     """End a loop that was left; none while it is running, such as one that is preempted."""
-    if not steps.gi_running:
+    if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:
         steps.close()
 
 

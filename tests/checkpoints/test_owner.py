@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
 from mpiddp.checkpoints.owner import OWNER, Owner
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, StorageError
 from saves import list_names, make_directory, open_directory, write
 
 NAMES = st.none() | st.sampled_from(["a", "b"])
@@ -133,7 +133,7 @@ def test_what_was_written_after_a_look_that_found_nothing_is_not_replaced(tmp_pa
     survey = late.look()
     assert survey.newest is None
     write(tmp_path / "new", 7)
-    with pytest.raises(ConfigurationError, match="holds checkpoints of .*the newest step-7: "):
+    with pytest.raises(ConfigurationError, match=r"holds checkpoints of .*the newest step-7: "):
         late.open(survey)
     assert list_names(tmp_path / "new") == ["step-7"]
 
@@ -165,6 +165,8 @@ def test_without_a_lock(
     newest = make_directory(folder).look().newest
     assert newest is not None and newest.path.name == "step-2"
     assert "belongs to run 'a'" in refuse(folder, run="b")
+    with pytest.raises(StorageError, match=r"cannot be used: .*Read-only file system"):
+        make_directory(folder).open()
     assert capsys.readouterr().err == ""
     fail(errno.ENOLCK)
     write(folder, 3)

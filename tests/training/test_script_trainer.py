@@ -161,15 +161,18 @@ def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def run(name: str, left: bool) -> None:
+        for step in mpiddp.Trainer(**SMALL, name=name, export="full.pt").steps():
+            step.take()
+            if left:
+                break
+        session.do_postponed()
+
     monkeypatch.setattr(weights, "export_weights", fill)
     for left in (False, True):
         name = f"full-{left}"
         with pytest.raises(ConfigurationError, match=r"export: .*No space left on device"):
-            for step in mpiddp.Trainer(**SMALL, name=name, export="full.pt").steps():
-                step.take()
-                if left:
-                    break
-            session.do_postponed()
+            run(name, left)
         assert Path(f"runs/{name}/checkpoints/step-{1 if left else 20}").is_dir()
         assert read_outcome(Path(f"runs/{name}")) is None
 
