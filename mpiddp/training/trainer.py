@@ -224,13 +224,14 @@ class Loop:
         training, (left,) = self.training, self.left
         training.engine.clock.settle()
         position = _finish_steps(training, left.before, left.position)
-        training.failure_handler.step = position.step or None
+        handler = training.failure_handler
+        handler.step = position.step or None
         training.engine.update.settle()
         self._export(lambda: self.saver.save_last(position, left.epoch))
         self.close(is_done=False)
         reason = f"left after step {position.step}"
         say(training.session, f"Training {reason}; the checkpoint is written")
-        leave_run(self.run, training.failure_handler, SUCCESS, reason)
+        leave_run(self.run, handler, SUCCESS, reason)
 
 
 def _run_epochs(loop: Loop, begun: Restored) -> Generator[Step, None, metrics.Row | None]:
