@@ -24,6 +24,7 @@ from mpiddp.checkpoints.finding import Found, Survey, find_demanded, find_newest
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.state import (
+    VALUES,
     Buffers,
     ModelState,
     RandomState,
@@ -70,6 +71,7 @@ class Checkpointer:
     Args:
         directory: where checkpoints are, ``step-<n>/`` each; on a file system that all ranks share.
         model: as it is trained: plain, in DistributedDataParallel, or sharded by ``fully_shard``.
+            Parameters that are not sharded are equal on all ranks: one rank's are stored.
         optimizer: the model's; its parameters may also belong to modules in ``more``.
         keep: how many of the newest checkpoints to keep, and beside them the one with the highest
             ``score``.
@@ -80,7 +82,8 @@ class Checkpointer:
             States consist of tensors, numbers, strings, bools and None in dicts, lists and tuples.
             What is equal on all ranks is stored once, what is sharded by its parts.
 
-    Raises ConfigurationError for an optimizer or a model whose state checkpoints cannot hold.
+    Raises ConfigurationError for an optimizer or a model whose state checkpoints cannot hold, and
+    for a name in ``more`` that a part of each checkpoint has.
     """
 
     def __init__(
@@ -99,6 +102,11 @@ class Checkpointer:
             raise ConfigurationError(f"keep: expected 1 or more, found {keep}")
         _check_group()
         _check_model(model)
+        if taken := _OWN_NAMES & more.keys():
+            raise ConfigurationError(
+                f"{min(taken)}: expected a name that no part of a checkpoint has, found one of "
+                f"{', '.join(sorted(_OWN_NAMES))}: give it another"
+            )
         self._model, self._tell = model, tell or _say_nothing
         if isinstance(directory, CheckpointDirectory):
             self._ranks, self._directory = directory.ranks, directory
@@ -267,6 +275,8 @@ class Checkpointer:
             self._directory.wait()
 
 
+_OWN_NAMES = frozenset({"buffers", "random", VALUES})
+"""Of parts of a checkpoint, which nobody else's part can have."""
 ADVICE = "choose another directory, or begin from it with restore({path!r})"
 
 

@@ -153,7 +153,7 @@ class CheckpointDirectory:
         def enter() -> bool:
             if not Patience(0).read(self.path.is_dir):
                 return False
-            self._enter()
+            self._enter(is_read=True)
             return True
 
         return find_newest(self.path, self._ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
@@ -164,8 +164,8 @@ class CheckpointDirectory:
         Sets aside what is damaged, and removes what interrupted saves of this owner left.
 
         Args:
-            survey: what ``look`` has found; None if nobody has looked. Then a directory with
-                checkpoints is refused, unless the source replaces them.
+            survey: what ``look`` has found; None if nobody has looked. If that is nothing, a
+                directory with checkpoints is refused, unless the source replaces them.
             source: what is known of it by now, if that is more than at first.
 
         A second call does nothing.
@@ -182,7 +182,8 @@ class CheckpointDirectory:
         def enter() -> tuple[str, str]:
             self.path.mkdir(parents=True, exist_ok=True)
             self._enter()
-            if survey is None and not self._source.replaces:
+            # Another job may have written since somebody looked, and has let go of the lock.
+            if (survey or NOTHING_FOUND).newest is None and not self._source.replaces:
                 self._refuse_any()
             return self._source.attempt, _make_probe(self.path)
 
@@ -208,15 +209,23 @@ class CheckpointDirectory:
             raise StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
         return value
 
-    def _enter(self) -> None:
+    def _enter(self, *, is_read: bool = False) -> None:
         """Lock the directory, and refuse a stranger's. On rank 0."""
-        advice = self._source.advice
+        advice, problem = self._source.advice, None
         if self._lock is None:
-            self._lock = lock = owners.lock(self.path, self._owner, advice)
+            try:
+                self._lock = lock = owners.lock(self.path, self._owner, advice)
+            except OSError as error:
+                if error.errno not in owners.READ_ONLY:
+                    raise
+                lock, problem = None, error
             if lock is not None:
                 self._release = weakref.finalize(self, lock.close)
         refuse = owners.refuse_stranger
         Patience(0).read(lambda: refuse(self.path, self._owner, advice))
+        if problem is not None and not is_read:
+            # Another user's lock, for example: its holder may be writing.
+            raise problem
 
     def _refuse_any(self) -> None:
         newest = next(iter(manifests.list_checkpoints(self.path)), None)
@@ -294,7 +303,10 @@ class CheckpointDirectory:
         staging = time.monotonic() - begin
 
         def write() -> None:
-            raise_first(self._ranks.gather(problem))
+            found = self._ranks.gather((step, problem))
+            raise_first([each for _, each in found])
+            if len(steps := {each for each, _ in found}) > 1:
+                raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
             path = self._write(step, join_equal(staged, self._ranks), score)
             if self._ranks.rank == 0:
                 tell(Written(path, time.monotonic() - begin, staging))

@@ -37,8 +37,15 @@ class OptimizerState:
             modules: by the first part of their parameters' names; "" for the model.
             keeps_options: whether decay, betas and the like stay as they are in the optimizer.
 
-        Raises ConfigurationError if a parameter belongs to no module.
+        Raises ConfigurationError if a parameter belongs to no module, or the optimizer keeps its
+        state in parts on the ranks.
         """
+        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+            raise ConfigurationError(
+                "optimizer: expected one with its whole state on each rank, found "
+                "ZeroRedundancyOptimizer: use the optimizer itself, and fully_shard to have state "
+                "in parts"
+            )
         self._optimizer, self._modules = optimizer, modules
         self._keeps_options = keeps_options
         self._waiting: dict[str, Any] = {}

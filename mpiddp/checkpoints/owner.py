@@ -149,7 +149,7 @@ def refuse_stranger(directory: Path, mine: Owner, advice: str) -> Owner | None:
 
 
 def lock(directory: Path, mine: Owner, advice: str) -> DirectoryLock | None:
-    """Lock the directory, unless it is a stranger's; None where it cannot be written or locked.
+    """Lock the directory, unless it is a stranger's; None on a file system without locks.
 
     Raises ConfigurationError if another job holds the lock, or the directory is a stranger's, and
     OSError. Waits for an earlier attempt of the same job.
@@ -162,13 +162,12 @@ def lock(directory: Path, mine: Owner, advice: str) -> DirectoryLock | None:
             check=lambda: refuse_stranger(directory, mine, advice),
         )
     except OSError as error:
-        if error.errno in NO_LOCKS:
-            print(
-                f"mpiddp: {directory} cannot be locked ({error.strerror}): make sure that no other "
-                "job writes checkpoints there",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif error.errno not in READ_ONLY:
+        if error.errno not in NO_LOCKS:
             raise
+        print(
+            f"mpiddp: {directory} cannot be locked ({error.strerror}): make sure that no other "
+            "job writes checkpoints there",
+            file=sys.stderr,
+            flush=True,
+        )
         return None

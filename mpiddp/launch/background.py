@@ -126,7 +126,11 @@ class LastingCall(BackgroundCall[T]):
         super()._run(note)
 
     def finish(self, seconds: float | None = None) -> T:
+        end = time.monotonic() + LASTING_SECONDS
         try:
+            # Short waits: a slow disk is no stall of the main thread (`mpiddp.launch.movement`).
+            while seconds is None and time.monotonic() < end and not self.is_done:
+                self._done.wait(PAUSE_SECONDS)
             return super().finish(seconds)
         finally:
             if self.is_done:
@@ -134,18 +138,22 @@ class LastingCall(BackgroundCall[T]):
 
 
 def finish_at_exit() -> None:
-    """Have the interpreter wait for lasting calls when it ends. Call it once or more often.
+    """Have the interpreter wait for lasting calls when it ends. Call it once or more often."""
+    call_at_exit(finish_lasting_calls)
 
-    Functions of atexit come too late: executors have refused new work by then, and the calls need
-    some. ``concurrent.futures`` is told in time by this function of ``threading``, which has no
-    public name.
+
+def call_at_exit(work: Callable[[], object]) -> None:
+    """Have ``work`` done when the interpreter ends, while executors can be used.
+
+    Functions of atexit come too late: executors refuse new work by then. ``concurrent.futures`` is
+    told in time by this function of ``threading``, which has no public name.
     """
     # Imported first, so that it is told last.
     import concurrent.futures.thread
 
     assert concurrent.futures.thread is not None
     register = getattr(threading, "_register_atexit", atexit.register)
-    register(finish_lasting_calls)
+    register(work)
 
 
 def finish_lasting_calls(reason: str = "the program ends") -> None:
@@ -160,7 +168,8 @@ def finish_lasting_calls(reason: str = "the program ends") -> None:
         thread.join(QUIET_SECONDS)
         if thread.is_alive():
             _say(f"{reason}: waiting up to {LASTING_SECONDS:g} s for {what}")
-            thread.join(max(0.0, begin + LASTING_SECONDS - time.monotonic()))
+            while thread.is_alive() and time.monotonic() < begin + LASTING_SECONDS:
+                thread.join(PAUSE_SECONDS)  # As in ``LastingCall.finish``.
         if thread.is_alive():
             _say(f"{what} was not finished in {LASTING_SECONDS:g} s, and is lost")
 

@@ -110,7 +110,9 @@ def find_waiting(frame: FrameType | None) -> FrameType | None:
     """
     found = None
     while frame is not None and _find_owner(frame.f_code.co_filename) == LIBRARY:
-        if any(part in frame.f_code.co_filename for part in WAITING):
+        # What the interpreter calls at its end may be work.
+        is_end = frame.f_code.co_name == "_shutdown"
+        if not is_end and any(part in frame.f_code.co_filename for part in WAITING):
             found = frame
         frame = frame.f_back
     return found

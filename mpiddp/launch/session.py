@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.background import call_at_exit
 from mpiddp.launch.binding import AUTO, check_kind
 from mpiddp.launch.control import ControlChannel
 from mpiddp.launch.failure.error_report import exit_code
@@ -157,18 +158,28 @@ class Session(ControlChannel):
         on_close.insert(0 if last else len(on_close), work)
 
     def postpone(self, work: Callable[[], None]) -> None:
-        """Have collective work done by ``do_postponed``, or when the session is closed.
+        """Have collective work done by ``do_postponed``, or at the end of session or program.
 
         It is not done if the program fails before.
         """
         if not self._postponed:
             self.at_close(self.do_postponed)
+            call_at_exit(self._end_postponed)
         self._postponed.append(work)
 
     def do_postponed(self) -> None:
         """Do now what was postponed, in its order. Collective."""
         while self._postponed:
             self._postponed.pop(0)()
+
+    def _end_postponed(self) -> None:
+        """At the end of the program, which an error does not change by itself."""
+        if self._resources.failure_handler.is_own_process():
+            try:
+                self.do_postponed()
+            except BaseException as error:
+                self._resources.failure_handler.fail(error)
+                raise
 
     def _open(self) -> None:
         """Make it the current session of this process."""

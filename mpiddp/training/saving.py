@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -36,6 +36,7 @@ from mpiddp.training.training_state import (
     Position,
     Restored,
     check_fit,
+    describe_changes,
     keep_measured,
     list_deciding,
     name_values,
@@ -86,9 +87,11 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
     changed, position = list[str](), Position()
     if found is not None:
         configuration = keep_measured(configuration, found.manifest.configuration)
-        changed = check_fit(found, name_values(configuration))
+        values = name_values(configuration)
+        changed = check_fit(found, values)
         position = read_position(found)
-        _check_epochs(configuration.epochs, found, position)
+        if position.epoch > configuration.epochs:
+            _check_end(values, found, position, changed)
     return Beginning(ranks, directory, survey, found, configuration, changed, position)
 
 
@@ -133,12 +136,25 @@ def _make_source(configuration: Configuration, path: Path, attempt: str) -> Sour
     )
 
 
-def _check_epochs(epochs: int, found: Found, position: Position) -> None:
-    """Raises ConfigurationError if there is nothing left to do, and nothing to report."""
-    if position.epoch > epochs and position.row is None:
+def _check_end(
+    values: Mapping[str, Any], found: Found, position: Position, changed: Sequence[str]
+) -> None:
+    """There is nothing left to train: raise ConfigurationError if there is nothing to report.
+
+    What was trained with other options is not these options' result.
+    """
+    if position.row is None:
         raise ConfigurationError(
             f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
-            f"within epoch {position.epoch}, found {epochs}"
+            f"within epoch {position.epoch}, found {values['epochs']}"
+        )
+    others = [name for name in changed if name != "epochs"]
+    if others:
+        listed = describe_changes(others, found.manifest.configuration, values)
+        raise ConfigurationError(
+            f"the checkpoint {found.path} ends a training with other options ({listed}), and no "
+            f"epoch is left: choose another --name or --checkpoint-dir, or more than "
+            f"{position.epoch - 1} --epochs"
         )
 
 

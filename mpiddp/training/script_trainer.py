@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Generator, Iterator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, PreemptedError
@@ -81,8 +83,18 @@ class Trainer:
         A loop may be left early, by all ranks after the same step: what was trained is saved, and
         the run has ended well, once the session is closed or another training begins.
         """
+
+        def run() -> Generator[Step, None, None]:
+            self.session.do_postponed()
+            # Whoever leaves the loop may keep the iterator, and nobody closes it then.
+            self.session.postpone(partial(_leave, steps))
+            yield from self._take_steps()
+
+        steps = run()
+        return steps
+
+    def _take_steps(self) -> Generator[Step, None, None]:
         handler = self.session._resources.failure_handler
-        self.session.do_postponed()
         task, configuration = find_task(self.configuration, self._task)
         agree(configuration, self.session)
         self.row = find_finished(configuration, self.session, handler)
@@ -96,6 +108,12 @@ class Trainer:
         except PreemptedError as error:
             self.session.close()
             handler.leave(error.exit_code)
+
+
+def _leave(steps: Generator[Step, None, None]) -> None:
+    """End a loop that was left; none while it is running, such as one that is preempted."""
+    if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:
+        steps.close()
 
 
 def _configure(task: Task, options: dict[str, Any]) -> Configuration:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mpiddp.errors import SUCCESS, MpiddpError, PreemptedError
+from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
@@ -115,8 +115,8 @@ def run_steps(
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 
     Returns the last row of the metrics; None on a rank that only serves parameters, which has no
-    steps, if the others leave before the end. If the loop over the steps is left, what was trained
-    is saved when the session is closed, or another training begins.
+    steps, if the others leave before the end. If the generator is closed before its end, what was
+    trained is saved, and the run has ended well.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
@@ -154,9 +154,8 @@ def run_steps(
             loop.preempt(error)
             raise
         except GeneratorExit:
-            # The script may be about to fail, which only its end will tell.
             if loop.left:
-                session.postpone(loop.finish_left)
+                loop.finish_left()
             raise
         if row is None:
             loop.finish_left()
@@ -197,11 +196,23 @@ class Loop:
 
     def finish(self, row: metrics.Row) -> None:
         """After the last epoch: write the weights, then the last checkpoint. Collective."""
-        export_trained(self.training)
-        self.saver.save_end(Position(row.epoch + 1, 0, row.step, row))
+        self._export(lambda: self.saver.save_end(Position(row.epoch + 1, 0, row.step, row)))
         self.close(is_done=True)
         if row.staleness is not None:
             say(self.training.session, metrics.describe_staleness(row.staleness))
+
+    def _export(self, save: Callable[[], None]) -> None:
+        """Write the weights, then the last checkpoint: neither is lost with the other. Collective.
+
+        Raises ConfigurationError, once the checkpoint is written, if the weights cannot be.
+        """
+        try:
+            export_trained(self.training)
+        except ConfigurationError:  # On all ranks.
+            save()
+            self.close(is_done=False)
+            raise
+        save()
 
     def preempt(self, error: PreemptedError) -> None:
         """The checkpoint is written. Collective."""
@@ -214,13 +225,14 @@ class Loop:
         training, (left,) = self.training, self.left
         training.engine.clock.settle()
         position = _finish_steps(training, left.before, left.position)
+        handler = training.failure_handler
+        handler.step = position.step or None
         training.engine.update.settle()
-        export_trained(training)
-        self.saver.save_last(position, left.epoch)
+        self._export(lambda: self.saver.save_last(position, left.epoch))
         self.close(is_done=False)
         reason = f"left after step {position.step}"
         say(training.session, f"Training {reason}; the checkpoint is written")
-        leave_run(self.run, training.failure_handler, SUCCESS, reason)
+        leave_run(self.run, handler, SUCCESS, reason)
 
 
 def _run_epochs(loop: Loop, begun: Restored) -> Generator[Step, None, metrics.Row | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,14 @@ def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: 
         text = f"a checkpoint cannot be written: rank {rank}: ValueError: no such plan"
         assert said == [text, text]
         assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
+
+
+@pytest.mark.mpi
+def test_mistakes_of_a_script_are_told_and_nothing_is_saved(pool: Pools, tmp_path: Path) -> None:
+    for steps, optimizer in pool("openmpi", 2).call(checkpointed.make_mistakes, tmp_path).values:
+        assert steps.endswith("expected one step on all ranks, found [5, 6]")
+        assert optimizer.startswith("optimizer: expected one with its whole state on each rank, ")
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
 
 
 def test_one_process_needs_no_launch(tmp_path: Path) -> None:
@@ -138,6 +147,13 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             else:
                 with pytest.raises(error, match=r"weight: expected \(2, 3\), found \(2, 2\)"):
                     checkpointer.restore()
+
+
+@pytest.mark.parametrize("name", ["buffers", "random", "values"])
+def test_a_name_that_each_checkpoint_uses_is_refused(name: str, tmp_path: Path) -> None:
+    more: Any = {name: torch.nn.Linear(2, 2)}
+    with pytest.raises(mpiddp.ConfigurationError, match=f"^{name}: "):
+        mpiddp.Checkpointer(tmp_path, torch.nn.Linear(3, 2), **more)
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:

@@ -56,3 +56,12 @@ def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_p
         assert list_checkpoints(tmp_path / "c") == []
     else:
         check(tmp_path / "c")
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["end", "exit"])
+def test_a_slow_disk_is_no_stall(way: str, tmp_path: Path) -> None:
+    words = ["-m", "mpiddp", "--stall-timeout", "5", str(PROGRAM), str(tmp_path / "c"), way, "15"]
+    launchers.run(OPENMPI, 2, words, timeout=120, cwd=tmp_path).expect(0)
+    check(tmp_path / "c")

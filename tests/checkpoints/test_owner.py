@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
 from mpiddp.checkpoints.owner import OWNER, Owner
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, StorageError
 from saves import list_names, make_directory, open_directory, write
 
 NAMES = st.none() | st.sampled_from(["a", "b"])
@@ -128,6 +128,16 @@ def test_checkpoints_that_nobody_looked_for_are_not_replaced(folder: Path) -> No
     directory.close()
 
 
+def test_what_was_written_after_a_look_that_found_nothing_is_not_replaced(tmp_path: Path) -> None:
+    late = make_directory(tmp_path / "new", replaces=False)
+    survey = late.look()
+    assert survey.newest is None
+    write(tmp_path / "new", 7)
+    with pytest.raises(ConfigurationError, match=r"holds checkpoints of .*the newest step-7: "):
+        late.open(survey)
+    assert list_names(tmp_path / "new") == ["step-7"]
+
+
 def test_looking_changes_nothing(tmp_path: Path) -> None:
     with_partial = tmp_path / "checkpoints"
     with_partial.mkdir()
@@ -155,6 +165,8 @@ def test_without_a_lock(
     newest = make_directory(folder).look().newest
     assert newest is not None and newest.path.name == "step-2"
     assert "belongs to run 'a'" in refuse(folder, run="b")
+    with pytest.raises(StorageError, match=r"cannot be used: .*Read-only file system"):
+        make_directory(folder).open()
     assert capsys.readouterr().err == ""
     fail(errno.ENOLCK)
     write(folder, 3)

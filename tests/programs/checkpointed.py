@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -143,6 +144,26 @@ def save_apart(session: mpiddp.Session, folder: Path) -> str:
     except mpiddp.MpiddpError as error:
         return str(error)
     return "nothing"
+
+
+def make_mistakes(session: mpiddp.Session, folder: Path) -> list[str]:
+    """What is said of ranks that save different steps, and of an optimizer in parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch uses something that it has deprecated.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    model, said = make_model("ddp"), []
+    checkpointer = mpiddp.Checkpointer(folder, model)
+    checkpointer.save(5 + session.world.rank)
+    try:
+        checkpointer.close()
+    except mpiddp.MpiddpError as error:
+        said.append(str(error))
+    parts = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    try:
+        mpiddp.Checkpointer(folder, model, parts)
+    except mpiddp.ConfigurationError as error:
+        said.append(str(error))
+    return said
 
 
 def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) -> str:

@@ -23,6 +23,7 @@ from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.session import Session
+from mpiddp.training import weights
 from mpiddp.training.batches import Batch
 from mpiddp.training.config import parse
 from mpiddp.training.trainer import train
@@ -156,6 +157,39 @@ def test_a_full_disk_at_the_end_does_not_lose_the_weights(
 
 
 @pytest.mark.usefixtures("writable")
+def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def run(name: str, left: bool) -> None:
+        for step in mpiddp.Trainer(**SMALL, name=name, export="full.pt").steps():
+            step.take()
+            if left:
+                break
+        session.do_postponed()
+
+    monkeypatch.setattr(weights, "export_weights", fill)
+    for left in (False, True):
+        name = f"full-{left}"
+        with pytest.raises(ConfigurationError, match=r"export: .*No space left on device"):
+            run(name, left)
+        assert Path(f"runs/{name}/checkpoints/step-{1 if left else 20}").is_dir()
+        assert read_outcome(Path(f"runs/{name}")) is None
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_finished_training_is_not_the_result_of_other_options(session: Session) -> None:
+    options = {**SMALL, "resume": "auto", "name": "same", "checkpoint_dir": "shared"}
+    row = mpiddp.Trainer(**options).fit()
+    again = {**options, "runs_dir": "others"}
+    with pytest.raises(ConfigurationError, match=r"learning_rate .*no epoch is left"):
+        mpiddp.Trainer(**again, learning_rate=0.5).fit()
+    assert mpiddp.Trainer(**again).fit().parameters == row.parameters
+
+
+@pytest.mark.usefixtures("writable")
 def test_each_step_is_taken_once(session: Session) -> None:
     steps = mpiddp.Trainer(**SMALL).steps()
     next(steps)
@@ -246,3 +280,31 @@ def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: P
     assert f"Resumed from runs/left/checkpoints/step-{outcome['step']}" in second.stdout
     rows = (tmp_path / "runs" / "left" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["epoch"] for row in rows] == [1, 2, 3, 4]
+
+
+LEFT = """
+import sys
+import mpiddp
+
+trainer = mpiddp.Trainer(data="toy", epochs=4, name="left", sync=sys.argv[1])
+steps = trainer.steps()
+for step in steps:
+    step.take()
+    if step.number == 7:
+        break
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "sync", ["framework", pytest.param("parameter-server", marks=pytest.mark.long)]
+)
+def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: Path) -> None:
+    # The script keeps the iterator, closes nothing, and executors end before atexit's functions.
+    (tmp_path / "script.py").write_text(LEFT)
+    words = ["-m", "mpiddp", "script.py", sync]
+    launchers.run(launchers.table()["openmpi"], 2, words, timeout=100, cwd=tmp_path).expect(0)
+    outcome = read_outcome(tmp_path / "runs" / "left")
+    assert outcome is not None
+    assert [outcome[name] for name in ("code", "reason", "step")] == [0, "left after step 7", 7]
+    assert (tmp_path / "runs/left/checkpoints/step-7").is_dir()
