@@ -50,8 +50,8 @@ class OptimizerState:
         self._keeps_options = keeps_options
         self._waiting: dict[str, Any] = {}
         """State of parameters that the optimizer does not have, by name."""
-        self._known = 0
-        """Parameters of the optimizer when it was last looked for those that ``_waiting`` names."""
+        self._known: frozenset[int] = frozenset()
+        """Ids of the optimizer's parameters when it was last looked for those of ``_waiting``."""
         self._list_names()
 
     def _find_parameters(self) -> dict[str, nn.Parameter]:
@@ -128,7 +128,7 @@ class OptimizerState:
             self._keep_types(parameters[name], found[name])
         self._waiting = {name: each for name, each in found.items() if name not in numbers}
         if self._waiting:
-            self._known = len(numbers)
+            self._known = _list_ids(self._optimizer)
             self._optimizer.register_step_pre_hook(self._hand_over)
 
     def _fit_options(
@@ -154,10 +154,9 @@ class OptimizerState:
 
     def _hand_over(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Before a step: give parameters that were added the state that waits for them."""
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if not self._waiting or count == self._known:
+        if not self._waiting or (found := _list_ids(optimizer)) == self._known:
             return
-        self._known = count
+        self._known = found
         parameters = self._find_parameters()
         for name in {name for names in self._list_names() for name in names}:
             state = self._waiting.pop(name, None)
@@ -169,6 +168,10 @@ class OptimizerState:
 
 
 _MEMBERS = ("params", "param_names")
+
+
+def _list_ids(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    return frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
 
 
 def _pair(listed: list[list[str]], found: Mapping[str, Any]) -> dict[str, int]:

@@ -22,6 +22,8 @@ QUIET_SECONDS = 1.0
 """How long a lasting call is waited for without a word."""
 LASTING_SECONDS = 300.0
 """How long lasting calls are waited for when the process leaves."""
+INTERRUPTED_SECONDS = 20.0
+"""The same after Ctrl-C; a second Ctrl-C ends it at once."""
 
 
 class LateError(Exception):
@@ -156,8 +158,10 @@ def call_at_exit(work: Callable[[], object]) -> None:
     register(work)
 
 
-def finish_lasting_calls(reason: str = "the program ends") -> None:
-    """Wait until lasting calls of this process are done, for LASTING_SECONDS at most.
+def finish_lasting_calls(
+    reason: str = "the program ends", seconds: float = LASTING_SECONDS
+) -> None:
+    """Wait until lasting calls of this process are done, for ``seconds`` at most.
 
     Says on standard error what is waited for, if it takes longer than a moment, and what was left
     undone. In a forked child there are none.
@@ -167,11 +171,11 @@ def finish_lasting_calls(reason: str = "the program ends") -> None:
         what = thread.call.what
         thread.join(QUIET_SECONDS)
         if thread.is_alive():
-            _say(f"{reason}: waiting up to {LASTING_SECONDS:g} s for {what}")
-            while thread.is_alive() and time.monotonic() < begin + LASTING_SECONDS:
+            _say(f"{reason}: waiting up to {seconds:g} s for {what}")
+            while thread.is_alive() and time.monotonic() < begin + seconds:
                 thread.join(PAUSE_SECONDS)  # As in ``LastingCall.finish``.
         if thread.is_alive():
-            _say(f"{what} was not finished in {LASTING_SECONDS:g} s, and is lost")
+            _say(f"{what} was not finished in {seconds:g} s, and is lost")
 
 
 def _say_all(lines: list[str]) -> None:

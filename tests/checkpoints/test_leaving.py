@@ -44,7 +44,7 @@ def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("way", "code"),
-    [("group", 0), ("preempted", 75), ("raising", 1), ("full", 1)],
+    [("group", 0), ("preempted", 75), ("interrupted", 130), ("raising", 1), ("full", 1)],
 )
 def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
     words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]

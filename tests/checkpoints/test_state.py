@@ -161,7 +161,16 @@ def free_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model.head.requires_grad_(True)
 
 
-@pytest.mark.parametrize(("begin", "unfreeze"), [(freeze, add_head), (freeze_gradients, free_head)])
+def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    """The head in place of another part: the optimizer has as many parameters as before."""
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": [*model.first.parameters(), *model.head.parameters()]})
+
+
+@pytest.mark.parametrize(
+    ("begin", "unfreeze"),
+    [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)],
+)
 @pytest.mark.parametrize("is_saved_again", [False, True])
 def test_state_of_a_frozen_parameter_waits_until_it_is_trained_again(
     begin: Callable[[Net], torch.optim.Optimizer],

@@ -36,7 +36,12 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.launch import job_directory
-from mpiddp.launch.background import BackgroundCall, finish_lasting_calls
+from mpiddp.launch.background import (
+    INTERRUPTED_SECONDS,
+    LASTING_SECONDS,
+    BackgroundCall,
+    finish_lasting_calls,
+)
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     exit_code,
@@ -129,9 +134,14 @@ class FailureHandler(Reports):
         in a forked child, and for an exit that was reported before.
         """
         if not isinstance(error, ReportedExit) and self._is_in_charge():
-            if not self.starting and not isinstance(error, PeerLostError | KeyboardInterrupt):
+            if not self.starting and not isinstance(error, PeerLostError):
                 # Its other ranks are alive and write their parts: a checkpoint that has begun.
-                finish_lasting_calls(f"{type(error).__name__} in rank {self.peers.rank}")
+                is_interrupted = isinstance(error, KeyboardInterrupt)
+                seconds = INTERRUPTED_SECONDS if is_interrupted else LASTING_SECONDS
+                with contextlib.suppress(KeyboardInterrupt):
+                    finish_lasting_calls(
+                        f"{type(error).__name__} in rank {self.peers.rank}", seconds
+                    )
             self._end_job(exit_code(error), lambda: self._tell(error, told=told))
 
     def settle(self, error: BaseException | None) -> None:
