@@ -188,6 +188,9 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
 
+STANDARD_INPUT = "MPIDDP_STANDARD_INPUT"
+"""Where rank 0 finds its standard input (`launch/launcher/standard_input.py`)."""
+
 EXPORTED = "MPIDDP_EXPORTED"
 """What start-up has set in this environment (`launch/exported_variables.py`)."""
 
