@@ -220,6 +220,9 @@ OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 PORT_RANGE = "MPIDDP_PORT_RANGE"
 """LOW-HIGH: the ports that mpiddp may listen on, where ``--port-range`` says nothing."""
 
+TEMPORARY_DIRECTORIES = ("TMPDIR", "TEMP", "TMP")
+"""Where MPI puts its session directories: the first one that is set."""
+
 # Where programs and libraries are looked for.
 PATH = "PATH"
 LIBRARY_PATH = "LD_LIBRARY_PATH"

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher import leftovers
 from mpiddp.launch.launcher.allocation import ask
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
 from mpiddp.launch.launcher.job_end import Exit, FailureReader
@@ -107,6 +108,8 @@ class Launch:
                 if number is not None:
                     # It came before there was a process to pass it on to.
                     self._pass_on(number)
+            # The launcher has its own work to do meanwhile.
+            leftovers.remove()
             reader = FailureReader()
             if self._process.stderr is not None:
 
