@@ -188,7 +188,9 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
         failure_handler.output = redirect(options.output, find_rank())
         problem = take(find_rank())
         if problem is not None:
-            write_console(f"mpiddp: rank 0 has no standard input: {problem}\n")
+            write_console(
+                f"mpiddp: rank 0 has no standard input: {problem}; give the script a file's name\n"
+            )
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, failure_handler, make_group=False)
         # Registered before the script's own functions, it runs after them and after its threads.
