@@ -193,6 +193,9 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
 
+STANDARD_INPUT = "MPIDDP_STANDARD_INPUT"
+"""Where rank 0 finds its standard input (`launch/launcher/standard_input.py`)."""
+
 EXPORTED = "MPIDDP_EXPORTED"
 """What start-up has set in this environment (`launch/exported_variables.py`)."""
 
@@ -221,6 +224,9 @@ OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 PORT_RANGE = "MPIDDP_PORT_RANGE"
 """LOW-HIGH: the ports that mpiddp may listen on, where ``--port-range`` says nothing."""
+
+TEMPORARY_DIRECTORIES = ("TMPDIR", "TEMP", "TMP")
+"""Where MPI puts its session directories: the first one that is set."""
 
 # Where programs and libraries are looked for.
 PATH = "PATH"

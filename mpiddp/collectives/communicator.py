@@ -70,6 +70,9 @@ class Communicator:
         self._agree = agree
         self._device = device
         self._calls = 0
+        """Those that were compared."""
+        self._complete = 0
+        """How many calls are complete."""
         self._plans: dict[Hashable, Plan] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
@@ -113,12 +116,18 @@ class Communicator:
             self._refuse_overlap(tensor)
         try:
             call(tensor)
+            self._complete += 1
         except BaseException as error:
             self._give_up(error, tensor)
             raise
         finally:
             self._turn.release()
         tell_autograd(tensor)
+
+    def count_calls(self) -> tuple[int, int]:
+        """The number of this rank's last call, counted from 1, and of its last complete one."""
+        complete = self._complete
+        return complete + self._turn.locked(), complete
 
     def _looks_twice(self, tensor: torch.Tensor) -> bool:
         """Whether the call needs checks that a plain tensor does not need."""
@@ -162,6 +171,7 @@ class Communicator:
                 self._refuse_overlap(tensor)
             try:
                 call()
+                self._complete += 1
             except BaseException as error:
                 # The tensor may have other memory by now.
                 _kept.append(held)

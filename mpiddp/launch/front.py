@@ -25,6 +25,7 @@ from mpiddp.launch.command_line import COMMANDS, CommandLine
 from mpiddp.launch.front_options import FrontOptions, read_options
 from mpiddp.launch.launcher.allocation import ask, find_lost_hosts
 from mpiddp.launch.launcher.attempt import Files, Launch, is_ended_by_slurm, write
+from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
 from mpiddp.launch.launcher.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.launch.launcher.layout import Layout
@@ -116,10 +117,21 @@ class Job:
                 ) from None
             variables[environment.JOB_DIRECTORY] = str(directory)
             variables[environment.ATTEMPT_TOKEN] = token
-        found = launch.run(self._command(), variables, self.files)
+        found = launch.run(
+            self._command(), variables, self.files, offers_input=self._offers_input()
+        )
         if directory is None:
             return found
         return replace(found, outcome=job_directory.read_outcome(directory))
+
+    def _offers_input(self) -> bool:
+        """Whether rank 0 opens standard input itself: it is on this host, started by an mpirun."""
+        layout = self.plan.layout
+        is_here = layout is None or is_host(layout.hosts[0], os.uname().nodename)
+        # The user may give it to other ranks: --stdin of Open MPI, -s of MPICH.
+        options = [word.lstrip("-") for word in self.plan.words if word.startswith("-")]
+        is_asked = any(option.partition("=")[0] in ("stdin", "s") for option in options)
+        return is_here and not is_asked and self.plan.kind not in (SRUN, OTHER)
 
     def _command(self) -> list[str]:
         words = list(self.plan.words)

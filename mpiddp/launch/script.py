@@ -23,7 +23,9 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.arguments import Parser, make_parser, read_options
 from mpiddp.launch.command_line import COMMANDS, FRONT_HELP, split, suggest
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.failure.termination import write_console
 from mpiddp.launch.launcher.launcher import find_rank, is_first
+from mpiddp.launch.launcher.standard_input import take
 from mpiddp.launch.output import redirect
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Options
@@ -184,6 +186,11 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
         signals = PreemptionSignals()
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
         failure_handler.output = redirect(options.output, find_rank())
+        problem = take(find_rank())
+        if problem is not None:
+            write_console(
+                f"mpiddp: rank 0 has no standard input: {problem}; give the script a file's name\n"
+            )
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, failure_handler, make_group=False)
         # Registered before the script's own functions, it runs after them and after its threads.

@@ -133,6 +133,8 @@ class Session(ControlChannel):
         """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
         self.collectives_lock = threading.Lock()
         """Held by the thread that makes ``collectives``."""
+        self._calls = (0, 0)
+        """What `count_calls` returns once the session is closed."""
 
     @property
     def comm(self) -> MPI.Intracomm | None:
@@ -148,6 +150,17 @@ class Session(ControlChannel):
     def has_group(self) -> bool:
         """Whether start-up made torch.distributed's default group."""
         return self._resources.has_group
+
+    def count_calls(self) -> tuple[int, int]:
+        """The number of the last call of mpiddp's collectives, and of the last complete one.
+
+        They are counted from 1, alike on all ranks.
+        """
+        if self.collectives is not None:
+            begun, complete = self.collectives.count_calls()
+            return begun, complete
+        begun, complete = self._calls
+        return begun + self.collectives_lock.locked(), complete
 
     def at_close(self, work: Callable[[], None], *, last: bool = False) -> None:
         """Have ``work`` done when the session is closed, before MPI and the group go.
@@ -217,6 +230,7 @@ class Session(ControlChannel):
 
     def _forget(self) -> None:
         global _current
+        self._calls = self.count_calls()
         self.collectives = None
         if _current is self:
             _current = None

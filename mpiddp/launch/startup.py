@@ -435,4 +435,7 @@ class Starter:
         if resources.lifeline is not None:
             resources.lifeline.note_started()
         meeting = self.route.meeting
-        return Session(self.control, resources, self.device, self.threads, meeting, seconds)
+        session = Session(self.control, resources, self.device, self.threads, meeting, seconds)
+        if self.peers.lifeline is not None:
+            self.peers.lifeline.watch_calls(session.count_calls)
+        return session

@@ -28,7 +28,8 @@ from mpiddp.launch.launcher.command import OPEN_MPI
 launch = Launch(OPEN_MPI, starts_ranks=True)
 launch.listen()
 for attempt in range(2):
-    print(launch.run([sys.executable, "-c", "print('<' + input() + '>')"], os.environ, None).status)
+    command = [sys.executable, "-c", "print('<' + input() + '>')"]
+    print(launch.run(command, os.environ, None, offers_input=True).status)
     sys.stdout.flush()
 """
 

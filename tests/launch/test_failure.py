@@ -624,4 +624,5 @@ def test_a_script_s_rank_that_leaves_early_does_not_look_alive(tmp_path):
     result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(6)
     (line,) = (line for line in messages(result) if "rank" in line)
     assert re.match(r"mpiddp: rank 1 of 2 on \S+ left early: it has closed its session", line), line
-    assert re.search(r"Rank 0 got: .*Connection (closed|reset) by peer", line), line
+    got = rf"Rank 0 got: .*Connection (closed|reset) by peer.* \(called at {script}:5\)$"
+    assert re.search(got, line), line

@@ -345,7 +345,9 @@ def test_the_installed_command_is_the_same(folder):
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
     (folder / "below").mkdir()
-    monkeypatch.setattr(attempt.Launch, "run", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(
+        attempt.Launch, "run", lambda *_, **__: pytest.fail("something was started")
+    )
     code = call(shlex.split(words), monkeypatch)
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
@@ -540,11 +542,17 @@ class Attempts:
         self.seconds = seconds
         self.commands: list[list[str]] = []
         self.variables: list[Mapping[str, str]] = []
-        monkeypatch.setattr(attempt.Launch, "run", lambda _, *given: self.run(*given))
+        self.offers: list[bool] = []
+        monkeypatch.setattr(
+            attempt.Launch, "run", lambda _, *given, **more: self.run(*given, **more)
+        )
         self.monkeypatch = monkeypatch
 
-    def run(self, command: list[str], variables: Mapping[str, str], _: object) -> Exit:
+    def run(
+        self, command: list[str], variables: Mapping[str, str], _: object, offers_input: bool
+    ) -> Exit:
         end = self.ends[len(self.commands)]
+        self.offers.append(offers_input)
         self.commands.append(command)
         self.variables.append(variables)
         time.sleep(self.seconds)
@@ -590,6 +598,20 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
     assert len(attempts.commands) == 1
 
 
+def test_standard_input_is_offered_to_a_rank_of_this_host(folder, allocation, monkeypatch):
+    attempts = Attempts(monkeypatch, *[Exit(0)] * 6)
+    # srun gives it to rank 0 itself; the job's first node is another host.
+    for words in ([], ["--launcher", "mpirun"]):
+        assert attempts.start("-n", "2", *words) == 0
+    monkeypatch.setattr(front, "is_host", lambda *_: True)
+    assert attempts.start("-n", "2", "--launcher", "mpirun") == 0
+    assert attempts.offers == [False, False, True]
+    monkeypatch.delenv("SLURM_JOB_ID")
+    for options in ("--tag-output", "--stdin all", "--stdin=1"):
+        assert attempts.start("-n", "2", f"--launcher-options={options}") == 0
+    assert attempts.offers[3:] == [True, False, False]
+
+
 def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
     assert attempts.start("-n", "2", "--restarts", "1") == 1
@@ -629,14 +651,16 @@ def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
 @pytest.mark.parametrize("end", ["out", "err"])
 def test_a_file_of_all_output_that_cannot_be_written_is_a_mistake(folder, monkeypatch, capsys, end):
     Path("logs", f"job-{job_directory.choose_name()}.{end}").mkdir(parents=True)
-    monkeypatch.setattr(attempt.Launch, "run", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(
+        attempt.Launch, "run", lambda *_, **__: pytest.fail("something was started")
+    )
     assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "cannot write to" in line and "--job-log" in line
 
 
 def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys):
-    def fill(_, command, variables, files) -> Exit:
+    def fill(_, command, variables, files, **more: object) -> Exit:
         Path(files.error).write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nlast\n")
         return Exit(1)
 

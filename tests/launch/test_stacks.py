@@ -418,12 +418,13 @@ def test_a_rank_that_is_stopped_does_not_stall(crew):
 # Ranks that come to their end early
 
 
-def answer(stack, numbers=None, counts=None):
+def answer(stack, numbers=None, counts=None, own=(0, 0)):
     """What a rank says of its calls."""
     return {
         "frames": [frame.pack() for frame in stack],
         "numbers": numbers or {},
         "counts": counts or {},
+        "own": own,
     }
 
 
@@ -477,6 +478,17 @@ def test_a_collective_that_a_finished_rank_will_never_call_ends_the_job(monkeypa
         "after collective 8 of the default group. Rank 0 on node0 waits in collective 9: backward, "
         "train.py:77"
     )
+
+
+def test_mpiddps_own_collectives_are_counted_as_well(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1, Calls({"gloo:0": [8, 8]}, own=(3, 3)))
+    for own in ((3, 2), (3, 3), (4, 4)):
+        asked.look(answer(REDUCE, {"gloo:0": [8, 8]}, own=own), None, answer(COMPUTE))
+    assert asked.reasons == []
+    asked.look(answer(REDUCE, own=(4, 3)), None, answer(COMPUTE))
+    said = "after collective 3 of mpiddp. Rank 0 on node0 waits in collective 4: all_reduce, "
+    assert said in asked.reasons[0]
 
 
 def test_a_rank_that_finished_before_its_first_collective_is_named(monkeypatch):
@@ -630,6 +642,28 @@ def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_
     )
     found = re.search(said, result.stderr)
     assert found and int(found[2]) == int(found[1]) + 1, result.stderr
+
+
+OWN_CALLS = """
+import torch, mpiddp
+session = mpiddp.init()
+for _ in range(3 - session.world.rank):
+    mpiddp.all_reduce(torch.ones(1))
+session.close()
+"""
+
+
+@pytest.mark.mpi
+def test_a_rank_with_fewer_calls_of_mpiddp_ends_the_job(tmp_path):
+    (tmp_path / "script.py").write_text(OWN_CALLS)
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["script.py"], timeout=120, cwd=tmp_path).expect(6)
+    said = (
+        rf"mpiddp: rank 1 of 2 on {HOST} left early: it has closed its session, at the end of its "
+        rf"program, after collective 2 of mpiddp\. Rank 0 on {HOST} waits in "
+        r"collective 3: all_reduce, script\.py:5\n"
+    )
+    assert re.search(said, result.stderr), result.stderr
 
 
 # Movement

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
 
@@ -343,6 +344,7 @@ def start(
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     python: str | Path = sys.executable,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
 ) -> Iterator[Job]:
     """Start ``python arguments…`` on ``ranks`` ranks; what still runs at the end is killed.
 
@@ -368,7 +370,7 @@ def start(
         with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
             process = subprocess.Popen(
                 launcher.command(ranks, program),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 env=environment,

@@ -25,6 +25,8 @@ MOST_CAUSES = 10
 PACKAGE = Path(__file__).parents[2]
 CALLS = ("calls.py", "collectives", "sync")
 """Where a collective call goes through."""
+TORCH_CALLS = ("torch.distributed", "torch.autograd")
+"""Torch's modules that make collective calls."""
 
 # What torch.distributed says when the other side has gone or stopped, ...
 _PEER_LOSS = re.compile(
@@ -76,9 +78,10 @@ def describe_error(
 
 
 def find_call(trace: TracebackType | None) -> str:
-    """Where the program made the collective call that failed: `` (called at train.py:12)``.
+    """Where the program made the call that failed: `` (called at train.py:12)``.
 
-    The nearest frame outside of mpiddp and torch; empty for an error of anything else.
+    The nearest frame outside of mpiddp and torch, if it called a collective of mpiddp or torch, or
+    a backward pass; empty for an error of anything else.
     """
     place, is_call = "", False
     while trace is not None:
@@ -86,7 +89,9 @@ def find_call(trace: TracebackType | None) -> str:
         path, module = Path(name), str(trace.tb_frame.f_globals.get("__name__"))
         if PACKAGE in path.parents:
             is_call = is_call or path.relative_to(PACKAGE).parts[0] in CALLS
-        elif not name.startswith("<frozen") and module.partition(".")[0] != "torch":
+        elif module.partition(".")[0] == "torch":
+            is_call = is_call or module.startswith(TORCH_CALLS)
+        elif not name.startswith("<frozen"):
             place, is_call = f" (called at {name}:{line})", False
         trace = trace.tb_next
     return place if is_call else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,10 @@ class Lifeline(Protocol):
 
     def note_run(self, directory: Path, attempt: int) -> None:
         """Where the others' reports of this rank are written to."""
+
+    def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
+        """``count`` returns the numbers of the last call of mpiddp's collectives and of the last
+        complete one. Any thread may call it."""
 
     def note_closing(self, hostname: str, seconds: float) -> None:
         """This rank calls no more collectives, and waits for the others to close their sessions."""

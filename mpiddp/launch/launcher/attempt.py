@@ -15,10 +15,12 @@ from typing import IO, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher import leftovers
 from mpiddp.launch.launcher.allocation import ask
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
 from mpiddp.launch.launcher.job_end import Exit, FailureReader
 from mpiddp.launch.launcher.messages import copy_messages
+from mpiddp.launch.launcher.standard_input import copy_input, offer
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
@@ -68,11 +70,20 @@ class Launch:
                 signal.signal(number, self._take)
 
     def run(
-        self, command: Sequence[str], variables: Mapping[str, str], files: Files | None
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        files: Files | None,
+        *,
+        offers_input: bool = False,
     ) -> Exit:
-        """Run a launcher to its end. Raises ConfigurationError where it cannot be run."""
+        """Run a launcher to its end. Raises ConfigurationError where it cannot be run.
+
+        ``offers_input``: whether rank 0 opens standard input itself, if it is no terminal.
+        """
         is_srun = self.kind is SRUN
         with contextlib.ExitStack() as stack:
+            offered = offer(stack, _prepare_copy) if offers_input else ""
             output, error = None, None
             if files is not None and not is_srun:
                 output = stack.enter_context(open(files.output, "ab"))
@@ -80,8 +91,9 @@ class Launch:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    env=variables,
-                    stdin=None if self._shares_terminal() else _open_input(stack),
+                    # Not what a front around this one has offered.
+                    env={**variables, environment.STANDARD_INPUT: offered},
+                    stdin=subprocess.DEVNULL if offered else self._open_input(stack),
                     stdout=output,
                     stderr=subprocess.PIPE if self._is_filtered() else error,
                     process_group=None if self._shares_terminal() else 0,
@@ -96,6 +108,8 @@ class Launch:
                 if number is not None:
                     # It came before there was a process to pass it on to.
                     self._pass_on(number)
+            # The launcher has its own work to do meanwhile.
+            leftovers.remove()
             reader = FailureReader()
             if self._process.stderr is not None:
 
@@ -122,6 +136,21 @@ class Launch:
         the second one mpirun does. Other launchers pass on what they get.
         """
         return self.kind is SRUN or not self.starts_ranks
+
+    def _open_input(self, stack: contextlib.ExitStack) -> IO[bytes] | None:
+        """A copy of what is typed, for a launcher that may not read the terminal itself.
+
+        A process group in the background would be stopped when it reads; Ctrl-C must not reach it.
+        None where standard input is no terminal that this process reads.
+        """
+        if self._shares_terminal():
+            return None
+        try:
+            if os.tcgetpgrp(0) != os.getpgrp():
+                return None
+        except OSError:
+            return None
+        return copy_input(stack, _prepare_copy)
 
     def _take(self, number: int, _: object) -> None:
         if number in ENDING:
@@ -192,27 +221,6 @@ def _is_in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-def _open_input(stack: contextlib.ExitStack) -> IO[bytes] | None:
-    """A copy of what is typed, for a launcher that may not read the terminal itself.
-
-    A process group in the background would be stopped when it reads; Ctrl-C must not reach it. None
-    where standard input is no terminal that this process reads.
-    """
-    try:
-        if os.tcgetpgrp(0) != os.getpgrp():
-            return None
-    except OSError:
-        return None
-    copy = subprocess.Popen(
-        ["cat"],
-        stdout=subprocess.PIPE,
-        preexec_fn=_prepare_copy,
-    )
-    stack.enter_context(copy)
-    stack.callback(copy.kill)
-    return copy.stdout
 
 
 def _prepare_copy() -> None:

@@ -61,6 +61,7 @@ class Lifeline:
         """How many sessions this rank has closed."""
         descriptor = Progress.make_file()
         self._progress = Progress(descriptor)
+        self._count_calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._stacks = StackWriter()
         own, theirs = socket.socketpair()
         _start(theirs, (descriptor, self._stacks.descriptor), output.console)
@@ -110,6 +111,11 @@ class Lifeline:
         """Whether this rank's main thread is in a collective, or in a pass that may call one."""
         self._progress.note_collective(is_inside)
 
+    def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
+        """``count`` returns the numbers of the last call of mpiddp's collectives and of the last
+        complete one. It is called in any thread."""
+        self._count_calls = count
+
     def note_failure(self, error: BaseException) -> None:
         """Where this rank was when ``error`` ended its work; its stack will not show it."""
         frames = read_traceback(error.__traceback__)
@@ -131,7 +137,7 @@ class Lifeline:
         which collective. ``seconds``: how long they may wait in one if nobody can tell.
         """
         self._session += 1
-        calls = Calls(read_calls(), count_calls())
+        calls = Calls(read_calls(), count_calls(), self._count_calls())
         content = Finished(self._rank, hostname, seconds, calls, self._session)
         self._send("closing", asdict(content))
 
@@ -220,7 +226,7 @@ class Lifeline:
                 elif kind == "record":
                     self._send("record", read_record())
                 elif kind == "calls":
-                    self._send("calls", _find_calls())
+                    self._send("calls", self._find_calls())
                 else:
                     number, reply = content
                     replies = self._open.get(number)
@@ -230,12 +236,11 @@ class Lifeline:
         if not self._is_closing:
             self._on_companion_lost()
 
-
-def _find_calls() -> dict[str, Any]:
-    """Which collectives this rank has called, and where its main thread is now."""
-    frames = read_thread(threading.main_thread().ident or 0)
-    packed = [frame.pack() for frame in frames]
-    return {"frames": packed, "numbers": read_calls(), "counts": count_calls()}
+    def _find_calls(self) -> dict[str, Any]:
+        """Which collectives this rank has called, and where its main thread is now."""
+        frames = read_thread(threading.main_thread().ident or 0)
+        calls = Calls(read_calls(), count_calls(), self._count_calls())
+        return {"frames": [frame.pack() for frame in frames], **asdict(calls)}
 
 
 def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:

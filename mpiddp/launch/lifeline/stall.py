@@ -15,6 +15,8 @@ from mpiddp.launch.lifeline.stack_dump import Frame
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
+OWN = "mpiddp"
+"""In place of a group, for mpiddp's own collectives."""
 END_SECONDS = 1.0
 """How long after a rank's end, and how often, the others are asked for what they wait."""
 
@@ -96,9 +98,13 @@ class Calls:
     """As `flight_recorder.read_calls` finds them."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """As `flight_recorder.count_calls` finds them."""
+    own: tuple[int, int] = (0, 0)
+    """Of mpiddp's collectives: the number of the last call, and of the last complete one."""
 
     def find_last(self, group: str) -> int | None:
         """The number of the last collective of a group (``gloo:0``); None if it is not known."""
+        if group == OWN:
+            return self.own[0]
         if group in self.numbers:
             return self.numbers[group][0]
         return 0 if self.counts.get(group.partition(":")[2]) == 0 else None
@@ -108,7 +114,7 @@ class Calls:
 
         The name of the group and the number.
         """
-        for group, (last, complete) in self.numbers.items():
+        for group, (last, complete) in {**self.numbers, OWN: self.own}.items():
             own = finished.find_last(group)
             if own is not None and max(own, complete) < last:
                 return group, last
@@ -187,7 +193,7 @@ class EndWatch:
             if answer is not None and rank not in self._finished:
                 frames = tuple(Frame(*row) for row in answer["frames"])
                 positions[rank] = Position(rank, hostnames[rank], frames)
-                calls[rank] = Calls(answer["numbers"], answer["counts"])
+                calls[rank] = Calls(answer["numbers"], answer["counts"], answer["own"])
         loss = self._find_missed(positions, calls)
         if loss is None:
             is_whole = len(positions) + len(self._finished) == len(hostnames)
@@ -208,6 +214,7 @@ class EndWatch:
                     group, number = found
                     name = group.partition(":")[2]
                     where = "the default group" if name == "0" else f"group {name}"
+                    where = OWN if group == OWN else where
                     how = f"after collective {each.calls.find_last(group)} of {where}"
                     return each.describe(how, position, f"collective {number}")
         return None
