@@ -32,7 +32,7 @@ from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
 from mpiddp.training.task import Task, add_perplexity, find_task
 from mpiddp.training.training_state import EpochTotals, Position, Restored
-from mpiddp.training.weights import digest_parameters, export_trained
+from mpiddp.training.weights import digest_parameters
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def run_steps(
     if session.device.type == "cpu":
         keep_freed_memory()
     beginning = look_for_checkpoint(configuration, session)
-    taken, resumed = beginning.position.samples, beginning.configuration
+    taken, resumed = beginning.taken, beginning.configuration
     training = prepare(resumed, task, session, failure_handler, taken)
     check_model(training)
     run, path = enter_run(training.configuration, session, failure_handler)
@@ -196,7 +196,7 @@ class Loop:
 
     def finish(self, row: metrics.Row) -> None:
         """After the last epoch: write the weights, then the last checkpoint. Collective."""
-        export_trained(self.training)
+        self.saver.export(row.step)
         self.saver.save_end(Position(row.epoch + 1, 0, row.step, row))
         self.close(is_done=True)
         if row.staleness is not None:
@@ -214,7 +214,7 @@ class Loop:
         training.engine.clock.settle()
         position = _finish_steps(training, left.before, left.position)
         training.engine.update.settle()
-        export_trained(training)
+        self.saver.export(position.step)
         self.saver.save_last(position, left.epoch)
         self.close(is_done=False)
         reason = f"left after step {position.step}"
