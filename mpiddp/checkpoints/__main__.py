@@ -5,6 +5,7 @@ torch is not imported: files are compared with their manifests as bytes.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from mpiddp.checkpoints.owner import UNKNOWN, Owner, read_owner
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.arguments import make_parser
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.hostnames import count_noun, describe_size
+from mpiddp.launch.launcher.hostnames import describe_size
 
 DESCRIPTION = """\
 Show the checkpoints in DIR: a run's directory, a directory of checkpoints, or one checkpoint. All
@@ -79,12 +80,9 @@ def show(path: Path, *, is_quick: bool) -> None:
         problems = each.problems or _compare(each, is_quick=is_quick)
         valid += not problems
         good = f"{VALID} by its files' sizes" if is_quick else VALID
-        _print((*row, "; ".join(problems) or good), widths)
+        _print((*row, _shorten(problems) or good), widths)
     if not valid:
-        raise CheckpointError(
-            f"expected a valid checkpoint in {directory}, found none among "
-            f"{count_noun(len(entries), 'directory')}"
-        )
+        raise CheckpointError(f"expected a valid checkpoint in {directory}, found none")
 
 
 def _list(directory: Path) -> Iterator[Entry]:
@@ -96,8 +94,8 @@ def _list(directory: Path) -> Iterator[Entry]:
             yield Entry(path, problems=["partial: being written or removed, or left over"])
         elif path not in found:
             reason = path / manifests.REASON
-            text = reason.read_text("utf-8", "replace") if reason.exists() else ""
-            yield Entry(path, problems=["; ".join(["set aside", *text.splitlines()])])
+            lines = reason.read_text("utf-8", "replace").splitlines() if reason.exists() else []
+            yield Entry(path, problems=[f"set aside: {_shorten(lines)}" if lines else "set aside"])
 
 
 def _read(path: Path) -> Entry:
@@ -136,6 +134,13 @@ def _compare(entry: Entry, *, is_quick: bool) -> list[str]:
     except OSError as error:
         return [f"cannot be read: {describe_error(error)}"]
     return [f"damaged: {problems[0]}", *problems[1:]] if problems else []
+
+
+def _shorten(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return re.sub("expected digest [0-9a-f]+, found [0-9a-f]+", "has changed", problems[0]) + more
 
 
 def _print(row: Sequence[str], widths: Sequence[int]) -> None:

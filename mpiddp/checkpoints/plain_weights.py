@@ -79,7 +79,8 @@ def load_weights(model: nn.Module, path: Path, selection: Selection) -> str:
         raise ConfigurationError(f"weights: {path} cannot be used: {reason}") from None
     new = [name for name in expected if name not in taken]
     kept = f"; as the model has them: {_list(new)}" if new else ""
-    return f"Weights of {source.path}: {count_noun(len(taken), 'tensor')}{kept}"
+    count = count_noun(len(taken), "tensor")
+    return f"Weights taken from {source.path}{source.note}: {count}{kept}"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Source:
     """On the CPU, by name; those of nested entries by names with dots."""
     wrapper: str = ""
     """The entry in which a script keeps the model's state_dict beside other things."""
+    note: str = ""
+    """Why it is not the newest checkpoint, if it is not."""
 
 
 def read_file(path: Path) -> Source:
@@ -153,12 +156,13 @@ def _read_directory(path: Path) -> Source:
     """The newest valid checkpoint there, and its weights. Collective."""
     ranks = Ranks()
     try:
-        found = find_valid(path, ranks).newest
-        if found is None:
+        survey = find_valid(path, ranks)
+        newest = survey.newest
+        if newest is None:
             raise ConfigurationError(f"weights: there is no checkpoint in {path}")
-        chosen = found
-        weights = read_together(chosen, ranks, lambda: read_weights(chosen))
-        return Source(chosen.path, weights)
+        weights = read_together(newest, ranks, lambda: read_weights(newest))
+        damaged = _list([each.name for each in survey.damaged])
+        return Source(newest.path, weights, note=f" ({damaged}: damaged)" if damaged else "")
     finally:
         ranks.close()
 
@@ -249,10 +253,12 @@ def _advise(misfits: Iterable[str], chosen: Mapping[str, Any], needed: list[str]
         prefix = name.removesuffix(f".{first}")
         if prefix != name and all(f"{prefix}.{each}" in chosen for each in needed):
             return f": give --weights-prefix {prefix}"
-    patterns = {f"{name.rpartition('.')[0]}.*" if "." in name else name for name in misfits}
-    if not 0 < len(patterns) <= LISTED:
+    patterns = sorted({f"{name.rpartition('.')[0]}.*" if "." in name else name for name in misfits})
+    rest = Selection(skipped=tuple(patterns))
+    is_some_left = any(name in chosen and not rest.skips(name) for name in needed)
+    if len(patterns) > LISTED or not is_some_left:
         return ""
-    return f": to train without these, give --weights-except {','.join(sorted(patterns))!r}"
+    return f": to train without these, give --weights-except {','.join(patterns)!r}"
 
 
 def _measure(value: object) -> tuple[int, ...]:
@@ -279,7 +285,9 @@ def write_weights(path: Path, weights: Mapping[str, Any]) -> None:
             raise
         except Exception as error:
             # Both libraries have errors of their own for a disk that is full.
-            raise OSError(errno.EIO, " ".join(str(error).split()), str(path)) from error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise OSError(errno.EIO, " ".join(str(error).split()), str(path)) from None
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
