@@ -302,8 +302,12 @@ def _write(path: Path, weights: Mapping[str, Any], *, is_safe: bool) -> None:
         tensors = {name: each for name, each in weights.items() if isinstance(each, torch.Tensor)}
         path.touch()
         mode = path.stat().st_mode
-        # The library refuses tensors that share memory, as tied ones do.
-        save_file({name: each.clone() for name, each in tensors.items()}, path, {"format": "pt"})
+        # The library refuses tensors that share memory, as tied ones do, or have gaps.
+        copies = {
+            name: each.clone(memory_format=torch.contiguous_format)
+            for name, each in tensors.items()
+        }
+        save_file(copies, path, {"format": "pt"})
         # It replaces the file by one that nobody else can read.
         path.chmod(mode)
     with path.open("ab") as file:
