@@ -190,7 +190,8 @@ class Checkpointer:
         Returns None if there is no checkpoint yet. A damaged one is set aside, and the next
         older one is taken. Call it before the first step, once the model is in DDP or sharded.
 
-        ``source``: a checkpoint, or a directory of them, of whatever training; it is only read.
+        ``source``: a checkpoint, or a directory of them or of a run, of whatever training; it is
+        only read.
         To begin from one, and to go on from one's own after a restart:
 
             state = checkpointer.restore() or checkpointer.restore("pretrained/step-1000")

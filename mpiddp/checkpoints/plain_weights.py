@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mpiddp.checkpoints.finding import Found, find_valid, read_together
 from mpiddp.checkpoints.packing import unpack
@@ -228,7 +229,7 @@ def _check_fit(
     sizes = {
         name: (_measure(expected[name]), _measure(chosen[name]))
         for name in needed
-        if name in chosen
+        if name in chosen and not is_lazy(expected[name])
     }
     others = [name for name, (here, there) in sizes.items() if here != there]
     if not (missing or unexpected or others) and offered:

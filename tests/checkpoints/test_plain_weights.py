@@ -224,3 +224,10 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     ):
         write_weights(tmp_path / "w.pt", {"a": torch.zeros(9)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_shapes_are_not_known_yet(tmp_path: Path) -> None:
+    torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "w.pt")
+    model = nn.LazyLinear(2)
+    load_weights(model, tmp_path / "w.pt", Selection())
+    assert model.weight.shape == (2, 4)
