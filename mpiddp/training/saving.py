@@ -374,10 +374,13 @@ class Saver:
         if export is not None and STEP in export.name and written.step != self._exported:
             self._say(export_saved(written, export))
 
-    def export(self, step: int) -> None:
-        """Training is over: write the weights for others, if asked for. Collective."""
-        export_trained(self._training, step)
+    def export(self, step: int) -> str:
+        """Training is over: write the weights for others, if asked for. Collective.
+
+        Returns, on all ranks, why they cannot be written; empty if they are.
+        """
         self._exported = step
+        return export_trained(self._training, step)
 
     def pass_no_more(self) -> None:
         """There are no more steps: other ranks do not wait for this one's answers. Collective."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mpiddp.errors import SUCCESS, MpiddpError, PreemptedError
+from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
@@ -195,10 +195,15 @@ class Loop:
         self.reports.close(is_done=is_done)
 
     def finish(self, row: metrics.Row) -> None:
-        """After the last epoch: write the weights, then the last checkpoint. Collective."""
-        self.saver.export(row.step)
+        """After the last epoch: write the weights, then the last checkpoint. Collective.
+
+        Raises ConfigurationError if the weights cannot be written; the checkpoint is, then.
+        """
+        problem = self.saver.export(row.step)
         self.saver.save_end(Position(row.epoch + 1, 0, row.step, row))
-        self.close(is_done=True)
+        self.close(is_done=not problem)
+        if problem:
+            raise ConfigurationError(problem)
         if row.staleness is not None:
             say(self.training.session, metrics.describe_staleness(row.staleness))
 
@@ -214,9 +219,11 @@ class Loop:
         training.engine.clock.settle()
         position = _finish_steps(training, left.before, left.position)
         training.engine.update.settle()
-        self.saver.export(position.step)
+        problem = self.saver.export(position.step)
         self.saver.save_last(position, left.epoch)
         self.close(is_done=False)
+        if problem:
+            raise ConfigurationError(problem)
         reason = f"left after step {position.step}"
         say(training.session, f"Training {reason}; the checkpoint is written")
         leave_run(self.run, training.failure_handler, SUCCESS, reason)

@@ -14,20 +14,19 @@ from mpiddp.checkpoints.directory import Written
 from mpiddp.checkpoints.finding import Found
 from mpiddp.checkpoints.manifest import read_manifest
 from mpiddp.checkpoints.plain_weights import read_weights, write_weights
-from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.checkpoints import STEP
 from mpiddp.training.preparation import Training
 from mpiddp.training.reports import say
 from mpiddp.training.sharded_tensors import collect
 
 
-def export_trained(training: Training, step: int) -> None:
+def export_trained(training: Training, step: int) -> str:
     """Write the weights to predict with where the options say; collective.
 
-    ``step``: the last one. Raises ConfigurationError on all ranks where they cannot be written.
+    ``step``: the last one. Returns, on all ranks, why they cannot be written; empty if they are.
     """
     if training.configuration.export is None:
-        return
+        return ""
     path = _name_file(training.configuration.export, step)
     problem = None
     try:
@@ -38,8 +37,9 @@ def export_trained(training: Training, step: int) -> None:
     # Rank 0 may take longer than a collective call may.
     training.session.meet()
     if problem := training.session.broadcast(problem):
-        raise ConfigurationError(f"export: cannot write {path}: {problem}")
+        return f"export: cannot write {path}: {problem}"
     say(training.session, f"Weights written: {path}")
+    return ""
 
 
 def export_weights(model: nn.Module, path: Path, rank: int) -> None:

@@ -194,6 +194,11 @@ def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path)
     words = [*SMALL, "--epochs", "3", "--name", "last", "--export", "w-{step}.pt"]
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
         assert said == "2: export: cannot write w-18.pt: Is a directory"
+    # The checkpoint is there: when there is room, the same command writes the weights.
+    (tmp_path / "w-18.pt").rmdir()
+    called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    assert "Resumed from runs/last/checkpoints/step-18: step 18" in called.printed
+    assert "Weights written: w-18.pt\n" in called.printed
 
 
 @pytest.mark.parametrize(
