@@ -2,7 +2,7 @@
 
 Started by a launcher it is a rank, which runs a script (`launch.script`). Started by hand with one
 of the front's options, or in a Slurm job, it starts the ranks (`launch.front`). A first word
-``train``, ``doctor``, ``stacks`` or ``plot`` is a command of mpiddp. Finding out takes few imports.
+that `command_line.COMMANDS` lists is a command of mpiddp. Finding out takes few imports.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from mpiddp import environment
 from mpiddp.checkpoints.agreement import Preemption, begin_preemption
 from mpiddp.checkpoints.ddp_buckets import read_bucket_order, restore_bucket_order
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
-from mpiddp.checkpoints.finding import Found, Survey, find_demanded, find_newest, read_together
+from mpiddp.checkpoints.finding import Found, Survey, find_valid, read_together
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.state import (
@@ -198,7 +198,8 @@ class Checkpointer:
         Returns None if there is no checkpoint yet. A damaged one is set aside, and the next
         older one is taken. Call it before the first step, once the model is in DDP or sharded.
 
-        ``source``: a checkpoint, or a directory of them, of whatever training; it is only read.
+        ``source``: a checkpoint, or a directory of them or of a run, of whatever training; it is
+        only read.
         To begin from one, and to go on from one's own after a restart:
 
             state = checkpointer.restore() or checkpointer.restore("pretrained/step-1000")
@@ -217,13 +218,9 @@ class Checkpointer:
             if self._survey.damaged:
                 self._directory.open(self._survey)
             return self._survey.newest
-        path = Path(source)
-        if path.is_dir() and not path.name.startswith("step-"):
-            survey = find_newest(path, self._ranks)
-        else:
-            survey = find_demanded(path, self._ranks)
+        survey = find_valid(Path(source), self._ranks)
         if survey.newest is None:
-            raise CheckpointError(f"expected a checkpoint in {path}, found none")
+            raise CheckpointError(f"expected a checkpoint in {source}, found none")
         return survey.newest
 
     def _load(self, found: Found) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class Written:
     """A checkpoint that is on the disk."""
 
     path: Path
+    step: int
     seconds: float
     """From its beginning until now."""
     staging_seconds: float
@@ -309,7 +310,7 @@ class CheckpointDirectory:
                 raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
             path = self._write(step, join_equal(staged, self._ranks), score)
             if self._ranks.rank == 0:
-                tell(Written(path, time.monotonic() - begin, staging))
+                tell(Written(path, step, time.monotonic() - begin, staging))
 
         self._save = LastingCall(write, f"the checkpoint of step {step}")
 

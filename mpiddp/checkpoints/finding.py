@@ -247,6 +247,16 @@ def find_demanded(path: Path, ranks: Ranks) -> Survey:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
 
 
+def find_valid(path: Path, ranks: Ranks) -> Survey:
+    """This checkpoint; or the newest valid one of a run's directory, or of one of checkpoints.
+
+    Collective; nothing is changed. Raises as `find_demanded` and `find_newest` do.
+    """
+    if path.is_dir() and not manifests.is_checkpoint(path):
+        return find_newest(manifests.find_directory(path), ranks)
+    return find_demanded(path, ranks)
+
+
 def _look_for(path: Path) -> str | None:
     """What to say if there is no such checkpoint."""
     if os.path.lexists(path):

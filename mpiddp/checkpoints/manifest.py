@@ -18,7 +18,9 @@ import socket
 import stat
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +34,9 @@ MANIFEST = "manifest.json"
 REASON = "reason.txt"
 PARTIAL, DAMAGED, REPLACED = "partial", "damaged", "replaced"
 """Last parts of the names of directories that are not, or no longer, checkpoints."""
+CONFIGURATION = "config.toml"
+CHECKPOINTS = "checkpoints"
+"""What a run's directory holds: its options, and its checkpoints unless these say otherwise."""
 READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
 """A client of NFS may go by what it knows of a directory for 60 s."""
@@ -206,14 +211,15 @@ def _is_plain(name: str) -> bool:
     return is_file_name and name.isprintable()
 
 
-def find_problems(directory: Path, manifest: Manifest) -> list[str]:
+def find_problems(directory: Path, manifest: Manifest, *, reads: bool = True) -> list[str]:
     """One line for each thing that is missing or changed. Raises OSError if one cannot be read.
 
-    Files are read as bytes, and all of them: the first problem does not end the search.
+    Files are read as bytes, and all of them: the first problem does not end the search. Without
+    ``reads`` only their sizes are compared.
     """
     problems = find_misfits(directory, manifest)
     for name in sorted(manifest.files):
-        problem = compare(directory / name, manifest.files[name])
+        problem = compare(directory / name, manifest.files[name], reads=reads)
         if problem:
             problems.append(f"{name}: {problem}")
     return problems
@@ -229,8 +235,8 @@ def find_misfits(directory: Path, manifest: Manifest) -> list[str]:
     return problems + [f"{name} does not belong to it" for name in extra]
 
 
-def compare(path: Path, file: File) -> str:
-    """How a file differs from what was written, empty if it does not.
+def compare(path: Path, file: File, *, reads: bool = True) -> str:
+    """How a file differs from what was written, empty if it does not; or its size alone.
 
     Raises OSError if it is there and cannot be read.
     """
@@ -242,6 +248,8 @@ def compare(path: Path, file: File) -> str:
             size = os.fstat(stream.fileno()).st_size
             if size != file.size:
                 return f"expected {file.size} bytes, found {size}"
+            if not reads:
+                return ""
             while block := stream.read(READ_BYTES):
                 digest.update(block)
     except (FileNotFoundError, NotADirectoryError):
@@ -260,6 +268,23 @@ def make_name(step: int) -> str:
 def make_partial_name(step: int, attempt: str) -> str:
     """A name that only this attempt uses: an older one that still writes does no harm."""
     return f"{make_name(step)}.{attempt}.{PARTIAL}"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether it is, by its name or contents, one checkpoint, and no directory of them."""
+    return path.name.startswith("step-") or (path / MANIFEST).exists()
+
+
+def find_directory(path: Path) -> Path:
+    """Where the checkpoints of a run's directory are; ``path`` itself if it is none."""
+    inside = path / CHECKPOINTS
+    if inside.is_dir():
+        return inside
+    with suppress(OSError, ValueError):
+        elsewhere = tomllib.loads((path / CONFIGURATION).read_text("utf-8")).get("checkpoint_dir")
+        if elsewhere is not None:
+            return Path(elsewhere)
+    return path
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

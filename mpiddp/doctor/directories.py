@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
-from mpiddp.doctor.node import describe_size, floor_power
+from mpiddp.doctor.node import floor_power
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.launch.launcher.hostnames import describe_size
 
 T = TypeVar("T")
 

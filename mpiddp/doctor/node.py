@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.findings import Finding, passed, skipped, warned
+from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
 
 LOCKED_MEMORY = "locked memory"
@@ -97,16 +98,6 @@ def judge_shared_memory(limits: Limits) -> Finding:
 def floor_power(size: int) -> int:
     """The largest power of two up to ``size``: nodes that are alike then say the same."""
     return 1 << (size.bit_length() - 1) if size > 0 else 0
-
-
-def describe_size(size: int) -> str:
-    """``512 B``, ``64 MiB``, ``23.5 GiB``."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
 
 
 def describe_count(count: int) -> str:

@@ -70,10 +70,12 @@ COMMANDS = {
     "doctor": "mpiddp.doctor.__main__",
     "stacks": "mpiddp.launch.stacks",
     "plot": "mpiddp.plot",
+    "export": "mpiddp.export",
+    "checkpoints": "mpiddp.checkpoints.__main__",
 }
 """Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
 ``./train``."""
-WITHOUT_RANKS = frozenset({"stacks", "plot"})
+WITHOUT_RANKS = frozenset({"stacks", "plot", "export", "checkpoints"})
 
 
 @dataclass(frozen=True)

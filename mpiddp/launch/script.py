@@ -35,7 +35,10 @@ USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
        python -m mpiddp [OPTIONS] train|doctor [ITS OPTIONS…]
-       python -m mpiddp stacks [--full] [JOB|LOG-DIR]"""
+       python -m mpiddp stacks [--full] [JOB|LOG-DIR]
+       python -m mpiddp plot RUN… [--output FILE]
+       python -m mpiddp checkpoints DIR
+       python -m mpiddp export RUN [FILE]"""
 DESCRIPTION = """\
 Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 

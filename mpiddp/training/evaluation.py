@@ -25,7 +25,7 @@ from mpiddp.training.divergence import refuse_divergence
 from mpiddp.training.engine import compile_model
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.precision import Precision
-from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree
+from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree, load_initial
 from mpiddp.training.reports import say
 from mpiddp.training.samples import EVALUATION, Batch, Key
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
@@ -37,7 +37,6 @@ from mpiddp.training.task import (
     check_task,
     find_task,
 )
-from mpiddp.training.weights import load_weights
 
 PREDICTIONS = "predictions.csv"
 
@@ -118,13 +117,12 @@ def predict_all(
 
     Raises ConfigurationError, CheckpointError.
     """
-    assert configuration.weights is not None
     data = load_on_all(configuration, task, session)
     torch.manual_seed(configuration.seed)
     world, device = session.world, session.device
     precision = Precision(configuration.precision, device)
     module = build_model(task, data).to(device)
-    load_weights(module, configuration.weights)
+    load_initial(module, configuration)
     _, tests = choose_samples(configuration, data, device)
     check_task(task, module, read_first(tests, 1, session), data.classes)
     model = compile_model(module, configuration)

@@ -28,11 +28,13 @@ class MovingAverage:
         ``decay``: what is kept of the average in a step, 0 to below 1.
         """
         self._decay = decay
-        named = {clean_name(name): each for name, each in module.named_parameters()}
-        self.weights = {name: each.detach().clone() for name, each in named.items()}
+        averages = {each: each.detach().clone() for each in module.parameters()}
+        # A parameter that modules share is in a state_dict under each of its names.
+        named = module.named_parameters(remove_duplicate=False)
+        self.weights = {clean_name(name): averages[each] for name, each in named}
         """The average, named as the parameters in a checkpoint."""
-        self._parameters = [find_local(each.detach()) for each in named.values()]
-        self._averages = [find_local(each) for each in self.weights.values()]
+        self._parameters = [find_local(each.detach()) for each in averages]
+        self._averages = [find_local(each) for each in averages.values()]
 
     def update(self, step: int) -> None:
         """After a step, counted from 0. The first ones forget the initial weights sooner."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import nn
 
+from mpiddp.checkpoints.plain_weights import Selection, load_weights
 from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.determinism import set_determinism
@@ -29,6 +30,7 @@ from mpiddp.training.engine import Start, start_engine
 from mpiddp.training.learning_rate import LearningRate, make_learning_rate
 from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.optimizer_step import GuardedUpdate
+from mpiddp.training.options.checkpoints import CheckpointOptions
 from mpiddp.training.options.parallelism import ParallelismOptions
 from mpiddp.training.options.synchronisation import PARAMETER_SERVER
 from mpiddp.training.parallel import find_bound, find_roles
@@ -67,6 +69,8 @@ class Training:
     """Of the first batch."""
     rate: LearningRate
     slowdown: Slowdown | None
+    initial: str
+    """What the weights were when it was prepared: a line for the console, or nothing."""
 
     @property
     def is_in_step(self) -> bool:
@@ -114,12 +118,12 @@ def prepare(
     task: Task,
     session: Session,
     failure_handler: FailureHandler,
-    taken: int = 0,
+    taken: int | None = None,
 ) -> Training:
     """Load the task's data, build its model, and join the ranks; collective.
 
     The training's configuration has what was left to be chosen by measurement. ``taken``: samples
-    of its first epoch that earlier attempts have trained on.
+    of its first epoch that earlier attempts have trained on; None if it does not go on from any.
 
     Raises ConfigurationError for what does not go together.
     """
@@ -135,13 +139,13 @@ def prepare(
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
     set_determinism(configuration.deterministic)
-    module = _place(configuration, build_model(task, data), session.device)
+    module = build_model(task, data)
+    initial = load_initial(module, configuration) if taken is None else ""
+    module = _place(configuration, module, session.device)
     sample = batch.to(next(module.parameters()).device)
     check_task(task, module, sample, data.classes)
-    loss = choose_loss(task, configuration.label_smoothing)
-    precision = Precision(configuration.precision, session.device)
-    forward = Forward(loss, precision, _check_format(configuration, batch))
-    problem = _find_single_sample(configuration, cut, len(data.train), taken)
+    forward = _make_forward(configuration, task, session, batch)
+    problem = _find_single_sample(configuration, cut, len(data.train), taken or 0)
     if problem and not takes_one_sample(module, sample, forward):
         raise ConfigurationError(problem)
     start = Start(module, forward, batch, rate)
@@ -149,6 +153,7 @@ def prepare(
     configuration, engine, pace = start_engine(
         configuration, session, roles, start, failure_handler.fail
     )
+    shares = Cut(EVALUATION_BATCH, world.rank, world.size)
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
     return Training(
@@ -163,12 +168,30 @@ def prepare(
         workers=workers,
         roles=roles,
         batches=_share_batches(configuration, static, engine.update) or static,
-        evaluation=make_evaluation_batches(
-            test, Cut(EVALUATION_BATCH, world.rank, world.size), reading
-        ),
+        evaluation=make_evaluation_batches(test, shares, reading),
         rate=rate,
         slowdown=slowdown,
+        initial=initial,
     )
+
+
+def _make_forward(
+    configuration: Configuration, task: Task, session: Session, batch: Batch
+) -> Forward:
+    loss = choose_loss(task, configuration.label_smoothing)
+    precision = Precision(configuration.precision, session.device)
+    return Forward(loss, precision, _check_format(configuration, batch))
+
+
+def load_initial(module: nn.Module, options: CheckpointOptions) -> str:
+    """Give a new model the weights that the options name, if they do. Collective.
+
+    Returns a line for the console. Raises ConfigurationError or CheckpointError.
+    """
+    if options.weights is None:
+        return ""
+    skipped = tuple(each for each in options.weights_except.split(",") if each)
+    return load_weights(module, options.weights, Selection(options.weights_prefix, skipped))
 
 
 def _make_cut(

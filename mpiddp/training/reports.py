@@ -60,6 +60,8 @@ def describe_training(training: Training) -> list[str]:
         configuration.batch_size,
         len(training.workers),
     )
+    if training.initial:
+        lines.append(training.initial)
     if training.engine.about:
         lines.append(training.engine.about)
     if configuration.base_batch is not None:

@@ -21,13 +21,12 @@ from datetime import datetime
 from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.checkpoints.manifest import CONFIGURATION
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.directory_lock import DirectoryLock
 from mpiddp.launch.failure.outcome import outcome_path, read_outcome, write_whole
 from mpiddp.training.config import Configuration, to_toml
 
-CONFIGURATION = "config.toml"
-CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = "lock"
 LONGEST_NAME = 199

@@ -15,6 +15,7 @@ from mpiddp.checkpoints.agreement import PREEMPTED, Members, StepAgreement, Wish
 from mpiddp.checkpoints.checkpointer import Checkpointer
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
 from mpiddp.checkpoints.finding import Found, Survey, find_demanded
+from mpiddp.checkpoints.manifest import CHECKPOINTS
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.checkpoints.ranks import Ranks
@@ -26,9 +27,10 @@ from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.training.config import Configuration
 from mpiddp.training.metrics import Row
+from mpiddp.training.options.checkpoints import STEP
 from mpiddp.training.parallel import find_bound
 from mpiddp.training.preparation import Training
-from mpiddp.training.run_directory import CHECKPOINTS, RunDirectory, find_path
+from mpiddp.training.run_directory import RunDirectory, find_path
 from mpiddp.training.save_interval import NEVER, parse_interval
 from mpiddp.training.training_state import (
     EpochPart,
@@ -42,6 +44,7 @@ from mpiddp.training.training_state import (
     name_values,
     read_position,
 )
+from mpiddp.training.weights import export_saved, export_trained
 
 AUTO = "auto"
 DUE, WRITTEN = "checkpoint", "written"
@@ -66,6 +69,11 @@ class Beginning:
     """Options that were others then, and decide the result."""
     position: Position
     """Where training begins."""
+
+    @property
+    def taken(self) -> int | None:
+        """Samples of its first epoch that were trained on before; None if the run is new."""
+        return None if self.found is None else self.position.samples
 
 
 def look_for_checkpoint(configuration: Configuration, session: Session) -> Beginning:
@@ -183,6 +191,8 @@ class Saver:
         self._last_time = time.monotonic()
         self._saved: int | None = None
         """The step of the last checkpoint that was begun, unless it could not be written."""
+        self._exported: int | None = None
+        """The step whose weights were written for others, once training is over."""
         self._is_writing = False
         """Whether a checkpoint was begun and nobody has asked yet how that ended."""
         self._has_stopped = False
@@ -250,6 +260,8 @@ class Saver:
             training.engine.update.begin_at(self._rate_step)
             attempt = training.failure_handler.attempt
             self._say(describe_resumption(found, position, attempt, self._beginning.changed))
+            if training.configuration.weights is not None:
+                self._say("The weights are the checkpoint's: --weights is not read again")
         return Restored(position, self._epoch.now)
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
@@ -374,6 +386,17 @@ class Saver:
             f"Checkpoint written: {written.path} ({written.seconds:.2f} s, of which training "
             f"waited {written.staging_seconds:.2f} s)"
         )
+        export = self._training.configuration.export
+        if export is not None and STEP in export.name and written.step != self._exported:
+            self._say(export_saved(written, export))
+
+    def export(self, step: int) -> str:
+        """Training is over: write the weights for others, if asked for. Collective.
+
+        Returns, on all ranks, why they cannot be written; empty if they are.
+        """
+        self._exported = step
+        return export_trained(self._training, step)
 
     def pass_no_more(self) -> None:
         """There are no more steps: other ranks do not wait for this one's answers. Collective."""

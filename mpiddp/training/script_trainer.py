@@ -21,7 +21,7 @@ from mpiddp.training.shared_run import describe_finished, find_finished
 from mpiddp.training.task import Task, find_task, name_own
 from mpiddp.training.trainer import Step, run_steps
 
-COMMAND_ONLY = ("task", "evaluate_only", "weights", "log_dir", "console", "label")
+COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label")
 """Options of commands: a script has its output and its task already."""
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpiddp.checkpoints.manifest import CONFIGURATION
+from mpiddp.checkpoints.plain_weights import check_format
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import count_noun
@@ -16,7 +18,7 @@ from mpiddp.training import run_directory
 from mpiddp.training.config import Configuration, read_toml
 from mpiddp.training.history import METRICS
 from mpiddp.training.metrics import Row, describe_test, read_last_row
-from mpiddp.training.run_directory import CONFIGURATION, RunDirectory
+from mpiddp.training.run_directory import RunDirectory
 from mpiddp.training.saving import AUTO
 from mpiddp.training.trackers import check_library
 from mpiddp.training.training_state import (
@@ -104,8 +106,10 @@ def enter_run(
             if configuration.track is not None:
                 check_library(configuration.track)
             export = configuration.export
-            if export is not None and not export.parent.is_dir():
-                raise ConfigurationError(f"export: {export.parent} is no directory")
+            if export is not None:
+                check_format(export, "export")
+                if not export.parent.is_dir():
+                    raise ConfigurationError(f"export: {export.parent} is no directory")
             run = run_directory.open_run(configuration, pause)
             answer = (run.path, run.attempt)
         except ConfigurationError as error:

@@ -32,7 +32,7 @@ from mpiddp.training.stages import Stage
 from mpiddp.training.step import Compute
 from mpiddp.training.task import Task, add_perplexity, find_task
 from mpiddp.training.training_state import EpochTotals, Position, Restored
-from mpiddp.training.weights import digest_parameters, export_trained
+from mpiddp.training.weights import digest_parameters
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def run_steps(
     if session.device.type == "cpu":
         keep_freed_memory()
     beginning = look_for_checkpoint(configuration, session)
-    taken, resumed = beginning.position.samples, beginning.configuration
+    taken, resumed = beginning.taken, beginning.configuration
     training = prepare(resumed, task, session, failure_handler, taken)
     check_model(training)
     run, path = enter_run(training.configuration, session, failure_handler)
@@ -195,24 +195,17 @@ class Loop:
         self.reports.close(is_done=is_done)
 
     def finish(self, row: metrics.Row) -> None:
-        """After the last epoch: write the weights, then the last checkpoint. Collective."""
-        self._export(lambda: self.saver.save_end(Position(row.epoch + 1, 0, row.step, row)))
-        self.close(is_done=True)
+        """After the last epoch: write the weights, then the last checkpoint. Collective.
+
+        Raises ConfigurationError if the weights cannot be written; the checkpoint is, then.
+        """
+        problem = self.saver.export(row.step)
+        self.saver.save_end(Position(row.epoch + 1, 0, row.step, row))
+        self.close(is_done=not problem)
+        if problem:
+            raise ConfigurationError(problem)
         if row.staleness is not None:
             say(self.training.session, metrics.describe_staleness(row.staleness))
-
-    def _export(self, save: Callable[[], None]) -> None:
-        """Write the weights, then the last checkpoint: neither is lost with the other. Collective.
-
-        Raises ConfigurationError, once the checkpoint is written, if the weights cannot be.
-        """
-        try:
-            export_trained(self.training)
-        except ConfigurationError:  # On all ranks.
-            save()
-            self.close(is_done=False)
-            raise
-        save()
 
     def preempt(self, error: PreemptedError) -> None:
         """The checkpoint is written. Collective."""
@@ -228,8 +221,11 @@ class Loop:
         handler = training.failure_handler
         handler.step = position.step or None
         training.engine.update.settle()
-        self._export(lambda: self.saver.save_last(position, left.epoch))
+        problem = self.saver.export(position.step)
+        self.saver.save_last(position, left.epoch)
         self.close(is_done=False)
+        if problem:
+            raise ConfigurationError(problem)
         reason = f"left after step {position.step}"
         say(training.session, f"Training {reason}; the checkpoint is written")
         leave_run(self.run, handler, SUCCESS, reason)

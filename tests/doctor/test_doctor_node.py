@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor import node
 from mpiddp.doctor.node import UNLIMITED, Limits
+from mpiddp.launch.launcher.hostnames import describe_size
 
 GIB = 1 << 30
 
@@ -85,4 +86,4 @@ def test_floor_power(size):
     [(0, "0 B"), (512, "512 B"), (65536, "64 KiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5 TiB")],
 )
 def test_describe_size(size, text):
-    assert node.describe_size(size) == text
+    assert describe_size(size) == text

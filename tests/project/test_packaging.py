@@ -20,7 +20,7 @@ import mpiddp
 
 REQUIREMENTS = {"mpi4py>=4.1", "torch>=2.10", "torchvision", "numpy", "psutil", "tyro", "tqdm"}
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
-EXTRAS = {"mpi", "plot", "test", *TRACKERS}
+EXTRAS = {"mpi", "safetensors", "plot", "test", *TRACKERS}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 

@@ -4,7 +4,8 @@ The floors, from the ground up; a file imports from lower floors, or acyclically
 room:
 
     7  benchmarks
-    6  the doors: mpiddp/__init__.py, calls.py, train.py, plot.py, __main__.py, doctor/
+    6  the doors: mpiddp/__init__.py, calls.py, train.py, plot.py, export.py, __main__.py,
+       doctor/
     5  training
     4  sync
     3  collectives, checkpoints
@@ -32,7 +33,7 @@ ROOMS = {
     "launch": 2,
     "schedules": 2,
 }
-DOORS = frozenset({"", "calls", "train", "plot", "__main__", "doctor"})
+DOORS = frozenset({"", "calls", "train", "plot", "export", "__main__", "doctor"})
 GROUND = frozenset({"errors", "environment"})
 
 EXIT_CALLS = frozenset(

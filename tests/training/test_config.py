@@ -90,6 +90,8 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "export": ("a.pt", '"a.pt"', Path("a.pt")),
     "evaluate_only": ("", "true", True),
     "weights": ("a.pt", '"a.pt"', Path("a.pt")),
+    "weights_prefix": ("encoder", '"encoder"', "encoder"),
+    "weights_except": ("fc.*", '"fc.*"', "fc.*"),
     "backend": ("gloo", '"gloo"', "gloo"),
     "interface": ("node1=ib0,node2=eth0", '"node1=ib0,node2=eth0"', "node1=ib0,node2=eth0"),
     "port_range": ("4000-4009", '"4000-4009"', "4000-4009"),
@@ -117,7 +119,8 @@ NEEDED = {
     "image_size": ("--data", "imagefolder"),
     "shape": ("--data", "synthetic"),
     "evaluate_only": ("--weights", "a.pt"),
-    "weights": ("--evaluate-only",),
+    "weights_prefix": ("--weights", "a.pt"),
+    "weights_except": ("--weights", "a.pt"),
 }
 """Options that have an effect with some others only, and these."""
 FIELDS = [field.name for field in dataclasses.fields(Configuration)]
@@ -290,7 +293,7 @@ def test_a_saved_configuration_can_be_run_again(
         (["--sync", "auto", "--wire-dtype", "int8"], ["int8", "bfloat16"]),
         (["--transport", "mpi"], ["transport = 'mpi'", "sync = 'framework'", "--sync ALGORITHM"]),
         (["--evaluate-only"], ["evaluate_only = true", "no weights", "--weights"]),
-        (["--weights", "a"], ["weights = 'a'", "evaluate_only = false", "--evaluate-only"]),
+        (["--weights-prefix", "a"], ["weights_prefix = 'a'", "no weights", "--weights FILE.pt"]),
         (
             ["--export", "b", "--evaluate-only", "--weights", "a"],
             ["export = 'b'", "evaluate_only = true"],

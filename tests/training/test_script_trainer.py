@@ -75,6 +75,15 @@ def test_a_step_computes_what_the_script_says(session: Session) -> None:
     weights = mpiddp_weights(saved[0])
     assert torch.equal(weights["weight"], expected.weight)
 
+    given = {name: each + 1 for name, each in expected.state_dict().items()}
+    torch.save(given, "given.pt")
+    options = {**SMALL, "weight_decay": 0.0, "name": "given", "weights": "given.pt"}
+    trainer = mpiddp.Trainer(mpiddp.Task(model=build), **options)
+    for step in trainer.steps():
+        step.take(compute)
+    weights = mpiddp_weights(Path("runs/given/checkpoints/step-20"))
+    assert torch.equal(weights["weight"], given["weight"])
+
 
 def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
     from mpiddp.checkpoints.shards import read_shards
@@ -239,7 +248,7 @@ def test_a_run_that_has_finished_is_not_trained_again(
         ({"epochs": 0}, ["epochs", "1 or more"]),
         ({"transport": "mpi"}, ["transport = 'mpi'", "sync = 'framework'"]),
         ({"timeout": 60}, ["timeout = 60.0", "the session is open", "mpiddp.init"]),
-        ({"weights": "a.pt"}, ["weights", "python -m mpiddp.train", "Trainer"]),
+        ({"evaluate_only": True}, ["evaluate_only", "python -m mpiddp.train", "Trainer"]),
         ({"model": "mlp"}, ["model = 'mlp'", "task", f"{__name__}:build"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

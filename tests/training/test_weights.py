@@ -1,22 +1,24 @@
-"""``--export``, ``--evaluate-only``, and the digest of weights."""
+"""``--export``, ``--weights``, ``--evaluate-only``, and the digest of weights."""
 
 from __future__ import annotations
 
 import csv
-import pickle
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import trainings
+from mpiddp.checkpoints.plain_weights import Selection, load_weights
 from mpiddp.errors import ConfigurationError
+from mpiddp.export import export
 from mpiddp.training import models
 from mpiddp.training.config import Configuration, parse
 from mpiddp.training.data import load
-from mpiddp.training.weights import digest_parameters, export_weights, load_weights
+from mpiddp.training.weights import digest_parameters
 from pool import Pools
 
 SMALL = ("--data", "toy", "--samples", "215", "--epochs", "1")
@@ -99,42 +101,116 @@ def test_an_evaluation_reports_what_one_during_training_does(pool: Pools, tmp_pa
     assert re.findall(r"(\S+)%", called.printed) == found and len(found) == 2
 
 
-class Hostile:
-    def __reduce__(self) -> tuple[object, ...]:
-        return print, ("run",)
+# With so small a rate no weight changes.
+STILL = (*SMALL, "--learning-rate", "1e-30", "--momentum", "0")
+WAYS = {
+    "ddp": (),
+    "fsdp": ("--parallel", "fsdp", "--wrap-parameters", "500"),
+    "served": ("--sync", "parameter-server"),
+    "averaged": ("--ema", "0.9", "--save-every", "never"),
+}
 
 
-def test_a_file_that_is_no_state_dict_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, path = nn.Linear(2, 2), tmp_path / "weights.pt"
-    with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file"):
-        load_weights(model, path)
-    for content in (b"", b"rubbish", pickle.dumps(Hostile())):
-        path.write_bytes(content)
-        with pytest.raises(ConfigurationError, match="expected a file of tensors alone"):
-            load_weights(model, path)
-    for found in (Hostile(), {"weight": Hostile()}):
-        torch.save(found, path)
-        with pytest.raises(ConfigurationError, match="expected a file of tensors alone"):
-            load_weights(model, path)
-    torch.save([1], path)
-    with pytest.raises(ConfigurationError, match=r"expected a state_dict .*, found list"):
-        load_weights(model, path)
-    export_weights(nn.Linear(3, 2), path, 0)
-    with pytest.raises(ConfigurationError, match=r"of another model than Linear: .*size mismatch"):
-        load_weights(model, path)
-    with pytest.raises(ConfigurationError, match="there is no checkpoint in"):
-        load_weights(model, tmp_path)
-    assert capsys.readouterr().out == ""
-    assert [each.name for each in tmp_path.iterdir()] == ["weights.pt"]
+def read(path: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return found
+
+
+def assert_equal(found: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == given.keys()
+    assert [name for name in given if not torch.equal(found[name], given[name])] == []
+
+
+@pytest.mark.mpi
+def test_a_training_begins_with_given_weights(pool: Pools, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    given = {name: torch.randn_like(each) for name, each in make_mlp().items()}
+    torch.save(
+        {"model_state_dict": {f"module.{name}": each for name, each in given.items()}},
+        tmp_path / "given.pt",
+    )
+    lines = [
+        [*STILL, *options, "--name", name, "--export", f"{name}.pt", "--weights", "given.pt"]
+        for name, options in WAYS.items()
+    ]
+    lines.append([*STILL, "--name", "of-run", "--export", "of-run.pt", "--weights", "runs/fsdp"])
+    head = ["--weights", "given.pt", "--weights-except", "3.*"]
+    lines.append([*STILL, "--name", "new-head", "--export", "new-head.pt", *head])
+    lines.append([*STILL, "--name", "new", "--export", "new.pt"])
+    called = pool("openmpi", 2).call(trainings.run, *lines, cwd=tmp_path, timeout=120)
+    assert called.printed.count("Weights taken from given.pt: 4 tensors\n") == 4
+    for name in [*WAYS, "of-run"]:
+        assert_equal(read(tmp_path / f"{name}.pt"), given)
+    assert "Weights taken from runs/fsdp/checkpoints/step-6: 4 tensors\n" in called.printed
+    new = read(tmp_path / "new.pt")
+    expected = {name: (new if name.startswith("3") else given)[name] for name in given}
+    assert_equal(read(tmp_path / "new-head.pt"), expected)
+    assert "given.pt: 2 tensors; as the model has them: 3.weight, 3.bias\n" in called.printed
+
+
+def make_mlp() -> dict[str, torch.Tensor]:
+    return models.build("mlp", (10,), 2).state_dict()
+
+
+@pytest.mark.mpi
+def test_a_run_that_resumes_does_not_read_the_weights_again(pool: Pools, tmp_path: Path) -> None:
+    torch.save(make_mlp(), tmp_path / "given.pt")
+    words = [*SMALL, "--name", "run", "--weights", "given.pt"]
+    pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    (tmp_path / "runs/run/outcome.json").unlink()
+    (tmp_path / "given.pt").unlink()
+    words = [*words, "--epochs", "2", "--weights", "other.pt"]
+    called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    assert re.search("changed since then: (weights, epochs|epochs, weights)\n", called.printed)
+    assert "The weights are the checkpoint's: --weights is not read again\n" in called.printed
+    # A new run does read them.
+    words = [*words, "--resume", "never", "--name", "another"]
+    for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
+        assert said == "2: weights: cannot read other.pt: No such file or directory"
+    assert not (tmp_path / "runs/another").exists()
+
+
+@pytest.mark.mpi
+def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path) -> None:
+    words = [*SMALL, "--epochs", "3", "--save-every", "1epoch", "--ema", "0.5", "--keep", "3"]
+    fsdp = [*words, "--parallel", "fsdp", "--name", "run", "--export", "w-{step}.pt"]
+    # Nothing can take the place of a directory.
+    (tmp_path / "w-12.pt").mkdir()
+    called = pool("openmpi", 2).call(trainings.run, fsdp, cwd=tmp_path)
+    problem = "mpiddp: export: cannot write w-12.pt: Is a directory; training goes on\n"
+    written = [f"Weights written: w-{step}.pt\n" for step in (6, 18)]
+    assert [called.printed.count(each) for each in (*written, problem)] == [1, 1, 1]
+    checkpoints = tmp_path / "runs/run/checkpoints"
+    assert {path.name for path in checkpoints.glob("step-*")} == {"step-6", "step-12", "step-18"}
+    for step in (6, 18):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
+        said = load_weights(model, checkpoints / f"step-{step}", Selection())
+        assert said == f"Weights taken from {checkpoints}/step-{step}: 4 tensors"
+        assert_equal(read(tmp_path / f"w-{step}.pt"), model.state_dict())
+        export(checkpoints / f"step-{step}", tmp_path / "again.safetensors", is_raw=False)
+        assert_equal(load_file(tmp_path / "again.safetensors"), model.state_dict())
+    (tmp_path / "w-18.pt").unlink()
+    (tmp_path / "w-18.pt").mkdir()
+    words = [*SMALL, "--epochs", "3", "--name", "last", "--export", "w-{step}.pt"]
+    for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
+        assert said == "2: export: cannot write w-18.pt: Is a directory"
+    # The checkpoint is there: when there is room, the same command writes the weights.
+    (tmp_path / "w-18.pt").rmdir()
+    called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
+    assert "Resumed from runs/last/checkpoints/step-18: step 18" in called.printed
+    assert "Weights written: w-18.pt\n" in called.printed
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--evaluate-only"], "evaluate_only = true .* no weights: say of which weights"),
-        (["--weights", "a.pt"], "weights = 'a.pt' .* evaluate_only = false: give --evaluate-only"),
+        (["--weights-prefix", "a"], "weights_prefix = 'a' .* no weights: say of which weights"),
+        (["--weights-except", "a.*"], "weights_except = 'a.*' .* no weights: say of which"),
+        (["--weights", "a", "--resume", "b"], "weights = 'a' .* resume = 'b': both say where"),
+        (["--weights", "a", "--summary"], "weights = 'a' .* summary = true"),
+        (["--export", "w-{epoch}.pt"], r"export: expected no braces but \{step\}, in the file's"),
+        (["--export", "{step}/w.pt"], r"export: expected .* found '\{step\}/w.pt'"),
         (
             ["--evaluate-only", "--weights", "a", "--export", "b"],
             "export = 'b' .* evaluate_only = true",

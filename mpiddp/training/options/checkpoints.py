@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +12,9 @@ from mpiddp.launch.preemption_signals import parse_signals
 from mpiddp.training.options.checks import check, check_text
 from mpiddp.training.options.effects import FREE
 from mpiddp.training.save_interval import parse_interval
+
+STEP = "{step}"
+"""In the name of the file to export."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +44,35 @@ class CheckpointOptions:
     TERM, or some of them."""
 
     export: Annotated[Path | None, FREE] = None
-    """File for the trained weights, a plain state_dict."""
+    """File for the trained weights, a plain state_dict; FILE.safetensors for that format. With
+    {step} in its name, such as weights-{step}.pt, each checkpoint leaves one."""
 
     evaluate_only: Annotated[bool, FREE] = False
     """Write predictions for the test samples, from the weights given; nothing is trained."""
 
-    weights: Annotated[Path | None, FREE] = None
-    """With evaluate_only: a file that export wrote, a checkpoint, or a run's directory."""
+    weights: Path | None = None
+    """Weights to begin with, or for evaluate_only: a state_dict (.pt, .safetensors), a checkpoint,
+    or a run's directory, for its newest one. A run that resumes does not read them again."""
+
+    weights_prefix: str = ""
+    """Of weights, take only the tensors whose names begin with this and a dot, and cut it off: with
+    encoder, encoder.conv.bias becomes conv.bias."""
+
+    weights_except: str = ""
+    """Tensors that the model does not take from weights and keeps as they are, such as those of a
+    new head: names or patterns, with commas (fc.*,norm.bias)."""
 
     def __post_init__(self) -> None:
         parse_interval(self.save_every)
         check("resume", self.resume != "", "auto, never or a path", self.resume)
         check("keep", self.keep >= 1, "1 or more", self.keep)
         parse_signals(self.preempt_signal)
-        check_text(self, "checkpoint_dir", "resume", "export", "weights")
+        check_text(self, "checkpoint_dir", "resume", "export", "weights", "weights_prefix")
+        _check_export(self.export)
+
+
+def _check_export(path: Path | None) -> None:
+    text = "" if path is None else str(path)
+    others = [each for each in re.findall(r"\{.*?\}", text) if each != STEP]
+    is_known = not others and STEP not in os.path.dirname(text)
+    check("export", is_known, f"no braces but {STEP}, in the file's name", text)

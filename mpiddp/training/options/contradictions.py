@@ -34,7 +34,20 @@ RULES = (
         lambda path: path is not None,
         "say of which weights: --weights FILE.pt or RUN",
     ),
-    Rule(("weights",), "evaluate_only", bool, "give --evaluate-only"),
+    Rule(
+        ("weights_prefix", "weights_except"),
+        "weights",
+        lambda path: path is not None,
+        "say of which weights: --weights FILE.pt or RUN",
+    ),
+    Rule(("weights",), "summary", lambda only: not only, "leave out one of them"),
+    Rule(
+        ("weights",),
+        "resume",
+        lambda resume: resume in ("auto", "never"),
+        "both say where the run begins: leave out one of them",
+        unless="evaluate_only",
+    ),
     Rule(("export",), "evaluate_only", lambda only: not only, "leave out --evaluate-only"),
     Rule(
         ("augment",),

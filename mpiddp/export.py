@@ -1,0 +1,92 @@
+"""``python -m mpiddp export RUN [FILE]``: the plain weights of a checkpoint, without any ranks."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpiddp.checkpoints.manifest import MANIFEST
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.arguments import make_parser
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.launcher.hostnames import count_noun, describe_size
+
+DESCRIPTION = """\
+Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)
+reads; if FILE ends in .safetensors, in that format. RUN is a run's directory or one of checkpoints,
+whose newest valid one is taken, or one checkpoint; also one of mpiddp.Checkpointer.
+
+All files of the checkpoint are verified first. FILE is replaced if it is there."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the weights that the command line names."""
+    with FailureHandler():
+        values = read_arguments(sys.argv[1:] if arguments is None else arguments)
+        print(export(values.run, values.file, is_raw=values.raw))
+
+
+def read_arguments(arguments: Sequence[str]) -> Namespace:
+    """Raises ConfigurationError, and SystemExit(0) after ``--help``."""
+    parser = make_parser("python -m mpiddp export", DESCRIPTION)
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        metavar="FILE",
+        help="(default: weights-<step>.pt in the working directory)",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="the weights themselves, also if the checkpoint has a moving average of them (--ema)",
+    )
+    return parser.read(arguments, show_help=True)
+
+
+def export(run: Path, file: Path | None, *, is_raw: bool) -> str:
+    """Write the weights, and return a line that says what was written.
+
+    Raises ConfigurationError, or CheckpointError if no checkpoint can be used.
+    """
+    # Here, because they import torch: --help does without.
+    import torch
+
+    from mpiddp.checkpoints.finding import find_valid, read_together
+    from mpiddp.checkpoints.plain_weights import check_format, read_weights, write_weights
+    from mpiddp.checkpoints.ranks import Ranks
+
+    ranks = Ranks()
+    survey = find_valid(run, ranks)
+    found = survey.newest
+    if found is None:
+        raise ConfigurationError(f"export: there is no checkpoint in {run}")
+    for path, problems in survey.damaged.items():
+        text = f"mpiddp: {path} is damaged ({problems[0]}): {found.path.name} is taken instead"
+        print(text, file=sys.stderr)
+    step = found.manifest.step
+    target = Path(f"weights-{step}.pt") if file is None else file
+    if target.is_dir():
+        target /= f"weights-{step}.pt"
+    check_format(target, "export")
+    if (target.parent / MANIFEST).exists():
+        raise ConfigurationError(
+            f"export: {target} would be in a checkpoint, which another file damages: choose "
+            "another directory"
+        )
+    weights = read_together(found, ranks, lambda: read_weights(found, is_raw=is_raw))
+    try:
+        write_weights(target, weights)
+    except OSError as error:
+        raise ConfigurationError(f"export: cannot write {target}: {error.strerror}") from None
+    tensors = [each for each in weights.values() if isinstance(each, torch.Tensor)]
+    size = describe_size(sum(each.nbytes for each in tensors))
+    counted = count_noun(len(tensors), "tensor")
+    return f"Weights written: {target} (step {step} of {found.path}: {counted}, {size})"
+
+
+if __name__ == "__main__":
+    main()

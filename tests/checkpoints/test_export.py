@@ -1,0 +1,115 @@
+"""``python -m mpiddp export``: the plain weights of a checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import mpiddp
+from mpiddp.checkpoints.manifest import MANIFEST
+from mpiddp.errors import CheckpointError, ConfigurationError
+from mpiddp.export import export
+from mpiddp.training.moving_average import MovingAverage
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, MovingAverage]:
+    """A script's checkpoints of steps 3 and 4, with a moving average; no test changes them."""
+    path = tmp_path_factory.mktemp("script") / "checkpoints"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    average = MovingAverage(model, 0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpiddp.Checkpointer(path, model, optimizer, average=average) as checkpointer:
+        for step in (3, 4):
+            with torch.no_grad():
+                model[0].weight += 1
+            average.update(step)
+            checkpointer.save(step)
+    return path, model, average
+
+
+def test_the_average_is_written_and_with_raw_the_weights(
+    saved: tuple[Path, nn.Module, MovingAverage],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, model, average = saved
+    monkeypatch.chdir(tmp_path)
+    said = export(path.parent, None, is_raw=False)
+    # 8 numbers of each layer in float32, and one int64.
+    assert said == f"Weights written: weights-4.pt (step 4 of {path}/step-4: 7 tensors, 72 B)"
+    found = torch.load("weights-4.pt", weights_only=True)
+    expected = {**model.state_dict(), **average.weights}
+    assert list(found) == list(expected)
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert not torch.equal(found["0.weight"], model.state_dict()["0.weight"])
+
+    raw = Path("raw.safetensors")
+    raw.write_text("what stood there")
+    export(path / "step-4", raw, is_raw=True)
+    assert all(torch.equal(each, model.state_dict()[name]) for name, each in load_file(raw).items())
+    Path("folder").mkdir()
+    export(path / "step-3", Path("folder"), is_raw=True)
+    older = torch.load("folder/weights-3.pt", weights_only=True)
+    assert torch.allclose(older["0.weight"], model.state_dict()["0.weight"] - 1)
+
+
+def test_what_cannot_be_exported_is_refused(
+    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
+) -> None:
+    path, _, _ = saved
+    file = tmp_path / "w.pt"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match="there is no checkpoint in"):
+        export(tmp_path / "empty", file, is_raw=False)
+    with pytest.raises(CheckpointError, match=r"step-9 does not exist; in .* there is step-4, st"):
+        export(path / "step-9", file, is_raw=False)
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(CheckpointError, match=r"cannot be used: manifest.json is missing"):
+        export(tmp_path / "text", file, is_raw=False)
+    with pytest.raises(ConfigurationError, match="would be in a checkpoint, which another"):
+        export(path, path / "step-4" / "w.pt", is_raw=False)
+    with pytest.raises(ConfigurationError, match=r"cannot write .*absent/w.pt: No such file"):
+        export(path, tmp_path / "absent" / "w.pt", is_raw=False)
+    assert {each.name for each in tmp_path.iterdir()} == {"empty", "text"}
+    assert not (path / "step-4" / "w.pt").exists()
+
+
+def test_a_damaged_checkpoint_is_told_of_and_never_exported(
+    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoints"
+    subprocess.run(["cp", "-r", saved[0], path], check=True, timeout=60)
+    (path / "step-4" / MANIFEST).write_text("{}")
+    command = [sys.executable, "-m", "mpiddp", "export", "."]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert found.returncode == 0
+    assert found.stdout.startswith("Weights written: weights-3.pt (step 3 of checkpoints/step-3: ")
+    assert found.stderr == (
+        "mpiddp: checkpoints/step-4 is damaged (manifest.json is not what was written): step-3 is "
+        "taken instead\n"
+    )
+    with pytest.raises(CheckpointError, match=r"step-4 cannot be used: manifest.json is not what"):
+        export(path / "step-4", tmp_path / "w.pt", is_raw=False)
+
+
+def test_a_weight_that_modules_share_has_one_average(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    average = MovingAverage(model, 0.9)
+    with torch.no_grad():
+        model[0].weight += 1
+    average.update(100)
+    with mpiddp.Checkpointer(tmp_path / "c", model, average=average) as checkpointer:
+        checkpointer.save(1)
+    export(tmp_path / "c", tmp_path / "w.pt", is_raw=False)
+    found = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert torch.equal(found["1.weight"], found["0.weight"])
+    assert torch.allclose(found["0.weight"], model[0].weight - 0.9)
