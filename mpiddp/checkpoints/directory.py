@@ -38,6 +38,7 @@ from mpiddp.checkpoints.manifest import File, Manifest, Patience, describe_error
 from mpiddp.checkpoints.owner import Owner
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import (
+    Frames,
     WriteError,
     attempt,
     describe_failure,
@@ -132,7 +133,11 @@ class CheckpointDirectory:
         self._has_warned = False
         self._sequence = 0
         self._staging = Staging()
+        self._frames: Frames = {}
+        """Of the save before; the thread's."""
         self._save: LastingCall[None] | None = None
+        self._removal: LastingCall[None] | None = None
+        """Of older checkpoints' files, on rank 0, which takes as long as half a save."""
         finish_at_exit()
 
     @property
@@ -263,7 +268,11 @@ class CheckpointDirectory:
             )
 
     def close(self) -> None:
-        """Release the lock. Not collective; waits for nothing, and may be called twice."""
+        """Release the lock. Not collective, and may be called twice.
+
+        Waits for the removal of older checkpoints.
+        """
+        self._finish_removal()
         self._release()
         self._lock, self._is_open = None, False
 
@@ -273,12 +282,15 @@ class CheckpointDirectory:
         tensors: Mapping[str, torch.Tensor],
         score: float | None = None,
         tell: Callable[[Written], None] = lambda _: None,
+        *,
+        is_copied: bool = True,
     ) -> None:
         """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
-        Waits for the one before. Older ones that need not be kept are removed at the end.
+        Waits for the one before. Older ones that need not be kept are removed afterwards.
         ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
-        a thread, once the checkpoint is on the disk.
+        a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
+        and memory; the tensors must not be changed until ``wait`` returns.
 
         Raises OSError, or WriteError for whatever else failed, on all ranks alike, where the one
         before could not be written.
@@ -287,7 +299,7 @@ class CheckpointDirectory:
         begin = time.monotonic()
         staged, problem = dict[str, torch.Tensor](), None
         try:
-            staged = self._staging.copy(tensors)
+            staged = self._staging.copy(tensors) if is_copied else dict(tensors)
         except (RuntimeError, MemoryError) as error:
             # Too little memory, for example. The other ranks learn of it when they write.
             problem = describe_failure(error)
@@ -320,11 +332,13 @@ class CheckpointDirectory:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._attempt)
         try:
-            parts = write_shards(partial, tensors, self._ranks)
+            parts = write_shards(partial, tensors, self._ranks, self._frames)
         except (OSError, WriteError):
             # On all ranks.
             self._discard(partial)
             raise
+
+        retired: list[Path] = []
 
         def complete() -> None:
             _check_files(partial, parts)
@@ -334,13 +348,27 @@ class CheckpointDirectory:
                 raise OSError(errno.ESTALE, "another attempt has taken the run over")
             manifests.publish(partial, target, manifest.owner)
             self._sequence = manifest.sequence
-            self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
+            self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep, retired))
 
         problem = self._ranks.broadcast(attempt(complete) if self._ranks.rank == 0 else None)
         if problem:
             self._discard(partial)
         raise_first([problem])
+        self._begin_removal(retired)
         return target
+
+    def _begin_removal(self, retired: list[Path]) -> None:
+        """Training need not wait for it; one at a time."""
+        self._finish_removal()
+        if retired:
+            remove = manifests.remove_trees
+            what = f"the removal of {retired[0].name}"
+            self._removal = LastingCall(lambda: self._tidy(lambda: remove(retired)), what)
+
+    def _finish_removal(self) -> None:
+        removal, self._removal = self._removal, None
+        if removal is not None:
+            removal.finish()
 
     def _is_current(self) -> bool:
         return self._source.is_current() and (self._lock is None or self._lock.is_current())

@@ -23,11 +23,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import xxhash
+
 from mpiddp.errors import CheckpointError
 from mpiddp.launch.failure.outcome import write_whole
 
 FORMAT = 2
-ALGORITHM = "sha256"
+ALGORITHM = "xxh3-128"
 MANIFEST = "manifest.json"
 REASON = "reason.txt"
 PARTIAL, DAMAGED, REPLACED = "partial", "damaged", "replaced"
@@ -62,7 +64,7 @@ class Manifest:
 
     format: int = FORMAT
     algorithm: str = ALGORITHM
-    """Of the digests."""
+    """Of the files' digests."""
     sequence: int
     """Counted over all checkpoints of a directory: the newest has the highest."""
     step: int
@@ -136,6 +138,11 @@ def describe_error(error: OSError) -> str:
     return f"{named}{error.strerror or error}"
 
 
+def make_digest() -> xxhash.xxh3_128:
+    """A digest by ALGORITHM: as quick as memory, it finds damage and mix-ups, but no forgery."""
+    return xxhash.xxh3_128()
+
+
 class FormatError(CheckpointError):
     """A checkpoint in another format than this release's; it may be whole."""
 
@@ -143,13 +150,13 @@ class FormatError(CheckpointError):
 def digest_configuration(configuration: dict[str, Any]) -> str:
     """A digest of values that JSON can hold, whatever their order."""
     text = json.dumps(configuration, sort_keys=True)
-    return hashlib.new(ALGORITHM, text.encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write it, and flush it to the disk. Raises OSError."""
     text = json.dumps(asdict(manifest), indent=1)
-    digest = hashlib.new(ALGORITHM, text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode()).hexdigest()
     path = directory / MANIFEST
     with path.open("w", encoding="utf-8") as file:
         # The last line protects the others.
@@ -179,7 +186,7 @@ def read_text(directory: Path) -> str:
 def interpret(directory: Path, content: str) -> Manifest:
     """The manifest of the checkpoint in ``directory``. Raises DamageError or FormatError."""
     text = content.removesuffix("\n").rpartition("\n")[0]
-    if content != f"{text}\n{hashlib.new(ALGORITHM, text.encode()).hexdigest()}\n":
+    if content != f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n":
         raise DamageError([f"{MANIFEST} is not what was written"])
     try:
         values = json.loads(text)
@@ -234,7 +241,7 @@ def compare(path: Path, file: File) -> str:
 
     Raises OSError if it is there and cannot be read.
     """
-    digest = hashlib.new(ALGORITHM)
+    digest = make_digest()
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return "is not a regular file"
@@ -332,14 +339,14 @@ def clean(directory: Path, owner: str) -> None:
     """
     names = [path for path in _list(directory) if is_partial(path.name)]
     partial = [path for path in names if path.is_dir() and not path.is_symlink()]
-    _try_all(_remove_tree, partial)
+    remove_trees(partial)
     _try_all(lambda path: remove(path, owner), _list_replaced(directory))
 
 
-def prune(directory: Path, owner: str, keep: int) -> None:
-    """Remove the checkpoints of ``owner`` but the newest ones, and the one with the highest score.
+def prune(directory: Path, owner: str, keep: int, retired: list[Path]) -> None:
+    """Retire the checkpoints of ``owner`` but the newest ones, and the one with the highest score.
 
-    All is tried; raises the first OSError.
+    ``retired`` gets what `remove_trees` is to remove. All is tried; raises the first OSError.
     """
     found = [
         (path, manifest)
@@ -352,7 +359,13 @@ def prune(directory: Path, owner: str, keep: int) -> None:
         # The newest of those that are equally good.
         kept.add(max(measured, key=lambda each: each[0])[1])
     old = [path for path, _ in found if path not in kept]
-    _try_all(lambda path: remove(path, owner), [*old, *_list_replaced(directory)])
+    replaced = _list_replaced(directory)
+    _try_all(lambda path: retired.extend(_retire(path, owner)), [*old, *replaced])
+
+
+def remove_trees(paths: Iterable[Path]) -> None:
+    """All is tried; raises the first OSError."""
+    _try_all(_remove_tree, paths)
 
 
 def _list_replaced(directory: Path) -> list[Path]:
@@ -377,14 +390,19 @@ def _try_all(work: Callable[[Path], None], paths: Iterable[Path]) -> None:
 
 def remove(path: Path, owner: str) -> None:
     """Remove a checkpoint of ``owner``; another one's is left alone. Raises OSError."""
+    remove_trees(_retire(path, owner))
+
+
+def _retire(path: Path, owner: str) -> list[Path]:
+    """Rename a checkpoint of ``owner``, so that it is none any more; returns what it is now."""
     manifest = read_or_none(path)
     if manifest is None or manifest.owner != owner:
-        return
+        return []
     # Renamed first: half a checkpoint must not look like one. To a name that nobody has: what a
     # reader holds open on NFS may have kept an earlier one from going.
     gone = path.with_name(make_partial_name(manifest.step, f"removed-{secrets.token_hex(4)}"))
     path.rename(gone)
-    _remove_tree(gone)
+    return [gone]
 
 
 def _remove_tree(path: Path) -> None:

@@ -154,8 +154,15 @@ def finish_lasting_calls(reason: str = "the program ends") -> None:
     Says on standard error what is waited for, if it takes longer than a moment, and what was left
     undone. In a forked child there are none.
     """
-    begin = time.monotonic()
-    for thread in [each for each in threading.enumerate() if isinstance(each, _LastingThread)]:
+    begin, seen = time.monotonic(), set[threading.Thread]()
+    # A call may begin another one at its end.
+    while threads := [
+        each
+        for each in threading.enumerate()
+        if isinstance(each, _LastingThread) and each not in seen
+    ]:
+        thread = threads[0]
+        seen.add(thread)
         what = thread.call.what
         thread.join(QUIET_SECONDS)
         if thread.is_alive():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import launchers
 from mpiddp.checkpoints.manifest import list_checkpoints
+from mpiddp.launch.background import LastingCall, finish_lasting_calls
 
 PROGRAM = launchers.ROOT / "tests/programs/leaving.py"
 OPENMPI = launchers.table()["openmpi"]
@@ -29,6 +31,22 @@ def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path
     assert done.returncode == CODES[way], done
     assert done.stdout == "leaves\n"
     check(tmp_path / "c")
+
+
+def test_what_a_save_begins_at_its_end_is_finished_too() -> None:
+    done: list[str] = []
+
+    def remove() -> None:
+        time.sleep(0.3)
+        done.append("removed")
+
+    def save() -> None:
+        time.sleep(0.3)
+        LastingCall(remove, "the removal")
+
+    LastingCall(save, "the save")
+    finish_lasting_calls()
+    assert done == ["removed"]
 
 
 def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
