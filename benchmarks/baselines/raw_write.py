@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from pathlib import Path
+
+import xxhash
 
 
 def time_write(path: Path, content: memoryview) -> float:
@@ -23,7 +24,7 @@ def time_write(path: Path, content: memoryview) -> float:
 
 
 def time_digest(content: memoryview) -> float:
-    """Seconds of a SHA-256 of the bytes in memory."""
+    """Seconds of the digest of the bytes in memory that a checkpoint's files have."""
     begin = time.perf_counter()
-    hashlib.sha256(content).digest()
+    xxhash.xxh3_128_digest(content)
     return time.perf_counter() - begin

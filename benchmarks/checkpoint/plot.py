@@ -13,7 +13,7 @@ NAMES = {
     "synchronous": "synchronous save",
     "asynchronous": "asynchronous save",
     "raw": "raw write and flush",
-    "digest": "SHA-256 alone",
+    "digest": "XXH3 alone",
 }
 
 

@@ -26,7 +26,7 @@ def format_table(found: Measurement, plan: Plan) -> str:
         "stall": "  until the call returns",
         "slowdown": "  slower steps beside the write",
         "raw": "raw write and flush",
-        "digest": "SHA-256 of the bytes, alone",
+        "digest": "XXH3 of the bytes, alone",
     }
     for name, text in names.items():
         summary = found.summarize(name)

@@ -25,6 +25,7 @@ from mpiddp.checkpoints.agreement import Members, Preemption
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.launch.background import finish_lasting_calls
 from mpiddp.launch.preemption_signals import PreemptionSignals
 
 LOOKS = 10_000
@@ -81,11 +82,13 @@ class Bench:
         self._content = memoryview(b"")
         """This rank's part of the bytes of a checkpoint's files."""
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, *, is_copied: bool) -> None:
         self._number += 1
-        self._saves.start(self._number, self._training.name_state())
+        state = self._training.name_state()
+        self._saves.start(self._number, state, is_copied=is_copied)
 
     def _meet(self) -> None:
+        finish_lasting_calls("the next part begins")  # An older checkpoint is removed.
         self._ranks.gather(None)
 
     def time_steps(self) -> float:
@@ -95,7 +98,7 @@ class Bench:
     def time_synchronous(self) -> float:
         self._meet()
         begin = time.perf_counter()
-        self._begin_save()
+        self._begin_save(is_copied=False)
         self._saves.wait()
         return time.perf_counter() - begin
 
@@ -103,7 +106,7 @@ class Bench:
         """Seconds of the call and of the steps until the checkpoint is written; these steps."""
         self._meet()
         begin = time.perf_counter()
-        self._begin_save()
+        self._begin_save(is_copied=True)
         stall, seconds, steps = time.perf_counter() - begin, 0.0, 0
         while self._is_any_busy():
             seconds += self._training.time_step()

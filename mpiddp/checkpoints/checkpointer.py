@@ -156,16 +156,19 @@ class Checkpointer:
             self._preemption = begin_preemption(self._ranks.rank, self._ranks.size)
         return self._preemption.is_due()
 
-    def save(self, step: int, *, score: float | None = None, **values: Any) -> None:
+    def save(
+        self, step: int, *, score: float | None = None, wait: bool = False, **values: Any
+    ) -> None:
         """Begin a checkpoint of this moment, between two steps; training can go on at once.
 
         Waits if the one before is not on the disk yet. ``values``: what ``restore`` is to
         return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
         ``score``: how good the model is now; the best one is kept.
+        ``wait``: whether to return when it is on the disk. That takes no memory for copies.
 
-        Raises OSError, or MpiddpError for whatever else fails, on all ranks, if the one before
-        could not be written. Raises ConfigurationError for a directory that holds checkpoints which
-        this training has not gone on from, or that not all ranks share.
+        Raises OSError, or MpiddpError for whatever else fails, on all ranks, if the one before, or
+        with ``wait`` this one, could not be written. Raises ConfigurationError for a directory that
+        holds checkpoints which this training has not gone on from, or that not all ranks share.
         """
         self._check_open()
         step = operator.index(step)
@@ -174,7 +177,9 @@ class Checkpointer:
         self._directory.open(self._survey)
         held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
         tensors = capture(self._parts, held, self._ranks.rank)
-        self._directory.start(step, tensors, score, self._tell)
+        self._directory.start(step, tensors, score, self._tell, is_copied=not wait)
+        if wait:
+            self._directory.wait()
 
     @property
     def is_busy(self) -> bool:

@@ -38,6 +38,7 @@ from mpiddp.checkpoints.manifest import File, Manifest, Patience, describe_error
 from mpiddp.checkpoints.owner import Owner
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import (
+    Frames,
     WriteError,
     attempt,
     describe_failure,
@@ -133,6 +134,8 @@ class CheckpointDirectory:
         self._has_warned = False
         self._sequence = 0
         self._staging = Staging()
+        self._frames: Frames = {}
+        """Of the save before; the thread's."""
         self._save: LastingCall[None] | None = None
         finish_at_exit()
 
@@ -283,12 +286,15 @@ class CheckpointDirectory:
         tensors: Mapping[str, torch.Tensor],
         score: float | None = None,
         tell: Callable[[Written], None] = lambda _: None,
+        *,
+        is_copied: bool = True,
     ) -> None:
         """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
         Waits for the one before. Older ones that need not be kept are removed at the end.
         ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
-        a thread, once the checkpoint is on the disk.
+        a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
+        and memory; the tensors must not be changed until ``wait`` returns.
 
         Raises OSError, or WriteError for whatever else failed, on all ranks alike, where the one
         before could not be written.
@@ -297,7 +303,7 @@ class CheckpointDirectory:
         begin = time.monotonic()
         staged, problem = dict[str, torch.Tensor](), None
         try:
-            staged = self._staging.copy(tensors)
+            staged = self._staging.copy(tensors) if is_copied else dict(tensors)
         except (RuntimeError, MemoryError) as error:
             # Too little memory, for example. The other ranks learn of it when they write.
             problem = describe_failure(error)
@@ -333,7 +339,7 @@ class CheckpointDirectory:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._attempt)
         try:
-            parts = write_shards(partial, tensors, self._ranks)
+            parts = write_shards(partial, tensors, self._ranks, self._frames)
         except (OSError, WriteError):
             # On all ranks.
             self._discard(partial)

@@ -6,29 +6,31 @@ so that nothing has to be unpickled but the list of them; what that may hold is 
 
 from __future__ import annotations
 
-import bisect
 import errno
-import hashlib
 import io
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    DEFAULT_SUFFIX,
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from mpiddp.checkpoints import unpickling
-from mpiddp.checkpoints.manifest import ALGORITHM, DamageError, File, Patience
+from mpiddp.checkpoints.manifest import DamageError, File, Patience, make_digest
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.errors import MpiddpError
 
@@ -47,36 +49,15 @@ class WriteError(MpiddpError):
         self.reason = reason
 
 
-class _Memory:
-    """The memory of tensors that stay as they are until all is written and digested."""
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-        storages = {each.untyped_storage() for each in local if each.device.type == "cpu"}
-        self._spans = sorted((each.data_ptr(), each.nbytes()) for each in storages)
-
-    def holds(self, view: memoryview) -> bool:
-        """Whether a part of a file is some of this memory: torch writes copies of others."""
-        begin = np.frombuffer(view, np.uint8).ctypes.data
-        place = bisect.bisect(self._spans, (begin, math.inf)) - 1
-        if place < 0:
-            return False
-        start, size = self._spans[place]
-        return begin + len(view) <= start + size
-
-
 class _Stream(io.RawIOBase):
     """A file that is digested while it is written, and on the disk once it is closed."""
 
-    def __init__(
-        self, path: Path, files: dict[str, File], digester: Executor, memory: _Memory
-    ) -> None:
+    def __init__(self, path: Path, files: dict[str, File]) -> None:
         """``files`` gets the file's size and digest, by its name."""
         super().__init__()
-        self._path, self._files, self._digester, self._memory = path, files, digester, memory
+        self._path, self._files = path, files
         self._file = path.open("wb", buffering=0)
-        self._digest = hashlib.new(ALGORITHM)
-        self._digested: list[Future[None]] = []
+        self._digest = make_digest()
         self._size = 0
         self._unflushed = 0
         """Bytes since the last advice to the kernel."""
@@ -90,7 +71,6 @@ class _Stream(io.RawIOBase):
         return self._size
 
     def write(self, data: Any) -> int:
-        # torch calls this forty times for each tensor, nearly always with some bytes.
         view = memoryview(data)
         size = view.nbytes
         self._size += size
@@ -100,28 +80,23 @@ class _Stream(io.RawIOBase):
                 self._flush_small()
         else:
             self._flush_small()
-            whole = view.cast("B")
-            self._put(whole, lasts=self._memory.holds(whole))
+            self._put(view.cast("B"))
         return size
 
     def _flush_small(self) -> None:
         small, self._small = self._small, bytearray()
-        self._put(memoryview(small), lasts=True)
+        self._put(memoryview(small))
 
-    def _put(self, view: memoryview, *, lasts: bool) -> None:
-        # Both let go of the interpreter's lock. Memory that does not last is the caller's again
-        # afterwards: wait for both.
-        digested = self._digester.submit(self._digest.update, view)
-        self._digested.append(digested)
-        try:
+    def _put(self, view: memoryview) -> None:
+        # A block that was just digested is still in the processor's cache.
+        for begin in range(0, len(view), BLOCK_BYTES):
+            block = view[begin : begin + BLOCK_BYTES]
+            self._digest.update(block)
             done = 0
-            while done < len(view):
+            while done < len(block):
                 # A raw write may take only a part.
-                done += self._file.write(view[done:]) or 0
+                done += self._file.write(block[done:]) or 0
             self._begin_flush(done)
-        finally:
-            if not lasts:
-                digested.result()
 
     def _begin_flush(self, written: int) -> None:
         """Have the disk begin while more is written; ``close`` then waits for less."""
@@ -143,8 +118,6 @@ class _Stream(io.RawIOBase):
             try:
                 self._flush_small()
                 os.fsync(self._file.fileno())
-                for digested in self._digested:
-                    digested.result()
                 self._files[self._path.name] = File(self._size, self._digest.hexdigest())
             finally:
                 self._file.close()
@@ -154,8 +127,7 @@ class _Stream(io.RawIOBase):
 class _Files(FileSystem):
     """torch's file system, whose new files are digested."""
 
-    def __init__(self, digester: Executor, memory: _Memory) -> None:
-        self._digester, self._memory = digester, memory
+    def __init__(self) -> None:
         self.files: dict[str, File] = {}
         """What was written here, by name."""
 
@@ -165,7 +137,7 @@ class _Files(FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        with _Stream(Path(path), self.files, self._digester, self._memory) as stream:
+        with _Stream(Path(path), self.files) as stream:
             yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
@@ -174,10 +146,59 @@ class _Files(FileSystem):
             self.files[Path(new_path).name] = self.files.pop(Path(path).name)
 
 
+Frames: TypeAlias = dict[tuple[torch.dtype, torch.Size], tuple[bytes, bytes]]
+"""What ``torch.save`` writes before and after a tensor's bytes, by its type and shape."""
+
+
 class _Writer(FileSystemWriter):
+    """torch's writer, which takes less time for small tensors."""
+
     def storage_meta(self) -> StorageMeta:
         """Without the path, which changes when the checkpoint is done."""
         return StorageMeta()
+
+    def write(
+        self, plan: SavePlan, planner: DefaultSavePlanner, frames: Frames
+    ) -> list[WriteResult]:
+        """Write this rank's tensors into a file, each in the format of ``torch.save``."""
+        name = f"{plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
+        results = []
+        # Rank 0 has made it: on a host that does not share it, rank 0 will miss the file.
+        self.fs.mkdir(self.path)
+        with self.fs.create_stream(Path(self.path) / name, "wb") as stream:
+            for item in plan.items:
+                begin = stream.tell()
+                tensor: Any = planner.resolve_data(item)
+                _write_tensor(stream, tensor.detach().cpu(), frames)
+                size = stream.tell() - begin
+                results.append(WriteResult(item.index, size, _StorageInfo(name, begin, size)))
+        return results
+
+
+def _write_tensor(stream: Any, tensor: torch.Tensor, frames: Frames) -> None:
+    """``torch.save`` takes 0.1 ms: small tensors get what it writes around others of their kind."""
+    tensor = tensor.contiguous().resolve_conj().resolve_neg()
+    if tensor.nbytes >= BLOCK_BYTES:
+        # All of a storage would be written.
+        is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+        torch.save(tensor.clone() if is_part else tensor, stream)
+        return
+    kind = tensor.dtype, tensor.shape
+    if kind not in frames:
+        frames[kind] = _make_frame(tensor.clone())
+    before, after = frames[kind]
+    content: Any = tensor.view(-1).view(torch.uint8).numpy()
+    stream.write(b"".join((before, content, after)))
+
+
+def _make_frame(tensor: torch.Tensor) -> tuple[bytes, bytes]:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    reader: Any = torch._C.PyTorchFileReader(file)
+    begin = reader.get_record_offset("data/0")
+    content = file.getvalue()
+    return content[:begin], content[begin + tensor.nbytes :]
 
 
 @contextmanager
@@ -192,32 +213,37 @@ def _without_checksums() -> Iterator[None]:
 
 
 def write_shards(
-    directory: Path, tensors: Mapping[str, torch.Tensor], ranks: Ranks
+    directory: Path,
+    tensors: Mapping[str, torch.Tensor],
+    ranks: Ranks,
+    frames: Frames | None = None,
 ) -> list[dict[str, File]]:
     """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
 
-    ``directory`` is made. Collective. Raises, on all ranks if on any, OSError, or WriteError for
-    whatever else fails.
+    ``directory`` is made. ``frames``: to be given again the next time, which saves their making.
+    Collective. Raises, on all ranks if on any, OSError, or WriteError for whatever else fails.
     """
-    writer = _Writer(directory, sync_files=False, overwrite=False)
-    planner = DefaultSavePlanner()
-    problem = attempt(lambda: directory.mkdir(parents=True)) if ranks.rank == 0 else None
-    raise_first([ranks.broadcast(problem)])
+    writer, planner = _Writer(directory, sync_files=False), DefaultSavePlanner()
+    files = writer.fs = _Files()
     plan, metadata = _make_plan(writer, planner, tensors, ranks)
-    with ThreadPoolExecutor(1, "mpiddp-digest") as digester, _without_checksums():
-        files = writer.fs = _Files(digester, _Memory(tensors.values()))
-        results: Any = []
+    results = list[Any]()
 
-        def write() -> None:
-            results.extend(writer.write_data(planner.finish_plan(plan), planner).value())
+    def write() -> None:
+        known = {} if frames is None else frames
+        results.extend(writer.write(planner.finish_plan(plan), planner, known))
 
+    def finish() -> None:
+        writer.finish(metadata, [written for _, written, _ in found])
+
+    with _without_checksums():
         problem = attempt(write)
-        raise_first(ranks.gather(problem))
-        written = ranks.collect(results)
-        if ranks.rank == 0:
-            problem = attempt(lambda: writer.finish(metadata, written))
-        raise_first([ranks.broadcast(problem)])
-    return ranks.collect(files.files)
+    found = ranks.collect((problem, results, files.files))
+    problems = [each for each, _, _ in found]
+    if ranks.rank == 0 and not any(problems):
+        problems = [attempt(finish)]
+    raise_first(ranks.broadcast(problems))
+    # Rank 0's have got one more meanwhile.
+    return [files.files, *(each for _, _, each in found[1:])] if found else []
 
 
 def _make_plan(
@@ -232,21 +258,23 @@ def _make_plan(
     def make_local_plan() -> None:
         planner.set_up_planner(dict(tensors), StorageMeta(), ranks.rank == 0)
         writer.set_up_storage_writer(ranks.rank == 0)
-        local.append(writer.prepare_local_plan(planner.create_local_plan()))
+        local.append(planner.create_local_plan())
 
     problem = attempt(make_local_plan)
     found = ranks.collect((problem, local))
     problems = [each for each, _ in found]
 
     def make_global_plan() -> None:
+        Path(writer.path).mkdir(parents=True)
         plans, metadata = planner.create_global_plan([plan for _, (plan,) in found])
         made.extend((writer.prepare_global_plan(plans), metadata))
 
     if ranks.rank == 0 and not any(problems):
         problems = [attempt(make_global_plan)]
-    raise_first(ranks.broadcast(problems))
-    plans, metadata = made or ([], None)
-    return ranks.scatter(plans), metadata
+    plans, metadata = made or ([None] * ranks.size, None)
+    problems, plan = ranks.scatter([(problems, each) for each in plans])
+    raise_first(problems)
+    return plan, metadata
 
 
 Problem: TypeAlias = tuple[int, str]

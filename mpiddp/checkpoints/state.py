@@ -8,7 +8,6 @@ Model and optimizer are alike by their meaning. All else is compared when it is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp.checkpoints.finding import Found
+from mpiddp.checkpoints.manifest import make_digest
 from mpiddp.checkpoints.packing import is_structure, pack, unpack
 from mpiddp.checkpoints.random_state import read_generators, set_generators
 from mpiddp.checkpoints.ranks import Ranks
@@ -171,9 +171,10 @@ def join_equal(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, t
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Of a tensor on the CPU: its type, shape and bytes."""
-    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    whole: Any = tensor.contiguous().view(-1).view(torch.uint8)
+    """Of a tensor: its type, shape and bytes."""
+    found = make_digest()
+    found.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    whole: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     found.update(whole.numpy())
     return found.hexdigest()
 

@@ -34,8 +34,9 @@ def test_costs_are_shares_of_the_steps_between_two_checkpoints():
 
 
 def test_targets():
-    assert [each.met for each in judge(FOUND, PLAN)] == [True, True, False, False]
+    assert [each.met for each in judge(FOUND, PLAN)] == [True, True, True, False]
     assert [each.met for each in judge(FOUND, replace(PLAN, save_every=40))][:2] == [False, False]
+    assert not judge(replace(FOUND, rounds=ROUNDS[2:]), PLAN)[2].met
     # What a small checkpoint takes says nothing of bytes.
     small = judge(replace(FOUND, file_bytes=1 << 20), PLAN)
     assert not any("raw" in each.text for each in small)

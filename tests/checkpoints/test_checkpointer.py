@@ -94,6 +94,21 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
+def test_a_save_that_is_waited_for_needs_no_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monkeypatch.delattr("mpiddp.checkpoints.directory.Staging.copy")
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.save(7, wait=True)
+        assert [path.name for path in list_checkpoints(tmp_path)] == ["step-7"]
+        with torch.no_grad():
+            model.weight += 1
+        state = checkpointer.restore()
+        assert state is not None and state["step"] == 7
+
+
 @pytest.mark.parametrize(
     ("sizes", "started_by"),
     [

@@ -9,10 +9,10 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import wrong_algorithms
 from mpiddp.checkpoints.directory import Staging
+from mpiddp.checkpoints.shards import _Writer
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.config import parse
@@ -51,13 +51,13 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
 
 
 def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
-    """As ``run``; torch's writer fails in rank 1's second save, and memory in its third one.
+    """As ``run``; the writer fails in rank 1's second save, and memory in its third one.
 
     Returns the error that ends the training, if any.
     """
     torch.set_num_threads(1)
     saves = 0
-    copy, write_data = Staging.copy, FileSystemWriter.write_data
+    copy, write = Staging.copy, _Writer.write
 
     def copy_or_fail(staging: Staging, tensors: Any) -> Any:
         nonlocal saves
@@ -66,14 +66,14 @@ def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
             raise MemoryError("no room")
         return copy(staging, tensors)
 
-    def write_or_fail(writer: FileSystemWriter, *arguments: Any) -> Any:
+    def write_or_fail(writer: _Writer, *arguments: Any) -> Any:
         if session.world.rank == 1 and saves == 2:
             raise RuntimeError("torn\napart")
-        return write_data(writer, *arguments)
+        return write(writer, *arguments)
 
     with (
         mock.patch.object(Staging, "copy", copy_or_fail),
-        mock.patch.object(FileSystemWriter, "write_data", write_or_fail),
+        mock.patch.object(_Writer, "write", write_or_fail),
     ):
         try:
             run(session, words)

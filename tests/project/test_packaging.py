@@ -18,7 +18,16 @@ import copies
 import launchers
 import mpiddp
 
-REQUIREMENTS = {"mpi4py>=4.1", "torch>=2.10", "torchvision", "numpy", "psutil", "tyro", "tqdm"}
+REQUIREMENTS = {
+    "mpi4py>=4.1",
+    "torch>=2.10",
+    "torchvision",
+    "numpy",
+    "psutil",
+    "tyro",
+    "tqdm",
+    "xxhash>=3",
+}
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
 EXTRAS = {"mpi", "safetensors", "plot", "test", *TRACKERS}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
