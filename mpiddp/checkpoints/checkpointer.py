@@ -207,7 +207,7 @@ class Checkpointer:
         if source is None:
             self._survey = self._directory.look()
             if self._survey.damaged:
-                self._directory.open(self._survey)
+                self._directory.set_aside(self._survey)
             return self._survey.newest
         path = Path(source)
         if path.is_dir() and not path.name.startswith("step-"):
