@@ -20,8 +20,9 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 import mpiddp
-from histories import HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
+from histories import BODY, HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints.directory import Source
 from mpiddp.checkpoints.optimizer_state import OptimizerState
@@ -198,18 +199,6 @@ class Job:
         assert torch.equal(state["tensors"], torch.arange(number % 7) / 3), state
         return number, self.digest()
 
-    def restore_all(self, paths: list[str]) -> list[Any]:
-        """The same for each of these, or the error's name and text."""
-        found: list[Any] = []
-        for path in paths:
-            # A checkpoint of more ranks leaves them as they are.
-            seed_generators(100)
-            try:
-                found.append(self.restore(path, None))
-            except mpiddp.MpiddpError as error:
-                found.append((type(error).__name__, str(error)))
-        return found
-
     def close(self) -> None:
         self._checkpointer.close()
 
@@ -240,6 +229,30 @@ def follow_twin(twins: dict[tuple[Any, ...], Twin], kind: str, history: History)
     return twin.digest()
 
 
+def read_all(given: Rank, paths: list[str]) -> list[Any]:
+    """The number and digest of each checkpoint, or the error's name and text."""
+    job, found = Job(given), list[Any]()
+    for path in paths:
+        # A checkpoint of more ranks leaves them as they are.
+        job.seed()
+        try:
+            found.append(job.restore(path, None))
+        except mpiddp.MpiddpError as error:
+            found.append((type(error).__name__, str(error)))
+    job.close()
+    return found
+
+
+def make_foreign(given: Rank, step: int) -> None:
+    """A checkpoint after one step of its training, older than all others, with number 0."""
+    job = Job(given)
+    job.follow(BODY, 1)
+    job.save_and_wait(None, None, step, 0, None)
+    job.close()
+    path = Path(given.directory) / manifests.make_name(step)
+    manifests.write_manifest(path, replace(manifests.read_manifest(path), sequence=0))
+
+
 def serve(connection: Connection) -> None:
     """Be one rank, or twins, until the connection ends."""
     connection.send(os.getpid())
@@ -253,6 +266,10 @@ def serve(connection: Connection) -> None:
                     job, value = Job(*arguments), None
                 elif name == "twin":
                     value = follow_twin(twins, *arguments)
+                elif name == "read_all":
+                    value = read_all(*arguments)
+                elif name == "make_foreign":
+                    value = make_foreign(*arguments)
                 else:
                     work: Callable[..., Any] = getattr(job, name)
                     value = work(*arguments)
@@ -297,6 +314,8 @@ def main() -> None:
                 finally:
                     os._exit(0)
             connection.close()
+        # Its ranks end by themselves, and torch takes long to.
+        os._exit(0)
 
 
 if __name__ == "__main__":
