@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ class Alone(RuleBasedStateMachine):
     worlds: tuple[int, ...] = (1,)
     server: Server
     reader: Process
-    """Computes twins."""
+    """Computes twins, and reads checkpoints."""
     twins: dict[tuple[str, History], list[str]]
 
     @initialize(kind=st.sampled_from(sorted(OPTIMIZERS)), keep=st.integers(1, 3))
@@ -108,12 +109,11 @@ class Alone(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
             return
+        if self.job is not None:
+            self.kill()
         try:
-            if self.job is not None:
-                self.job.kill()
+            if sys.exc_info()[0] is None:
                 self.settle()
-            else:
-                self.check_all()
         finally:
             shutil.rmtree(self.folder)
 
@@ -201,12 +201,11 @@ class Alone(RuleBasedStateMachine):
 
     def list_names(self) -> list[str]:
         """Of checkpoints, damaged ones among them, as they stand on the disk."""
-        found = sorted(each.name for each in self.path.glob("step-*"))
-        return [
-            each
-            for each in found
-            if each.removeprefix("step-").removesuffix(".replaced").isdecimal()
-        ]
+        found = {each.name for each in self.path.glob("step-*")}
+        plain = {each for each in found if each.removeprefix("step-").isdecimal()}
+        # What an exchange has left that was cut short.
+        replaced = {each for each in found - plain if each.endswith(".replaced")}
+        return sorted(plain | {e for e in replaced if e.removesuffix(".replaced") not in plain})
 
     @property
     def has_aside(self) -> bool:
@@ -219,10 +218,8 @@ class Alone(RuleBasedStateMachine):
 
     def add(self, new: Saved) -> list[Saved]:
         """What must be there once ``new`` is."""
-        others = []
-        for each in self.saved:
-            if each.name not in (new.name, f"{new.name}.replaced"):
-                others.append(each)
+        same = (new.name, f"{new.name}.replaced")
+        others = [each for each in self.saved if each.name not in same]
         return prune([*others, new], self.keep)
 
     @has_job
@@ -432,23 +429,21 @@ class Alone(RuleBasedStateMachine):
         """Find out what a save has left that did not come to its end."""
         new, self.pending = self.pending, None
         found = self.read_all()
-        numbers = {each[0] for each in found.values()}
+        places = {each: name for name, (each, _) in found.items() if isinstance(each, int)}
         must = self.saved
-        if new is not None and new.number in numbers:
+        if new is not None and new.number in places:
             must, self.is_open = self.add(new), True
         for each in must:
-            assert each.damage or each.number in numbers, f"{each} has gone: {found}"
-        may = [*self.saved, *([new] if new else [])]
-        names = self.list_names()
-        kept = []
+            assert each.damage or each.number in places, f"{each} has gone: {found}"
+        # What need not be kept may be there for a while.
+        may, self.saved = [*self.saved, *([new] if new else [])], []
         for each in may:
-            name = next((name for name, (number, _) in found.items() if number == each.number), "")
+            name = places.get(each.number, "")
             if each.damage:
-                name = each.name if each.name in names else ""
-            # What another one has replaced goes some time.
-            if name and (name == each.name or name.removesuffix(".replaced") not in names):
-                kept.append(replace(each, name=name))
-        self.saved = kept
+                names = {*found} - {*places.values()}
+                name = next((e for e in (each.name, f"{each.name}.replaced") if e in names), "")
+            if name:
+                self.saved.append(replace(each, name=name))
         self.check_all()
 
     @rule(
@@ -531,7 +526,7 @@ class Alone(RuleBasedStateMachine):
         others = {each.name for each in self.path.iterdir()} - {OWNER, LOCK, *self.list_names()}
         leftover = [each for each in others if each.startswith(("step-", "."))]
         leftover = [each for each in leftover if each not in FOREIGN_NAMES]
-        leftover = [each for each in leftover if not each.endswith(".damaged")]
+        leftover = [each for each in leftover if not each.endswith((".damaged", ".replaced"))]
         assert self.has_failed or not leftover, leftover
 
     def read_all(self) -> dict[str, tuple[Any, Any]]:
