@@ -46,6 +46,7 @@ READ_ERRORS = st.sampled_from([errno.ESTALE, errno.EIO, errno.EACCES])
 CALLS = st.integers(0, 50)
 PLACES = st.integers(0, 1 << 16)
 """Taken modulo how many there are."""
+WAYS = st.sampled_from(["flip", "truncate", "delete"])
 SCORES = st.none() | st.integers(0, 3).map(float)
 
 
@@ -447,9 +448,9 @@ class Alone(RuleBasedStateMachine):
         self.check_all()
 
     @rule(
-        which=PLACES, file=PLACES, place=PLACES, way=st.sampled_from(["flip", "truncate", "delete"])
-    )
-    def damage(self, which: int, file: int, place: int, way: str) -> None:
+        which=PLACES, file=PLACES, place=PLACES, way=WAYS, restores=st.booleans(),
+    )  # fmt: skip
+    def damage(self, which: int, file: int, place: int, way: str, restores: bool) -> None:
         if self.pending is not None:
             self.wait()
         sound = [each for each in self.saved if not each.damage and not each.is_foreign]
@@ -460,6 +461,8 @@ class Alone(RuleBasedStateMachine):
         self.change(files[file % len(files)], place, way)
         kind = "manifest" if files[file % len(files)].name == manifests.MANIFEST else "data"
         self.saved[self.saved.index(each)] = replace(each, damage=kind)
+        if restores and self.job is not None:
+            self.restore()
 
     def change(self, file: Path, place: int, way: str) -> None:
         content = bytearray(file.read_bytes())
