@@ -221,7 +221,7 @@ class Checkpointer:
         if source is None:
             self._survey = self._directory.look()
             if self._survey.damaged:
-                self._directory.open(self._survey)
+                self._directory.set_aside(self._survey)
             return self._survey.newest
         survey = find_valid(Path(source), self._ranks)
         if survey.newest is None:

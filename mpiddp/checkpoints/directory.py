@@ -188,13 +188,23 @@ class CheckpointDirectory:
             self._enter()
             # Another job may have written since somebody looked, and has let go of the lock.
             if (survey or NOTHING_FOUND).newest is None and not self._source.replaces:
-                self._refuse_any()
+                Patience(0).read(self._refuse_any)
             return self._source.attempt, _make_probe(self.path)
 
         self._attempt, probe = self._ask_rank_0(enter)
         self._check_shared(probe)
         self._ask_rank_0(lambda: self._put_in_order(survey or NOTHING_FOUND))
         self._is_open = True
+
+    def set_aside(self, survey: Survey) -> None:
+        """Rename what ``look`` has found to be damaged. Collective, while nothing is written.
+
+        Opens the directory. Raises as ``open``.
+        """
+        if self._is_open:
+            self._ask_rank_0(lambda: _set_aside(survey))
+        else:
+            self.open(survey)
 
     def _ask_rank_0(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns on rank 0. Collective. Raises its errors on all ranks."""
@@ -225,6 +235,7 @@ class CheckpointDirectory:
                 lock, problem = None, error
             if lock is not None:
                 self._release = weakref.finalize(self, lock.close)
+                return
         refuse = owners.refuse_stranger
         Patience(0).read(lambda: refuse(self.path, self._owner, advice))
         if problem is not None and not is_read:
@@ -243,16 +254,17 @@ class CheckpointDirectory:
 
     def _put_in_order(self, survey: Survey) -> None:
         """On rank 0."""
-        found = owners.refuse_stranger(self.path, self._owner, self._source.advice)
+        patience = Patience(0)
+        advice = self._source.advice
+        found = patience.read(owners.refuse_stranger, self.path, self._owner, advice)
         if found is None:
             owners.write_owner(self.path, self._owner)
         else:
             self._owner = found
-        for path, problems in survey.damaged.items():
-            if os.path.lexists(path):
-                _report(manifests.set_aside(path, problems), problems, survey.newest)
+        _set_aside(survey)
         self._tidy(lambda: manifests.clean(self.path, self._owner.token))
-        read = [manifests.read_or_none(each) for each in manifests.list_checkpoints(self.path)]
+        listed = patience.read(manifests.list_checkpoints, self.path)
+        read = [patience.read(manifests.read_or_none, each) for each in listed]
         self._sequence = max((each.sequence for each in read if each), default=0)
 
     def _check_shared(self, probe: str) -> None:
@@ -329,7 +341,8 @@ class CheckpointDirectory:
         """Wait until what was begun is on the disk. Collective.
 
         Raises OSError, or WriteError for whatever else fails, on all ranks alike, where it could
-        not be written: the older checkpoints are whole then, and nothing is left of this one.
+        not be written: the older checkpoints are whole then, and nothing is left of this one. Only
+        if the directory itself could not be flushed, this one is whole, too.
         """
         save, self._save = self._save, None
         if save is not None:
@@ -351,8 +364,9 @@ class CheckpointDirectory:
             manifests.write_manifest(partial, manifest)
             if not self._is_current():
                 raise OSError(errno.ESTALE, "another attempt has taken the run over")
-            manifests.publish(partial, target, manifest.owner)
+            # Counted first: it may have its name though publishing failed.
             self._sequence = manifest.sequence
+            manifests.publish(partial, target, manifest.owner)
             self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
 
         problem = self._ranks.broadcast(attempt(complete) if self._ranks.rank == 0 else None)
@@ -438,6 +452,13 @@ def _check_size(path: Path, expected: int) -> None:
     if size != expected:
         text = f"expected {expected} bytes, found {size}"
         raise OSError(errno.EIO, text, str(path))
+
+
+def _set_aside(survey: Survey) -> None:
+    """On rank 0."""
+    for path, problems in survey.damaged.items():
+        if os.path.lexists(path):
+            _report(manifests.set_aside(path, problems), problems, survey.newest)
 
 
 def _report(aside: Path, problems: list[str], newest: Found | None) -> None:

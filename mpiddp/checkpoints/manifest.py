@@ -341,14 +341,16 @@ def list_damaged(directory: Path) -> list[Path]:
 
 
 def set_aside(path: Path, problems: Iterable[str]) -> Path:
-    """Rename a damaged checkpoint, with the reason in a file. Raises OSError."""
+    """Rename a damaged checkpoint, with the reason in a file if there is room. Raises OSError."""
     target, number = path.with_name(f"{path.name}.{DAMAGED}"), 1
     while target.exists():
         number += 1
         target = path.with_name(f"{path.name}.{number}.{DAMAGED}")
     path.rename(target)
     sync_directory(path.parent)
-    write_whole(target / REASON, "".join(f"{problem}\n" for problem in problems))
+    # On a full disk the older checkpoint must be of use all the same.
+    with suppress(OSError):
+        write_whole(target / REASON, "".join(f"{problem}\n" for problem in problems))
     return target
 
 

@@ -154,12 +154,13 @@ def lock(directory: Path, mine: Owner, advice: str) -> DirectoryLock | None:
     Raises ConfigurationError if another job holds the lock, or the directory is a stranger's, and
     OSError. Waits for an earlier attempt of the same job.
     """
+    patience = manifests.Patience(0)
     try:
         return DirectoryLock.acquire(
             directory / LOCK,
             f"checkpoints: {directory}",
             "wait for its end, or choose another directory",
-            check=lambda: refuse_stranger(directory, mine, advice),
+            check=lambda: patience.read(refuse_stranger, directory, mine, advice),
         )
     except OSError as error:
         if error.errno not in NO_LOCKS:

@@ -142,9 +142,14 @@ class DirectoryLock:
                     descriptor = -1
                 else:
                     check()
-                    holder = replace(mine, attempt=found.attempt + 1)
-                    _write(descriptor, holder)
-                    return cls(descriptor, holder)
+                    lock = cls(descriptor, replace(mine, attempt=found.attempt + 1))
+                    try:
+                        _write(descriptor, lock._holder)
+                    except OSError:
+                        # What was written must not keep this process from trying again.
+                        lock.abandon()
+                        raise
+                    return lock
             raise ConfigurationError(f"{what} is in use by {found}: {advice}")
         except BaseException:
             if descriptor >= 0:

@@ -389,3 +389,26 @@ def refuse_old(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], P
         return rename(path, target)
 
     return call
+
+
+def test_a_checkpoint_whose_name_may_not_last_is_older_than_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = manifests.sync_directory
+
+    def fail(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(path)
+
+    with open_directory(tmp_path) as directory:
+        with monkeypatch.context() as patch:
+            patch.setattr(manifests, "sync_directory", fail)
+            directory.start(5, STATE)
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                directory.wait()
+        assert list_names(tmp_path) == ["step-5"]
+        directory.start(3, STATE)
+        directory.wait()
+    found = find_newest(tmp_path, Ranks()).newest
+    assert found is not None and found.path.name == "step-3"

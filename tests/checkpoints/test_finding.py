@@ -19,17 +19,19 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import mpiddp
 import stale
 from mpiddp.checkpoints import manifest as manifests
+from mpiddp.checkpoints import owner as owners
 from mpiddp.checkpoints import shards
 from mpiddp.checkpoints.finding import find_demanded, find_newest, read_together
 from mpiddp.checkpoints.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_metadata, read_shards
-from mpiddp.errors import CheckpointError, StorageError
+from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.launch.launcher.job_end import FINAL
 from pool import Pools
-from saves import METADATA, SHARD, list_names, open_directory, write
+from saves import METADATA, SHARD, list_names, make_directory, open_directory, write
 
 ran: list[str] = []
 """What a hostile pickle would leave."""
@@ -174,6 +176,31 @@ def test_what_is_set_aside_is_told_in_one_line(
         "step-1 is used",
     ):
         assert text in line
+
+
+def test_damage_is_set_aside_by_a_training_that_goes_on(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with mpiddp.Checkpointer(tmp_path, model, keep=2) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step)
+        checkpointer.wait()
+        flip(tmp_path / "step-2" / SHARD, 0.5)
+        assert checkpointer.restore() == {"step": 1}
+        checkpointer.save(3)
+        checkpointer.save(2)
+        checkpointer.wait()
+        assert list_names(tmp_path) == ["step-2", "step-2.damaged", "step-3"]
+
+
+def test_a_full_disk_keeps_nobody_from_the_older_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "step-2" / SHARD).unlink()
+    with monkeypatch.context() as patch:
+        fail(patch, manifests, "write_whole", math.inf, errno.ENOSPC)
+        open_directory(folder, find_newest(folder, Ranks())).thing.close()
+    assert list_names(folder) == ["step-1", "step-2.damaged"]
+    assert find_newest(folder, Ranks()).newest is not None
 
 
 def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
@@ -324,6 +351,31 @@ def test_what_cannot_be_read_is_tried_again_and_never_damage(
     assert caught.value.exit_code not in FINAL
     assert "\n" not in str(caught.value)
     assert list_names(folder) == ["step-1", "step-2"]
+
+
+OPENING = ((owners, "read_owner"), (manifests, "list_checkpoints"), (manifests, "read_or_none"))
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize(("place", "name"), OPENING)
+def test_a_directory_is_opened_and_locked_though_a_read_fails(
+    place: Any,
+    name: str,
+    number: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    short_patience: None,
+) -> None:
+    directory = make_directory(folder, replaces=False)
+    with monkeypatch.context() as patch:
+        fail(patch, place, name, 1, number)
+        survey = directory.look()
+    with pytest.raises(ConfigurationError, match="is in use by"):
+        make_directory(folder).look()
+    with monkeypatch.context() as patch:
+        fail(patch, place, name, 1, number)
+        directory.open(survey)
+    directory.close()
 
 
 def test_tensors_that_cannot_be_read_are_tried_again(

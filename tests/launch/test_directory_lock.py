@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -119,6 +120,21 @@ def test_this_process_is_refused_while_it_holds_the_lock(tmp_path: Path) -> None
     assert third.attempt == 3
     again.close()
     third.close()
+
+
+def test_a_lock_that_could_not_be_noted_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", fail)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            DirectoryLock.acquire(tmp_path / "lock", "it", "")
+    lock = DirectoryLock.acquire(tmp_path / "lock", "it", "")
+    assert lock.attempt == 2
+    lock.close()
 
 
 def test_an_earlier_process_of_the_same_number_is_another_one(tmp_path: Path) -> None:
