@@ -80,7 +80,7 @@ def test_other_owners_and_formats(
     monkeypatch.setattr(manifests, "FORMAT", 99)
     with pytest.raises(CheckpointError, match="found none"):
         show(folder, is_quick=False)
-    assert capsys.readouterr().out.count("has format 2 with sha256, and this mpiddp reads") == 3
+    assert capsys.readouterr().out.count("has format 2 with xxh3-128, and this mpiddp reads") == 3
 
 
 def test_where_there_is_none(tmp_path: Path, folder: Path) -> None:
