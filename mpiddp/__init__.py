@@ -36,13 +36,13 @@ if TYPE_CHECKING:
         ScheduleError,
         UnreachableError,
     )
+    from mpiddp.launch.mpi.world import World
     from mpiddp.launch.session import Session
-    from mpiddp.launch.world import World
     from mpiddp.sync.ddp_hook import synchronize
-    from mpiddp.training.data import DataSet
-    from mpiddp.training.samples import Batch
+    from mpiddp.training.data.data import DataSet
+    from mpiddp.training.data.samples import Batch
     from mpiddp.training.script_trainer import Trainer
-    from mpiddp.training.task import Task
+    from mpiddp.training.task.task import Task
 
 __version__ = "0.1.0"
 
@@ -76,20 +76,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "mpiddp.training.samples",
+    "Batch": "mpiddp.training.data.samples",
     "CheckpointError": "mpiddp.errors",
     "Checkpointer": "mpiddp.checkpoints.checkpointer",
     "ConfigurationError": "mpiddp.errors",
-    "DataSet": "mpiddp.training.data",
+    "DataSet": "mpiddp.training.data.data",
     "LaunchError": "mpiddp.errors",
     "MpiddpError": "mpiddp.errors",
     "PeerLostError": "mpiddp.errors",
     "ScheduleError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
-    "Task": "mpiddp.training.task",
+    "Task": "mpiddp.training.task.task",
     "Trainer": "mpiddp.training.script_trainer",
     "UnreachableError": "mpiddp.errors",
-    "World": "mpiddp.launch.world",
+    "World": "mpiddp.launch.mpi.world",
     "synchronize": "mpiddp.sync.ddp_hook",
     **dict.fromkeys(
         (

@@ -15,9 +15,9 @@ import sys
 import mpiddp
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch.command_line import COMMANDS, HELP, WITHOUT_RANKS, CommandLine, split
 from mpiddp.launch.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
+from mpiddp.launch.script.command_line import COMMANDS, HELP, WITHOUT_RANKS, CommandLine, split
 
 
 def main() -> None:
@@ -31,14 +31,14 @@ def main() -> None:
         print(f"mpiddp {mpiddp.__version__}")
         return
     if line is not None and _is_front(line):
-        from mpiddp.launch import front
+        from mpiddp.front import front
 
         front.run(line)
     if words and words[0] in COMMANDS:
         sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
         importlib.import_module(COMMANDS[words[0]]).main()
         return
-    from mpiddp.launch import script
+    from mpiddp.launch.script import script
 
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
 

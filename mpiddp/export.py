@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mpiddp.checkpoints.manifest import MANIFEST
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import make_parser
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import count_noun, describe_size
+from mpiddp.launch.script.arguments import make_parser
 
 DESCRIPTION = """\
 Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)

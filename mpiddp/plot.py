@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import make_parser
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.training.history import History, read_histories
+from mpiddp.launch.script.arguments import make_parser
+from mpiddp.training.records.history import History, read_histories
 
 DESCRIPTION = """\
 Draw what runs have written to metrics.jsonl: loss, accuracy, learning rate, samples per second, and
@@ -66,7 +66,7 @@ def draw_runs(values: Namespace) -> None:
 def _render(histories: Sequence[History], suffix: str) -> bytes:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError("drawing needs matplotlib: pip install 'mpiddp[plot]'")
-    from mpiddp.training import curves
+    from mpiddp.training.records import curves
 
     figure = curves.draw(histories)
     if suffix == ".html":

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 
 from mpiddp.errors import PreemptedError, StoppedError
-from mpiddp.launch.arguments import name_as_typed
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import find_rank, is_first
-from mpiddp.launch.output import Output, redirect
-from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.launch.script.arguments import name_as_typed
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
-from mpiddp.training.config import parse
-from mpiddp.training.run_directory import forget_outcome
+from mpiddp.process.output import Output, redirect
+from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.training.options.config import parse
+from mpiddp.training.records.run_directory import forget_outcome
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ if lacking and lacking != ["tyro"]:
 import torch
 gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 if gpus:
-    from mpiddp.launch.nccl import find_version
+    from mpiddp.launch.device.nccl import find_version
     nccl = ".".join(map(str, find_version())) or "none"
     note = "; without tyro: no trainings" if lacking else ""
     print(f"{len(gpus)} x {gpus[0]}, torch {torch.__version__}, NCCL {nccl}{note}")

@@ -23,7 +23,7 @@ from benchmarks.allreduce.contenders import (
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from mpiddp.launch.world import World
+    from mpiddp.launch.mpi.world import World
 
 Array = numpy.ndarray[Any, Any]
 

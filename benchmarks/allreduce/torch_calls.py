@@ -12,7 +12,7 @@ from torch import distributed
 from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.baselines import gloo_all_reduce
 from benchmarks.launching.worker_loop import TorchMember, describe_place
-from mpiddp.launch import nccl
+from mpiddp.launch.device import nccl
 
 
 class TorchCalls(TorchMember):

@@ -25,8 +25,8 @@ from mpiddp.checkpoints.agreement import Members, Preemption
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.launch.background import finish_lasting_calls
-from mpiddp.launch.preemption_signals import PreemptionSignals
+from mpiddp.process.background import finish_lasting_calls
+from mpiddp.process.preemption_signals import PreemptionSignals
 
 LOOKS = 10_000
 WATCH_SECONDS = 3.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from benchmarks.launching.srun import is_srun
-from mpiddp.launch.arguments import Parser
+from mpiddp.launch.script.arguments import Parser
 from mpiddp.schedules.registry import Choice, find, names, parse
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from benchmarks.common.statistics import Series, interleave, summarize
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program
-from mpiddp.training.config import Configuration
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 OPTIONS = (

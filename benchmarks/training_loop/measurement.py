@@ -16,7 +16,7 @@ from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching.launchers import Mpirun, clean_environment
 from benchmarks.launching.processes import Program, run
 from benchmarks.training_loop.workloads import Workload, find_workload
-from mpiddp.training.history import METRICS
+from mpiddp.training.records.history import METRICS
 
 TRAINER, BARE = "mpiddp.train", "a bare loop"
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 0.0005

@@ -14,8 +14,8 @@ from torch import distributed
 from benchmarks.baselines.ddp_step import join
 from benchmarks.baselines.training_loop import Settings, train
 from benchmarks.training_loop.workloads import find_workload
-from mpiddp.training.malloc import keep_freed_memory
-from mpiddp.training.models import build
+from mpiddp.training.step.malloc import keep_freed_memory
+from mpiddp.training.task.models import build
 
 
 def main() -> None:

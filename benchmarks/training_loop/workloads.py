@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data import DataSet, Split
+from mpiddp.training.data.data import DataSet, Split
 
 CLASSES = 10
 TEST_SAMPLES = 10

@@ -38,7 +38,7 @@ from benchmarks.training_step.workloads import SHAPES, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
-from mpiddp.training.straggler import parse_straggler
+from mpiddp.training.options.straggler import parse_straggler
 
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4,)

@@ -15,12 +15,12 @@ from torch import nn
 from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
 from benchmarks.training_step.workloads import draw_batch
-from mpiddp.training.rehearsal import rehearse, time_pass
-from mpiddp.training.samples import Batch
-from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.options.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.wrapping.rehearsal import rehearse, time_pass
 
 if TYPE_CHECKING:
-    from mpiddp.training.optimizer_step import Update
+    from mpiddp.training.step.optimizer_step import Update
 
 WARM_STEPS = 3
 """Steps after the check, before the first that count: a buffer has its large pages from its third

@@ -17,11 +17,11 @@ from benchmarks.training_step.workloads import build
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request, select
 from mpiddp.schedules.schedule import Collective
-from mpiddp.training import overlap
-from mpiddp.training.config import Configuration
-from mpiddp.training.malloc import keep_freed_memory
-from mpiddp.training.optimizer_step import LocalUpdate, make_optimizer
-from mpiddp.training.parallel import choose_synchronization, find_roles, replicate, serve
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.step.malloc import keep_freed_memory
+from mpiddp.training.step.optimizer_step import LocalUpdate, make_optimizer
+from mpiddp.training.wrapping import overlap
+from mpiddp.training.wrapping.parallel import choose_synchronization, find_roles, replicate, serve
 
 
 class MpiJob(SessionMember):

@@ -23,7 +23,7 @@ from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
 from benchmarks.training_step.workloads import build
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.samples import Batch
+from mpiddp.training.data.samples import Batch
 
 
 class TorchJob(TorchMember):

@@ -76,7 +76,7 @@ def build(workload: Workload, seed: int) -> nn.Module:
     """A new model on the CPU, whose parameters the seed decides."""
     import torch
 
-    from mpiddp.training import models
+    from mpiddp.training.task import models
 
     torch.manual_seed(seed)
     if workload.name != MLP:

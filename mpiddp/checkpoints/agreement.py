@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 from mpiddp.checkpoints.ranks import find_store
 from mpiddp.errors import PeerLostError
-from mpiddp.launch.preemption_signals import SIGNALS, PreemptionSignals
 from mpiddp.launch.session import find_session
+from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
 
 PERIOD = 0.25
 """Seconds between two looks for a wish."""

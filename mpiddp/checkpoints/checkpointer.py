@@ -34,9 +34,9 @@ from mpiddp.checkpoints.state import (
     restore,
 )
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
-from mpiddp.launch.background import finish_lasting_calls
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
+from mpiddp.process.background import finish_lasting_calls
 
 T = TypeVar("T")
 

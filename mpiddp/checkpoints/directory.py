@@ -47,9 +47,9 @@ from mpiddp.checkpoints.shards import (
 )
 from mpiddp.checkpoints.state import join_equal
 from mpiddp.errors import ConfigurationError, StorageError
-from mpiddp.launch.background import LastingCall, finish_at_exit
-from mpiddp.launch.directory_lock import DirectoryLock
 from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.process.background import LastingCall, finish_at_exit
+from mpiddp.process.directory_lock import DirectoryLock
 
 _PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
 

@@ -22,7 +22,7 @@ LONGEST_CALL = timedelta(minutes=30)
 class Ranks:
     """All ranks of a job, in calls over a separate group, which a thread may make.
 
-    The calls have the names and meanings of `mpiddp.launch.control.ControlChannel`, which makes
+    The calls have the names and meanings of `mpiddp.launch.mpi.control.ControlChannel`, which makes
     them over MPI. Values consist of None, bools, numbers, strings, tuples, lists and dicts, and of
     what `unpickling` lists. Made without torch.distributed's default group, the process is alone.
 

@@ -28,9 +28,9 @@ from mpiddp.collectives.transport.single_copy import can_copy
 from mpiddp.collectives.waiting import Waiter, choose_policy, count_cores, find_quota
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
+from mpiddp.launch.mpi.world import World
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.session import Session, current_session
-from mpiddp.launch.world import World
 
 TOKEN_BYTES = 16
 

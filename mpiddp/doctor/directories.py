@@ -17,8 +17,8 @@ from typing import TypeVar
 from mpiddp.doctor.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node import floor_power
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.launcher.hostnames import describe_size
+from mpiddp.process.background import BackgroundCall, LateError
 
 T = TypeVar("T")
 

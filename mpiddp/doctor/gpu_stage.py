@@ -9,7 +9,7 @@ from mpiddp import environment
 from mpiddp.doctor import gpus, nccl
 from mpiddp.doctor.examiner import Examiner
 from mpiddp.doctor.findings import Finding
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.doctor.findings import Finding, join_some, passed, skipped, warned
-from mpiddp.launch.binding import find_near_cpus
-from mpiddp.launch.device import Placement, find_bus, find_remarks, find_shared
+from mpiddp.launch.device.binding import find_near_cpus
+from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
+from mpiddp.launch.device.nccl import find_version
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
-from mpiddp.launch.nccl import find_version
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from mpiddp.doctor.findings import Finding, describe_range, passed, skipped, war
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.world import Roster, World
+from mpiddp.launch.mpi.world import Roster, World
 
 MPI_LIBRARY = "MPI library"
 RANKS = "ranks"

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.launch.listener import ListeningThread, Serve
 from mpiddp.launch.mpi import mpi
+from mpiddp.process.listener import ListeningThread, Serve
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from mpiddp.doctor.findings import Finding, passed, warned
-from mpiddp.launch.background import BackgroundCall, LateError
+from mpiddp.process.background import BackgroundCall, LateError
 
 HOST_NAME = "host name"
 REVERSE_LOOK_UPS = "reverse look-ups"

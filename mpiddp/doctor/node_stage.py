@@ -10,8 +10,8 @@ from mpiddp import environment
 from mpiddp.doctor import cores, directories, name_resolution, node, variables
 from mpiddp.doctor.examiner import Examiner
 from mpiddp.doctor.findings import Finding
-from mpiddp.launch.background import BackgroundCall
-from mpiddp.launch.binding import find_cpus
+from mpiddp.launch.device.binding import find_cpus
+from mpiddp.process.background import BackgroundCall
 
 
 @dataclass(frozen=True)

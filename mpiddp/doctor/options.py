@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.arguments import make_parser, read_options
+from mpiddp.launch.script.arguments import make_parser, read_options
 from mpiddp.launch.session import Options
 
 DESCRIPTION = """\

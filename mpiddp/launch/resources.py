@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.launch.binding import Cpus, bind_threads, find_cpus
-from mpiddp.launch.control import ControlChannel
+from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.exported_variables import ExportedVariables
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.lifeline.lifeline import Lifeline
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.mpi.control import ControlChannel
+from mpiddp.lifeline.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.background import call_at_exit
-from mpiddp.launch.binding import AUTO, check_kind
-from mpiddp.launch.control import ControlChannel
+from mpiddp.launch.device.binding import AUTO, check_kind
 from mpiddp.launch.failure.error_report import exit_code
-from mpiddp.launch.network import ports
-from mpiddp.launch.output import Output
-from mpiddp.launch.preemption_signals import PreemptionSignals
+from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
+from mpiddp.process import ports
+from mpiddp.process.background import call_at_exit
+from mpiddp.process.output import Output
+from mpiddp.process.preemption_signals import PreemptionSignals
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class Options:
     """Seconds after which a node that nothing is heard of is lost."""
     bind: str = AUTO
     """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
-    (`mpiddp.launch.binding`)."""
+    (`mpiddp.launch.device.binding`)."""
     stall_timeout: float = 0.0
     """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
     port_range: str = ports.AUTO
@@ -69,7 +69,7 @@ class Options:
     it is set, else any."""
     output: Output = field(default_factory=Output)
     """Where ranks print. The program that starts the session sets it up, before anything else
-    (`mpiddp.launch.output.redirect`)."""
+    (`mpiddp.process.output.redirect`)."""
 
     def __post_init__(self) -> None:
         check_kind(self.bind)

@@ -17,24 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
-from mpiddp.launch import device, nccl, summary
-from mpiddp.launch.control import ControlChannel
+from mpiddp.launch import summary
+from mpiddp.launch.device import device, nccl
 from mpiddp.launch.exported_variables import forget_inherited
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.termination import is_interactive, write_console
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
-from mpiddp.launch.lifeline import joining
-from mpiddp.launch.lifeline.lifeline import Lifeline
-from mpiddp.launch.movement import Movement
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.network import interfaces, ports
-from mpiddp.launch.rendezvous import store
-from mpiddp.launch.rendezvous.route import Route, RouteFinder
-from mpiddp.launch.resources import Resources
-from mpiddp.launch.session import Options, Session, find_session
-from mpiddp.launch.torch_import import TorchImport
-from mpiddp.launch.world import (
+from mpiddp.launch.mpi.control import ControlChannel
+from mpiddp.launch.mpi.world import (
     Neighbourhood,
     check_size,
     find_oddities,
@@ -42,6 +34,16 @@ from mpiddp.launch.world import (
     gather_roster,
     solitary_world,
 )
+from mpiddp.launch.network import interfaces
+from mpiddp.launch.rendezvous import companions as joining
+from mpiddp.launch.rendezvous import store
+from mpiddp.launch.rendezvous.route import Route, RouteFinder
+from mpiddp.launch.resources import Resources
+from mpiddp.launch.session import Options, Session, find_session
+from mpiddp.launch.torch_import import TorchImport
+from mpiddp.lifeline.lifeline import Lifeline
+from mpiddp.lifeline.movement import Movement
+from mpiddp.process import ports
 
 if TYPE_CHECKING:
     import torch

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch import nccl
+from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.world import Roster, World
+from mpiddp.launch.mpi.world import Roster, World
 
 if TYPE_CHECKING:
     import torch

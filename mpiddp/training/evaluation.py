@@ -16,20 +16,19 @@ from torch.utils._pytree import tree_map_only
 
 from mpiddp.errors import SUCCESS
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.outcome import write_whole
 from mpiddp.launch.session import Session
-from mpiddp.training import metrics
-from mpiddp.training.batches import Cut, EvaluationBatches, make_evaluation_batches
-from mpiddp.training.config import Configuration
-from mpiddp.training.divergence import refuse_divergence
-from mpiddp.training.engine import compile_model
-from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
-from mpiddp.training.precision import Precision
+from mpiddp.process.outcome import write_whole
+from mpiddp.training.data.batches import Cut, EvaluationBatches, make_evaluation_batches
+from mpiddp.training.data.samples import EVALUATION, Batch, Key
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree, load_initial
+from mpiddp.training.records import metrics
 from mpiddp.training.reports import say
-from mpiddp.training.samples import EVALUATION, Batch, Key
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
-from mpiddp.training.task import (
+from mpiddp.training.step.divergence import refuse_divergence
+from mpiddp.training.step.precision import Precision
+from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
+from mpiddp.training.task.task import (
     Task,
     add_perplexity,
     add_test_metrics,
@@ -37,6 +36,7 @@ from mpiddp.training.task import (
     check_task,
     find_task,
 )
+from mpiddp.training.wrapping.engine import compile_model
 
 PREDICTIONS = "predictions.csv"
 

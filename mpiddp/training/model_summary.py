@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from mpiddp.launch.session import Session
-from mpiddp.training.config import Configuration
-from mpiddp.training.loading import choose_samples, load_on_all, read_first
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import agree
-from mpiddp.training.task import build_model, check_task, find_task
+from mpiddp.training.task.loading import choose_samples, load_on_all, read_first
+from mpiddp.training.task.task import build_model, check_task, find_task
 
 STATES = {"sgd": 1, "adamw": 2}
 """Numbers that an optimizer keeps for each parameter; sgd without momentum keeps none."""

@@ -10,13 +10,12 @@ from torch import nn
 from mpiddp.checkpoints.plain_weights import Selection, load_weights
 from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.determinism import set_determinism
+from mpiddp.launch.device.determinism import set_determinism
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.output import refuse_absent_ranks
 from mpiddp.launch.session import Session
+from mpiddp.process.output import refuse_absent_ranks
 from mpiddp.sync.parameter_server.roles import Roles, Serving
-from mpiddp.training import overlap
-from mpiddp.training.batches import (
+from mpiddp.training.data.batches import (
     Cut,
     EvaluationBatches,
     SharedBatches,
@@ -25,21 +24,22 @@ from mpiddp.training.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.config import Configuration
-from mpiddp.training.engine import Start, start_engine
-from mpiddp.training.learning_rate import LearningRate, make_learning_rate
-from mpiddp.training.loading import choose_reading, choose_samples, load_on_all, read_first
-from mpiddp.training.optimizer_step import GuardedUpdate
+from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.checkpoints import CheckpointOptions
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.parallelism import ParallelismOptions
+from mpiddp.training.options.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.options.synchronisation import PARAMETER_SERVER
-from mpiddp.training.parallel import find_bound, find_roles
-from mpiddp.training.precision import Precision
-from mpiddp.training.rehearsal import rehearse, takes_one_sample, time_pass
-from mpiddp.training.samples import Batch
-from mpiddp.training.step import Engine, Forward, split_batch
-from mpiddp.training.straggler import Slowdown, check_straggler, parse_straggler
-from mpiddp.training.task import Task, add_test_metrics, build_model, check_task, choose_loss
+from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
+from mpiddp.training.step.optimizer_step import GuardedUpdate
+from mpiddp.training.step.precision import Precision
+from mpiddp.training.step.step import Engine, Forward, split_batch
+from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
+from mpiddp.training.task.task import Task, add_test_metrics, build_model, check_task, choose_loss
+from mpiddp.training.wrapping import overlap
+from mpiddp.training.wrapping.engine import Start, start_engine
+from mpiddp.training.wrapping.parallel import find_bound, find_roles
+from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
 
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mpiddp.launch.session import Session
-from mpiddp.training.history import STAGES
-from mpiddp.training.metrics import Row
-from mpiddp.training.stages import Costs, Stage
+from mpiddp.training.records.history import STAGES
+from mpiddp.training.records.metrics import Row
+from mpiddp.training.step.stages import Costs, Stage
 
 SLOW = 1.5
 """How many times as long as the others' median a rank's own work takes that is told."""

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from mpiddp.launch.failure.outcome import find_log
-from mpiddp.launch.output import parse_ranks
 from mpiddp.launch.session import Session
+from mpiddp.process.outcome import find_log
+from mpiddp.process.output import parse_ranks
 from mpiddp.sync.parameter_server.roles import describe_roles
-from mpiddp.training import overlap
-from mpiddp.training.config import Configuration
-from mpiddp.training.history import METRICS
-from mpiddp.training.learning_rate import describe_scaling
-from mpiddp.training.metrics import MetricsFile, Row, Totals, describe_epoch, describe_start
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.straggler import describe_straggler, parse_straggler
 from mpiddp.training.options.synchronisation import FRAMEWORK
-from mpiddp.training.parallel import find_bound
 from mpiddp.training.preparation import Training
 from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
-from mpiddp.training.rank_log import RankLog
-from mpiddp.training.straggler import describe_straggler, parse_straggler
-from mpiddp.training.trackers import Run, Tracker
+from mpiddp.training.records.history import METRICS
+from mpiddp.training.records.metrics import MetricsFile, Row, Totals, describe_epoch, describe_start
+from mpiddp.training.records.rank_log import RankLog
+from mpiddp.training.records.trackers import Run, Tracker
+from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.training_state import name_values
+from mpiddp.training.wrapping import overlap
+from mpiddp.training.wrapping.parallel import find_bound
 
 if TYPE_CHECKING:
-    from mpiddp.training.profiling import StepProfiler
+    from mpiddp.training.records.profiling import StepProfiler
 
 
 def say(session: Session, *lines: str) -> None:
@@ -112,7 +112,7 @@ class Reports:
             self._tracker = Tracker(configuration.track, run, lambda text: warn(session, text))
         self._profiler: StepProfiler | None = None
         if any(world.rank in ranks for ranks in parse_ranks(configuration.profile)):
-            from mpiddp.training.profiling import FOLDER, StepProfiler
+            from mpiddp.training.records.profiling import FOLDER, StepProfiler
 
             path = directory / FOLDER / f"rank-{world.rank}.json"
             self._profiler = StepProfiler(path, session.device, lambda text: warn(session, text))

@@ -22,16 +22,15 @@ from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import WriteError
 from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.launcher.hostnames import count_noun
-from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
+from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.sync.parameter_server.roles import Serving
-from mpiddp.training.config import Configuration
-from mpiddp.training.metrics import Row
 from mpiddp.training.options.checkpoints import STEP
-from mpiddp.training.parallel import find_bound
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.save_interval import NEVER, parse_interval
 from mpiddp.training.preparation import Training
-from mpiddp.training.run_directory import RunDirectory, find_path
-from mpiddp.training.save_interval import NEVER, parse_interval
+from mpiddp.training.records.metrics import Row
+from mpiddp.training.records.run_directory import RunDirectory, find_path
 from mpiddp.training.training_state import (
     EpochPart,
     EpochTotals,
@@ -45,6 +44,7 @@ from mpiddp.training.training_state import (
     read_position,
 )
 from mpiddp.training.weights import export_saved, export_trained
+from mpiddp.training.wrapping.parallel import find_bound
 
 AUTO = "auto"
 DUE, WRITTEN = "checkpoint", "written"

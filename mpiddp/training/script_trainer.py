@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, PreemptedError
-from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.launch.session import Session, find_session
 from mpiddp.launch.startup import open_session
-from mpiddp.training.config import Configuration, from_keywords
-from mpiddp.training.metrics import Row
+from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.training.options.config import Configuration, from_keywords
 from mpiddp.training.options.launch import LaunchOptions
 from mpiddp.training.preparation import agree
+from mpiddp.training.records.metrics import Row
 from mpiddp.training.reports import say
 from mpiddp.training.shared_run import describe_finished, find_finished
-from mpiddp.training.task import Task, find_task, name_own
+from mpiddp.training.task.task import Task, find_task, name_own
 from mpiddp.training.trainer import Step, run_steps
 
 COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label")

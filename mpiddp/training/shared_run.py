@@ -14,13 +14,13 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
-from mpiddp.training import run_directory
-from mpiddp.training.config import Configuration, read_toml
-from mpiddp.training.history import METRICS
-from mpiddp.training.metrics import Row, describe_test, read_last_row
-from mpiddp.training.run_directory import RunDirectory
+from mpiddp.training.options.config import Configuration, read_toml
+from mpiddp.training.records import run_directory
+from mpiddp.training.records.history import METRICS
+from mpiddp.training.records.metrics import Row, describe_test, read_last_row
+from mpiddp.training.records.run_directory import RunDirectory
+from mpiddp.training.records.trackers import check_library
 from mpiddp.training.saving import AUTO
-from mpiddp.training.trackers import check_library
 from mpiddp.training.training_state import (
     describe_changes,
     keep_measured,

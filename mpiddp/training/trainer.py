@@ -11,28 +11,28 @@ from functools import partial
 
 from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
+from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.sync.parameter_server.roles import Serving
-from mpiddp.training import metrics
-from mpiddp.training.batches import SharedBatches
-from mpiddp.training.config import Configuration
-from mpiddp.training.divergence import refuse_divergence
+from mpiddp.training.data.batches import SharedBatches
+from mpiddp.training.data.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.evaluation import add_evaluation
-from mpiddp.training.malloc import keep_freed_memory
-from mpiddp.training.parallel import share_buffers
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
+from mpiddp.training.records import metrics
+from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.reports import Reports, describe_training, say, warn
-from mpiddp.training.run_directory import RunDirectory
-from mpiddp.training.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.saving import Saver, check_model, look_for_checkpoint
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
-from mpiddp.training.stages import Stage
-from mpiddp.training.step import Compute
-from mpiddp.training.task import Task, add_perplexity, find_task
+from mpiddp.training.step.divergence import refuse_divergence
+from mpiddp.training.step.malloc import keep_freed_memory
+from mpiddp.training.step.stages import Stage
+from mpiddp.training.step.step import Compute
+from mpiddp.training.task.task import Task, add_perplexity, find_task
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import digest_parameters
+from mpiddp.training.wrapping.parallel import share_buffers
 
 
 @dataclass(frozen=True)

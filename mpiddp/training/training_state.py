@@ -14,12 +14,12 @@ from typing import Any
 from mpiddp.checkpoints.finding import Found
 from mpiddp.checkpoints.state import read_values
 from mpiddp.errors import CheckpointError
-from mpiddp.training.config import Configuration
-from mpiddp.training.metrics import Row, Totals
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.effects import FIXED, FREE, list_options
 from mpiddp.training.options.synchronisation import PARAMETER_SERVER
 from mpiddp.training.preparation import Training
-from mpiddp.training.stages import Costs
+from mpiddp.training.records.metrics import Row, Totals
+from mpiddp.training.step.stages import Costs
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mpiddp.checkpoints.plain_weights import read_weights, write_weights
 from mpiddp.training.options.checkpoints import STEP
 from mpiddp.training.preparation import Training
 from mpiddp.training.reports import say
-from mpiddp.training.sharded_tensors import collect
+from mpiddp.training.step.sharded_tensors import collect
 
 
 def export_trained(training: Training, step: int) -> str:

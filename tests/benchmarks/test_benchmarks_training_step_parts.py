@@ -43,8 +43,8 @@ from benchmarks.training_step.traffic import (
 from benchmarks.training_step.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
-from mpiddp.training.samples import Batch
-from mpiddp.training.straggler import Slowdown, Straggler
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.options.straggler import Slowdown, Straggler
 
 SMALL = Workload("mlp", 0.1)
 counts = st.integers(0, 10_000)

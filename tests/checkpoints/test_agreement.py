@@ -18,7 +18,7 @@ import torch.distributed as dist
 from mpiddp.checkpoints import agreement
 from mpiddp.checkpoints.agreement import Due, Members, Preemption, StepAgreement
 from mpiddp.errors import ConfigurationError, PeerLostError
-from mpiddp.launch.preemption_signals import parse_signals
+from mpiddp.process.preemption_signals import parse_signals
 
 # The agreement, with ranks as threads
 
@@ -103,7 +103,7 @@ def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
 def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
     text = (
         "import os, signal, sys\n"
-        "from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals\n"
+        "from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals\n"
         "signals = PreemptionSignals()\n"
         "signals.listen(parse_signals('USR2,TERM'))\n"
         "if sys.argv[1] == 'ignored':\n"
@@ -210,7 +210,7 @@ def test_an_agreement_that_is_not_closed_does_not_abort_the_program() -> None:
 
 PROGRAM = """
 import os, signal, subprocess, sys, threading, time
-from mpiddp.launch.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 numbers, when = sys.argv[1:]
 if when == "late":
     # A thread that was there before does not block them.

@@ -31,7 +31,7 @@ from mpiddp.checkpoints.packing import pack, unpack
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_shards
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.save_interval import Interval, parse_interval
+from mpiddp.training.options.save_interval import Interval, parse_interval
 from pool import Pools
 from saves import METADATA, SHARD, STATE, list_names, make_directory, open_directory, write
 

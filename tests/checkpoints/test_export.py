@@ -15,7 +15,7 @@ import mpiddp
 from mpiddp.checkpoints.manifest import MANIFEST
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.export import export
-from mpiddp.training.moving_average import MovingAverage
+from mpiddp.training.step.moving_average import MovingAverage
 
 
 @pytest.fixture(scope="module")

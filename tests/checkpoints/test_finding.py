@@ -29,7 +29,7 @@ from mpiddp.checkpoints.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_metadata, read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
-from mpiddp.launch.launcher.job_end import FINAL
+from mpiddp.front.job_end import FINAL
 from pool import Pools
 from saves import METADATA, SHARD, list_names, make_directory, open_directory, write
 

@@ -241,7 +241,7 @@ def test_directories_that_cannot_be(tmp_path):
 
 SHARED_GPU = """
 import torch
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 torch.cuda.device_count = lambda: 1
 device.find_identity = lambda index: "GPU-A"
 """
@@ -260,7 +260,7 @@ def test_two_ranks_on_one_gpu(tmp_path):
 PRETENDED_GPUS = """
 import torch
 from mpiddp.doctor import examiner, gpus
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 torch.cuda.device_count = lambda: 2
 device.find_identity = lambda index: f"GPU-{index}"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor import gpus
 from mpiddp.doctor.gpus import Gpu
-from mpiddp.launch.device import Placement
+from mpiddp.launch.device.device import Placement
 
 ALL = frozenset(range(8))
 

@@ -9,7 +9,7 @@ from doctors import examine, read_recorded
 from mpiddp.doctor import launching, variables
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.world import Roster, World
+from mpiddp.launch.mpi.world import Roster, World
 
 SRUN = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
 MPIRUN = Launcher("openmpi", "Open MPI's mpirun", 0, (4,), frozenset({"pmix"}))

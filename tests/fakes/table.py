@@ -6,7 +6,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mpiddp import __main__ as door
-from mpiddp.launch.launcher import command, plan
+from mpiddp.front import plan
+from mpiddp.launch.launcher import command
 
 sys.prefix = os.environ["FAKE_PREFIX"]
 sys.executable = f"{sys.prefix}/bin/python"

@@ -21,7 +21,7 @@ import launchers
 import slurm
 from mpiddp.checkpoints.manifest import list_checkpoints
 from mpiddp.checkpoints.shards import read_shards
-from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.process.outcome import read_outcome
 
 SABOTEUR = Path(__file__).with_name("saboteur.py")
 PATHS = os.pathsep.join(map(str, (launchers.ROOT, launchers.PROGRAMS)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import launchers
-from mpiddp.launch import nccl
+from mpiddp.launch.device import nccl
 from pool import Pool, Pools
 
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.gpu
 
 IDENTITY = """
 import torch
-from mpiddp.launch import device
-from mpiddp.launch.world import solitary_world
+from mpiddp.launch.device import device
+from mpiddp.launch.mpi.world import solitary_world
 placement = device.find_placement(solitary_world(), may_initialize=False)
 assert device.find_identity(torch.cuda.device_count()) is None
 assert not torch.cuda.is_initialized()

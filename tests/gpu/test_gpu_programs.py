@@ -14,7 +14,7 @@ from mpiddp.collectives.planner import Request
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
-from mpiddp.training.straggler import Slowdown, Straggler
+from mpiddp.training.options.straggler import Slowdown, Straggler
 from thread_ranks import Team
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ import battery
 import gpu_work
 import launchers
 from facts import messages
-from mpiddp.launch.nccl import QUEUE_SECONDS
+from mpiddp.launch.device.nccl import QUEUE_SECONDS
 
 DEADLINE = 170.0
 needs_tyro = pytest.mark.skipif(find_spec("tyro") is None, reason="tyro is not installed")

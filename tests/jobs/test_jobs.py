@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import copies
 import launchers
 import mpiddp.errors
-from mpiddp.launch.launcher.job_end import describe_code
+from mpiddp.front.job_end import describe_code
 from slurm import Cluster
 
 JOBS = launchers.ROOT / "jobs"

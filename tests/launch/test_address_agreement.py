@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, UnreachableError
-from mpiddp.launch import listener
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous import address_agreement
 from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, OfferServer
+from mpiddp.process import listener
 
 FIRST = Candidate("127.0.0.2", "eth0")
 SECOND = Candidate("127.0.0.3", "ib0")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.binding import (
+from mpiddp.launch.device.binding import (
     Topology,
     bind_threads,
     choose_masks,
@@ -21,7 +21,7 @@ from mpiddp.launch.binding import (
     find_near_cpus,
     read_topology,
 )
-from mpiddp.launch.device import Placement, choose_cores
+from mpiddp.launch.device.device import Placement, choose_cores
 from mpiddp.launch.session import Options
 from mpiddp.launch.summary import describe_cores
 
@@ -217,7 +217,7 @@ def place(rank, cores=ALL, index=None, near=FREE):
 
 
 def test_what_a_launcher_has_bound_stays_bound(monkeypatch):
-    monkeypatch.setattr("mpiddp.launch.device.read_topology", lambda: SOCKETS)
+    monkeypatch.setattr("mpiddp.launch.device.device.read_topology", lambda: SOCKETS)
     assert choose_cores([place(0), place(1)], "cores") == [LEFT, RIGHT]
     assert choose_cores([place(0), place(1, cores=LEFT)], "cores") is None
     assert choose_cores([place(0, LEFT), place(1, LEFT)], "numa") is None

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch import device, nvml
-from mpiddp.launch.device import Placement
-from mpiddp.launch.world import World
+from mpiddp.launch.device import device, nvml
+from mpiddp.launch.device.device import Placement
+from mpiddp.launch.mpi.world import World
 
 ALL_CORES = frozenset(range(8))
 
@@ -240,7 +240,7 @@ def test_without_gpus_the_device_is_the_cpu():
 
 FAKE_GPUS = """
 import torch, mpiddp
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 torch.cuda.device_count = lambda: 1
 device.find_identity = lambda index: "GPU-A"
 with mpiddp.init(timeout=30) as session:
@@ -251,7 +251,7 @@ with mpiddp.init(timeout=30) as session:
 FAKE_CUDA = """
 import os, sys, types
 import torch, mpiddp
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 rank = int(os.environ["PMI_RANK"])
 set_devices = []
 torch.cuda.device_count = lambda: 1
@@ -496,7 +496,7 @@ def test_slices_of_one_gpu_are_pointed_out(monkeypatch, wanted, remarks):
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     if wanted is not None:
         monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", wanted)
-    monkeypatch.setattr("mpiddp.launch.nccl.find_version", lambda: (2, 30, 7))
+    monkeypatch.setattr("mpiddp.launch.device.nccl.find_version", lambda: (2, 30, 7))
     slices = [place(rank, 2, rank, f"MIG-{rank}", card="c1") for rank in range(2)]
     found = device.find_remarks("node3", slices)
     assert len(found) == remarks

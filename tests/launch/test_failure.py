@@ -25,8 +25,8 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure import failure, termination
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.outcome import read_outcome
-from mpiddp.launch.world import World
+from mpiddp.launch.mpi.world import World
+from mpiddp.process.outcome import read_outcome
 
 OFTEN = tuple(
     (row.name, 2 + number % 2, who)
@@ -70,7 +70,7 @@ def fail(*_, **__):
 if "LIMIT" in os.environ:
     # On a busy machine the import alone may take longer than the limit.
     import torch
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Options
@@ -459,7 +459,7 @@ def test_a_report_comes_out_before_files_that_do_not_answer(tmp_path):
     program = """
 import os, time
 from pathlib import Path
-from mpiddp.launch.failure import failure, outcome
+from mpiddp.launch.failure import failure; from mpiddp.process import outcome
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
 outcome.write_outcome = lambda *_: time.sleep(3)

@@ -15,7 +15,7 @@ import pytest
 import launchers
 from facts import messages
 from mpiddp.errors import PeerLostError
-from mpiddp.launch import nccl
+from mpiddp.launch.device import nccl
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.summary import describe_backend
 
@@ -216,7 +216,7 @@ STAND_IN = """
 import os, sys, threading, time
 from pathlib import Path
 import torch, mpiddp
-from mpiddp.launch import device
+from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 from test_nccl import Backend
 device.choose_backend = lambda *_: "nccl"

@@ -13,7 +13,7 @@ import pytest
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.script import parse
+from mpiddp.launch.script.script import parse
 
 ALONE = launchers.table()["alone"]
 PREFIX = ["-m", "mpiddp"]
@@ -325,7 +325,7 @@ LIBRARIES = {
     accelerator.end_training()
 """,
     "lightning": """
-    from mpiddp.training.vision import import_torchvision
+    from mpiddp.training.data.vision import import_torchvision
 
     import_torchvision()  # Lightning imports it, and fails beside a torch for CPUs.
     import lightning, torch

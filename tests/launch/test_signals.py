@@ -13,7 +13,7 @@ import pytest
 
 import launchers
 from facts import messages
-from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.process.outcome import read_outcome
 
 # Signals that are not named make no checkpoint, but end the run.
 LONG = (

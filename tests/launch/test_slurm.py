@@ -16,7 +16,7 @@ import facts
 import launchers
 import ranks
 import slurm
-from mpiddp.launch.failure.outcome import read_outcome
+from mpiddp.process.outcome import read_outcome
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
 

@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 from test_address_agreement import FIRST, SECOND, listening, receive
 
+from mpiddp.launch.mpi.world import World
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.rendezvous.store import Meeting
-from mpiddp.launch.world import World
 
 
 def test_the_store_serves_on_the_socket_and_on_no_other():

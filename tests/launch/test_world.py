@@ -11,7 +11,7 @@ import facts
 import launchers
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import Launcher
-from mpiddp.launch.world import (
+from mpiddp.launch.mpi.world import (
     Roster,
     World,
     check_size,

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from mpiddp.launch.session import Session
-from mpiddp.training.config import Configuration, parse
-from mpiddp.training.data import DataSet, Split, load
-from mpiddp.training.samples import Key, Samples
+from mpiddp.training.data.data import DataSet, Split, load
+from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.options.config import Configuration, parse
 
 
 def build(shape: Sequence[int], classes: int) -> nn.Module:
@@ -45,7 +45,7 @@ def broken(kind: str, numbers: Sequence[int]) -> Iterator[None]:
         return read(self, key)
 
     with (
-        mock.patch("mpiddp.training.task.load", spoil),
+        mock.patch("mpiddp.training.task.task.load", spoil),
         mock.patch.object(Samples, "read", refuse),
     ):
         yield

@@ -20,9 +20,9 @@ import torch.distributed as distributed
 
 import mpiddp
 from mpiddp.launch import startup
-from mpiddp.launch.lifeline.lifeline import Lifeline
-from mpiddp.launch.lifeline.membership import Membership
 from mpiddp.launch.rendezvous import address_agreement
+from mpiddp.lifeline.lifeline import Lifeline
+from mpiddp.lifeline.membership import Membership
 
 FILES = 1024
 """What most users may open."""

@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 import mpiddp
 from mpiddp.launch.session import Session
-from mpiddp.training.config import Configuration
-from mpiddp.training.fsdp import shard
-from mpiddp.training.module_groups import count_parameters, find_groups
-from mpiddp.training.optimizer_step import make_optimizer
-from mpiddp.training.parallel import replicate
-from mpiddp.training.sharded_tensors import find_local
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.step.optimizer_step import make_optimizer
+from mpiddp.training.step.sharded_tensors import find_local
+from mpiddp.training.wrapping.fsdp import shard
+from mpiddp.training.wrapping.module_groups import count_parameters, find_groups
+from mpiddp.training.wrapping.parallel import replicate
 
 WIDTH, LAYERS, SAMPLES, STEPS = 384, 12, 2, 3
 GPU_WIDTH = 2048

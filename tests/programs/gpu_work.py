@@ -13,7 +13,7 @@ import torch.distributed as distributed
 import mpiddp
 
 if TYPE_CHECKING:
-    from mpiddp.training.metrics import Row
+    from mpiddp.training.records.metrics import Row
 
 SLOW_CYCLES = 20_000_000
 """Of a GPU's clock: some 10 ms."""
@@ -63,7 +63,7 @@ def come_late(session: mpiddp.Session, seconds: float) -> list[float]:
 def train_each(session: mpiddp.Session, *options: Sequence[str]) -> list[Row]:
     """Train the same model once with each of these options of the trainer."""
     # They need tyro, which a machine with GPUs may lack.
-    from mpiddp.training.config import parse
+    from mpiddp.training.options.config import parse
     from mpiddp.training.trainer import train
 
     torch.set_num_threads(1)

@@ -13,10 +13,11 @@ import torch
 from mpiddp.checkpoints.manifest import list_checkpoints
 from mpiddp.checkpoints.shards import read_shards
 from mpiddp.launch.session import Session
-from mpiddp.training import run_directory, trainer
-from mpiddp.training.config import Configuration, parse
+from mpiddp.training import trainer
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.preparation import Training
-from mpiddp.training.samples import Batch
+from mpiddp.training.records import run_directory
 from mpiddp.training.saving import Saver
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import digest_parameters

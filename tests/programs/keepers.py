@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpiddp.errors import LaunchError
-from mpiddp.launch.failure import failure, missing_ranks, outcome, reports, termination
+from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.outcome import Outcome, write_outcome
-from mpiddp.launch.world import World
+from mpiddp.launch.mpi.world import World
+from mpiddp.process import outcome
+from mpiddp.process.outcome import Outcome, write_outcome
 
 BOUND = 0.5
 """Seconds, instead of the real bounds."""

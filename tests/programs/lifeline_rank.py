@@ -16,9 +16,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-from mpiddp.launch.lifeline import lifeline as lifelines
-from mpiddp.launch.lifeline.lifeline import Lifeline
-from mpiddp.launch.lifeline.membership import Membership
+from mpiddp.lifeline import lifeline as lifelines
+from mpiddp.lifeline.lifeline import Lifeline
+from mpiddp.lifeline.membership import Membership
 
 
 def say(*words: Any) -> None:

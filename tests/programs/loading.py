@@ -13,12 +13,12 @@ import torch
 
 import trainings
 from mpiddp.launch.session import Session
-from mpiddp.training.config import parse
-from mpiddp.training.loading import choose_samples, load_on_all
-from mpiddp.training.reading import Reader, Reading
-from mpiddp.training.samples import Key, Samples
-from mpiddp.training.task import find_task
-from mpiddp.training.vision import import_torchvision
+from mpiddp.training.data.reading import Reader, Reading
+from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.data.vision import import_torchvision
+from mpiddp.training.options.config import parse
+from mpiddp.training.task.loading import choose_samples, load_on_all
+from mpiddp.training.task.task import find_task
 
 
 def refuse_apart(session: Session, folder: Path, *words: str) -> str:

@@ -16,10 +16,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook
-from mpiddp.training import buckets
-from mpiddp.training.config import parse
-from mpiddp.training.step import Engine
+from mpiddp.training.options.config import parse
+from mpiddp.training.step.step import Engine
 from mpiddp.training.trainer import train
+from mpiddp.training.wrapping import buckets
 
 SIZES = (0.0002, 0.0005)
 """MB of DDP's buckets to choose from. Either makes two buckets of the mlp for the toy data."""

@@ -14,12 +14,12 @@ import torch
 
 from mpiddp.checkpoints import agreement
 from mpiddp.errors import PreemptedError
-from mpiddp.launch.preemption_signals import PreemptionSignals
 from mpiddp.launch.session import Session
+from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training import saving, trainer
-from mpiddp.training.config import parse
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.options.config import parse
 from mpiddp.training.preparation import Training
-from mpiddp.training.samples import Batch
 from mpiddp.training.saving import Saver
 from mpiddp.training.training_state import EpochTotals, Position, Restored
 from mpiddp.training.weights import digest_parameters

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from mpiddp.training.samples import Key
+from mpiddp.training.data.samples import Key
 
 
 class Slow:
@@ -35,8 +35,8 @@ def list_keys(epoch: int = 1, batches: int = 10, size: int = 4) -> list[Key]:
 
 def main() -> None:
     """Read with two workers, say who they are, and stay."""
-    from mpiddp.training.reading import Reader, Reading
-    from mpiddp.training.samples import Samples
+    from mpiddp.training.data.reading import Reader, Reading
+    from mpiddp.training.data.samples import Samples
 
     reader = Reader(Samples(Slow()), Reading(workers=2))
     batches = list(reader.read(list_keys()))

@@ -15,9 +15,9 @@ from mpiddp.checkpoints.directory import Staging
 from mpiddp.checkpoints.shards import _Writer
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
-from mpiddp.training.config import parse
 from mpiddp.training.evaluation import evaluate_only
-from mpiddp.training.task import Task, count_correct
+from mpiddp.training.options.config import parse
+from mpiddp.training.task.task import Task, count_correct
 from mpiddp.training.trainer import train
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from mpiddp.launch.directory_lock import DirectoryLock
 from mpiddp.launch.session import Session
-from mpiddp.training.config import parse
+from mpiddp.process.directory_lock import DirectoryLock
+from mpiddp.training.options.config import parse
 from mpiddp.training.shared_run import enter_run
 
 PAUSES = 5

@@ -76,7 +76,11 @@ def test_a_tree_that_keeps_the_rules_passes(tmp_path):
 
 
 VIOLATIONS = {
-    "up": ("mpiddp/launch/world.py", "from mpiddp.training import trainer\n", "must not import"),
+    "up": (
+        "mpiddp/launch/mpi/world.py",
+        "from mpiddp.training import trainer\n",
+        "must not import",
+    ),
     "to a door": ("mpiddp/sync/server.py", "from mpiddp import init\n", "must not import mpiddp"),
     "sideways": (
         "mpiddp/schedules/proof.py",
@@ -84,7 +88,7 @@ VIOLATIONS = {
         "must not import mpiddp.launch.session",
     ),
     "for types": (
-        "mpiddp/launch/world.py",
+        "mpiddp/launch/mpi/world.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mpiddp.training.trainer\n",
         "must not import mpiddp.training.trainer",
     ),
@@ -98,7 +102,7 @@ VIOLATIONS = {
         "from importlib import import_module\nimport_module('mpiddp.sync.ddp_hook')\n",
         "must not import mpiddp.sync.ddp_hook",
     ),
-    "relative": ("mpiddp/launch/world.py", "from ..training import x\n", "must not import"),
+    "relative": ("mpiddp/launch/mpi/world.py", "from ..training import x\n", "must not import"),
     "relative package": (
         "mpiddp/launch/__init__.py",
         "from ..sync import ddp_hook\n",
@@ -123,7 +127,7 @@ VIOLATIONS = {
     ),
     "circle with its package": (
         "mpiddp/launch/__init__.py",
-        "from mpiddp.launch.world import World\n",
+        "from mpiddp.launch.mpi.world import World\n",
         "a circle of imports",
     ),
     "sys.exit": ("mpiddp/train.py", "import sys\nsys.exit(0)\n", "calls sys.exit"),
@@ -133,7 +137,7 @@ VIOLATIONS = {
     "Abort": ("benchmarks/run.py", "world().Abort(3)\n", "calls Abort"),
     "SystemExit": ("mpiddp/train.py", "raise SystemExit(2)\n", "raises SystemExit"),
     "environ": (
-        "mpiddp/training/data.py",
+        "mpiddp/training/data/data.py",
         "import os\nos.environ[name] = '1'\n",
         "sets an environment variable",
     ),
@@ -148,14 +152,14 @@ VIOLATIONS = {
     "literal": ("mpiddp/launch/x.py", "import os\nos.environ.get('A')\n", "names the variable"),
     "literal, subscript": ("mpiddp/train.py", "import os\nos.environ['A']\n", "names the var"),
     "literal, getenv": ("mpiddp/train.py", "from os import getenv\ngetenv('A')\n", "names the"),
-    "mpi4py": ("mpiddp/training/data.py", "from mpi4py import MPI\n", "imports mpi4py"),
+    "mpi4py": ("mpiddp/training/data/data.py", "from mpi4py import MPI\n", "imports mpi4py"),
     "mpi4py, late": (
         "mpiddp/sync/ddp_hook.py",
         "def f():\n    import mpi4py.MPI\n",
         "imports mpi4py",
     ),
     "torch.load": (
-        "mpiddp/training/data.py",
+        "mpiddp/training/data/data.py",
         "import torch\ntorch.load(path, weights_only=False)\n",
         "torch.load without weights_only=True",
     ),
@@ -172,7 +176,7 @@ VIOLATIONS = {
         "unpickles: torch.distributed.broadcast_object_list",
     ),
     "arrays": (
-        "mpiddp/training/data.py",
+        "mpiddp/training/data/data.py",
         "import numpy as np\nnp.load(path, allow_pickle=True)\n",
         "numpy.load with pickles",
     ),
@@ -183,7 +187,7 @@ VIOLATIONS = {
 @pytest.mark.parametrize("case", VIOLATIONS)
 def test_a_broken_rule_is_found(case, tmp_path):
     name, text, expected = VIOLATIONS[case]
-    extra = {"mpiddp/launch/world.py": "from mpiddp.launch import Session\n"}
+    extra = {"mpiddp/launch/mpi/world.py": "from mpiddp.launch import Session\n"}
     write_tree(tmp_path, {**GOOD, **extra, name: text})
     found = architecture.find_violations(tmp_path)
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")

@@ -10,9 +10,9 @@ import documents
 import launchers
 import mpiddp
 from benchmarks.__main__ import COMMANDS as BENCHMARKS
-from mpiddp.launch.command_line import FRONT, RANKS
-from mpiddp.training.config import Configuration
-from mpiddp.training.registry import DATASETS
+from mpiddp.launch.script.command_line import FRONT, RANKS
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.registry import DATASETS
 
 TEXT = (launchers.ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 ROWS = [

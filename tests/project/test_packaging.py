@@ -82,16 +82,16 @@ def test_data_types_and_licences_are_inside(members, wheel):
     data = {name for name in members if name.startswith("mpiddp/") and not name.endswith(".py")}
     assert data == {
         "mpiddp/py.typed",
-        "mpiddp/training/digits.csv.gz",
-        "mpiddp/training/digits.LICENSE.txt",
-        "mpiddp/training/text.txt",
+        "mpiddp/training/data/digits.csv.gz",
+        "mpiddp/training/data/digits.LICENSE.txt",
+        "mpiddp/training/data/text.txt",
     }
     information = f"mpiddp-{mpiddp.__version__}.dist-info"
     assert f"{information}/licenses/LICENSE" in members
     assert f"{information}/licenses/mpiddp/training/digits.LICENSE.txt" in members
     with zipfile.ZipFile(wheel) as archive:
         original = launchers.ROOT / "mpiddp" / "training" / "digits.csv.gz"
-        assert archive.read("mpiddp/training/digits.csv.gz") == original.read_bytes()
+        assert archive.read("mpiddp/training/data/digits.csv.gz") == original.read_bytes()
 
 
 def test_the_command_is_installed(wheel):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpiddp.training.config import Configuration
-from mpiddp.training.vision import import_torchvision
+from mpiddp.training.data.vision import import_torchvision
+from mpiddp.training.options.config import Configuration
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (210, 40, 50)}
 

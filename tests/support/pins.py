@@ -26,12 +26,11 @@ import launchers
 import promises
 from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import front
-from mpiddp.launch.command_line import split
-from mpiddp.launch.launcher import plan
+from mpiddp.front import front, plan
+from mpiddp.launch.script.command_line import split
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import halve, segment
-from mpiddp.training.config import Configuration, parse
+from mpiddp.training.options.config import Configuration, parse
 
 RECORD = Path(__file__).parents[1] / "recorded" / "pins.json"
 DIGITS = 16

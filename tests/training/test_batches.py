@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server.server import Server, UpdateRule
-from mpiddp.training.batches import (
+from mpiddp.training.data.batches import (
     Cut,
     Share,
     SharedBatches,
@@ -23,10 +23,10 @@ from mpiddp.training.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data import Split
-from mpiddp.training.reading import Reader
-from mpiddp.training.samples import Samples
-from mpiddp.training.step import split_batch
+from mpiddp.training.data.data import Split
+from mpiddp.training.data.reading import Reader
+from mpiddp.training.data.samples import Samples
+from mpiddp.training.step.step import split_batch
 
 sizes = st.integers(min_value=1, max_value=40)
 

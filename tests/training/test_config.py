@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 import mpiddp
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import GROUPS, Configuration, parse, read_toml, to_toml
 from mpiddp.training.options.checks import REFERENCE
+from mpiddp.training.options.config import GROUPS, Configuration, parse, read_toml, to_toml
 from mpiddp.training.options.optimisation import LEARNING_RATES
-from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.options.registry import DATASETS, MODELS
 
 WriteToml = Callable[[str], Path]
 
@@ -390,7 +390,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_complaint_of_tyro_is_one_line_in_any_encoding(encoding: str) -> None:
     program = (
-        "from mpiddp.training.config import parse\n"
+        "from mpiddp.training.options.config import parse\n"
         "try: parse(['--epochs', 'many'])\n"
         "except Exception as error: print(error)"
     )

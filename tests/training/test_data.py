@@ -13,11 +13,11 @@ import torch
 
 import data_files
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet, Split, load, split_by_hash
-from mpiddp.training.loading import read_first
-from mpiddp.training.registry import DATASETS
-from mpiddp.training.samples import Key, Samples
+from mpiddp.training.data.data import DataSet, Split, load, split_by_hash
+from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.registry import DATASETS
+from mpiddp.training.task.loading import read_first
 
 
 @pytest.fixture(params=sorted(DATASETS))

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import reading
-from mpiddp.training import device_data
-from mpiddp.training.batches import Cut, make_evaluation_batches, make_training_batches
-from mpiddp.training.data import Split
-from mpiddp.training.device_data import DeviceSplit, fits, move, place
-from mpiddp.training.image_data import CIFAR10, Shift
-from mpiddp.training.reading import Reading
-from mpiddp.training.samples import Batch, Samples
+from mpiddp.training.data import device_data
+from mpiddp.training.data.batches import Cut, make_evaluation_batches, make_training_batches
+from mpiddp.training.data.data import Split
+from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
+from mpiddp.training.data.image_data import CIFAR10, Shift
+from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.samples import Batch, Samples
 
 COUNT = 25
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

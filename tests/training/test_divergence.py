@@ -17,13 +17,13 @@ import broken_data
 import launchers
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training import trainer
-from mpiddp.training.batches import Cut, make_training_batches
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import load
-from mpiddp.training.divergence import LossGuard, MarkedModel
-from mpiddp.training.learning_rate import make_learning_rate
-from mpiddp.training.optimizer_step import make_optimizer
-from mpiddp.training.samples import Answer, BatchError, Key, Samples
+from mpiddp.training.data.batches import Cut, make_training_batches
+from mpiddp.training.data.data import load
+from mpiddp.training.data.samples import Answer, BatchError, Key, Samples
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.step.divergence import LossGuard, MarkedModel
+from mpiddp.training.step.learning_rate import make_learning_rate
+from mpiddp.training.step.optimizer_step import make_optimizer
 from mpiddp.training.training_state import Position
 from pool import Pools
 

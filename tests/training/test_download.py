@@ -18,10 +18,10 @@ import pytest
 import data_files
 import loading
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import load
-from mpiddp.training.download import fetch
-from mpiddp.training.vision import import_torchvision
+from mpiddp.training.data.data import load
+from mpiddp.training.data.download import fetch
+from mpiddp.training.data.vision import import_torchvision
+from mpiddp.training.options.config import Configuration
 from pool import Pools
 
 

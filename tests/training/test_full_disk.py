@@ -37,7 +37,7 @@ METRICS = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from mpiddp.training.metrics import MetricsFile, Row
+from mpiddp.training.records.metrics import MetricsFile, Row
 row = Row(attempt=1, epoch=1, step=1, loss=0.0, metrics={"accuracy": 0.0}, learning_rate=0.0,
           samples_per_second=0.0, seconds=0.0)
 path = Path(sys.argv[1], "metrics.jsonl")
@@ -62,7 +62,7 @@ print(json.dumps(found))
 OUTCOME = """
 import json, sys
 from pathlib import Path
-from mpiddp.launch.failure.outcome import Outcome, read_outcome, write_outcome
+from mpiddp.process.outcome import Outcome, read_outcome, write_outcome
 folder = Path(sys.argv[1])
 write_outcome(folder, Outcome(6, "lost", 0, "here", 3, 1))
 fill(sys.argv[1])
@@ -77,8 +77,8 @@ LOCK = """
 import json, sys
 from pathlib import Path
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
-from mpiddp.training.run_directory import open_run
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.records.run_directory import open_run
 configuration = Configuration(name="a", runs_dir=Path(sys.argv[1])).resolve()
 attempts = []
 def take():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from test_metrics import ROW
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.history import METRICS, STAGES, _parse_row, read_histories
-from mpiddp.training.metrics import MetricsFile
+from mpiddp.training.records.history import METRICS, STAGES, _parse_row, read_histories
+from mpiddp.training.records.metrics import MetricsFile
 
 
 def row(epoch: int, **values: Any) -> dict[str, Any]:

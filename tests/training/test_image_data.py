@@ -13,9 +13,9 @@ import torch
 import data_files
 import loading
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import Split, load
-from mpiddp.training.samples import Key, Samples
+from mpiddp.training.data.data import Split, load
+from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.options.config import Configuration
 from pool import Pools
 
 

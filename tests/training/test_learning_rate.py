@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpiddp.training.learning_rate import LearningRate, describe_scaling, make_learning_rate
 from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.training.step.learning_rate import LearningRate, describe_scaling, make_learning_rate
 
 
 def make(steps_per_epoch: int, batch: int = 16, **options: Any) -> LearningRate:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpiddp.training.metrics import (
+from mpiddp.training.records.metrics import (
     MetricsFile,
     Row,
     Totals,

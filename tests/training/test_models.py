@@ -11,10 +11,10 @@ from torch import nn
 
 import data_files
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data import load
-from mpiddp.training.models import build
-from mpiddp.training.registry import DATASETS, MODELS
-from mpiddp.training.samples import Key, Samples
+from mpiddp.training.data.data import load
+from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.options.registry import DATASETS, MODELS
+from mpiddp.training.task.models import build
 
 IMAGE_MODELS = sorted(set(MODELS) - {"transformer"})
 SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 7)]

@@ -13,9 +13,9 @@ import fsdp_memory
 import observed
 import trainings
 from mpiddp.errors import ConfigurationError
-from mpiddp.training import buckets, engine
-from mpiddp.training.config import Configuration, read_toml
-from mpiddp.training.overlap import WARM_UP
+from mpiddp.training.options.config import Configuration, read_toml
+from mpiddp.training.wrapping import buckets, engine
+from mpiddp.training.wrapping.overlap import WARM_UP
 from observed import Observation
 from pool import Pools
 

@@ -14,8 +14,8 @@ from test_history import row, write_run
 
 from mpiddp import plot
 from mpiddp.errors import ConfigurationError
-from mpiddp.training import curves
-from mpiddp.training.history import STAGES, read_histories
+from mpiddp.training.records import curves
+from mpiddp.training.records.history import STAGES, read_histories
 
 DEADLINE = 60
 

@@ -20,9 +20,9 @@ from test_resuming import SMALL, WAYS, read_rows
 import interrupted
 import launchers
 import preempted
-from mpiddp.launch.failure.outcome import read_outcome
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import load
+from mpiddp.process.outcome import read_outcome
+from mpiddp.training.data.data import load
+from mpiddp.training.options.config import Configuration
 from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]

@@ -11,8 +11,8 @@ import torch
 
 import trainings
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import parse
-from mpiddp.training.profiling import ACTIVE, WAIT, WARM_UP, StepProfiler
+from mpiddp.training.options.config import parse
+from mpiddp.training.records.profiling import ACTIVE, WAIT, WARM_UP, StepProfiler
 from pool import Pools
 
 TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]

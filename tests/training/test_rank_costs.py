@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.training.rank_costs import SHORTEST, SLOW, RankCosts, describe_slow_rank
-from mpiddp.training.stages import Costs, Stage
+from mpiddp.training.step.stages import Costs, Stage
 
 STEPS = 100
 

@@ -15,8 +15,8 @@ import torch
 
 import reading
 from mpiddp.errors import MpiddpError
-from mpiddp.training.reading import Reader, Reading
-from mpiddp.training.samples import BatchError, Samples, UnreadableSampleError
+from mpiddp.training.data.reading import Reader, Reading
+from mpiddp.training.data.samples import BatchError, Samples, UnreadableSampleError
 
 
 def read(workers: int, epoch: int) -> list[torch.Tensor]:

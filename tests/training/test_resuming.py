@@ -20,8 +20,8 @@ from mpiddp.checkpoints.manifest import read_manifest
 from mpiddp.checkpoints.packing import unpack
 from mpiddp.checkpoints.random_state import seed_generators
 from mpiddp.checkpoints.shards import read_shards
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import load
+from mpiddp.training.data.data import load
+from mpiddp.training.options.config import Configuration
 from pool import Pools
 
 TIMES = {"seconds", "samples_per_second", "stages", "bandwidth", "host_memory", "evaluate_seconds"}

@@ -17,9 +17,9 @@ from test_metrics import writing_forbidden
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.outcome import write_whole
-from mpiddp.training.config import Configuration, parse
-from mpiddp.training.run_directory import find_path, forget_outcome, open_run
+from mpiddp.process.outcome import write_whole
+from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.records.run_directory import find_path, forget_outcome, open_run
 from mpiddp.training.shared_run import abandoned_after_error
 
 JOB = (
@@ -48,8 +48,8 @@ def snapshot(path: Path) -> dict[Path, bytes]:
 HOLDER = """
 import sys
 from pathlib import Path
-from mpiddp.training.config import Configuration
-from mpiddp.training.run_directory import open_run
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.records.run_directory import open_run
 run = open_run(Configuration(name="first", runs_dir=Path(sys.argv[1])))
 print("open", flush=True)
 sys.stdin.read()

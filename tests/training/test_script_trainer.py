@@ -21,11 +21,11 @@ from mpiddp.checkpoints import directory
 from mpiddp.checkpoints.finding import Found
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.session import Session
+from mpiddp.process.outcome import read_outcome
 from mpiddp.training import weights
-from mpiddp.training.batches import Batch
-from mpiddp.training.config import parse
+from mpiddp.training.data.batches import Batch
+from mpiddp.training.options.config import parse
 from mpiddp.training.trainer import train
 from mpiddp.training.training_state import check_fit, list_deciding, name_values
 

@@ -16,10 +16,11 @@ from torch import nn
 
 import trainings
 from mpiddp.launch.session import Session
-from mpiddp.training import stages, trainer
+from mpiddp.training import trainer
+from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.preparation import Training
-from mpiddp.training.samples import Batch, Key, Samples
-from mpiddp.training.stages import Costs, Stage, StageClock, time_buffers
+from mpiddp.training.step import stages
+from mpiddp.training.step.stages import Costs, Stage, StageClock, time_buffers
 from pool import Pools
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.activations import recompute
-from mpiddp.training.divergence import LossGuard
-from mpiddp.training.metrics import Totals
-from mpiddp.training.module_groups import count_parameters, find_groups, find_innermost
-from mpiddp.training.moving_average import MovingAverage
-from mpiddp.training.optimizer_step import LocalUpdate, Treatment
-from mpiddp.training.precision import Precision
-from mpiddp.training.samples import Batch
-from mpiddp.training.step import Engine, Forward, split_batch
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.records.metrics import Totals
+from mpiddp.training.step.divergence import LossGuard
+from mpiddp.training.step.moving_average import MovingAverage
+from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
+from mpiddp.training.step.precision import Precision
+from mpiddp.training.step.step import Engine, Forward, split_batch
+from mpiddp.training.wrapping.activations import recompute
+from mpiddp.training.wrapping.module_groups import count_parameters, find_groups, find_innermost
 
 CPU = torch.device("cpu")
 

@@ -19,12 +19,12 @@ from torch import nn
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet, Split
-from mpiddp.training.loading import load_data, read_first
-from mpiddp.training.metrics import Average
-from mpiddp.training.samples import Batch, Samples
-from mpiddp.training.task import (
+from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.samples import Batch, Samples
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.records.metrics import Average
+from mpiddp.training.task.loading import load_data, read_first
+from mpiddp.training.task.task import (
     Task,
     add_perplexity,
     add_test_metrics,
@@ -39,7 +39,7 @@ from mpiddp.training.task import (
 MINE = """
 import numpy as np, torch
 import mpiddp
-from mpiddp.training.data import DataSet, split_by_hash
+from mpiddp.training.data.data import DataSet, split_by_hash
 
 class Net(torch.nn.Module):
     def __init__(self, shape, width=4):

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import DataSet, Split, load
-from mpiddp.training.models import build
-from mpiddp.training.samples import Key, Samples
-from mpiddp.training.task import cross_entropy
+from mpiddp.training.data.data import DataSet, Split, load
+from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.task.models import build
+from mpiddp.training.task.task import cross_entropy
 
 
 def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:

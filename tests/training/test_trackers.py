@@ -17,9 +17,9 @@ from test_metrics import ROW
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.training import trackers
-from mpiddp.training.config import Configuration, parse
-from mpiddp.training.trackers import Run, Tracker, list_values
+from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.records import trackers
+from mpiddp.training.records.trackers import Run, Tracker, list_values
 from mpiddp.training.trainer import train
 
 COSTS = {"stages": {"read": 0.5}, "sent_bytes": [10, 30], "bandwidth": [None, 5.0]}

@@ -19,17 +19,17 @@ import launchers
 import trainings
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.outcome import read_outcome
 from mpiddp.launch.session import Session
-from mpiddp.training import models
-from mpiddp.training.config import Configuration
-from mpiddp.training.data import load
+from mpiddp.process.outcome import read_outcome
+from mpiddp.training.data.data import load
+from mpiddp.training.data.samples import Batch
 from mpiddp.training.evaluation import evaluate
-from mpiddp.training.history import STAGES
-from mpiddp.training.metrics import Row
-from mpiddp.training.registry import MODELS
-from mpiddp.training.samples import Batch
-from mpiddp.training.task import Task
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.registry import MODELS
+from mpiddp.training.records.history import STAGES
+from mpiddp.training.records.metrics import Row
+from mpiddp.training.task import models
+from mpiddp.training.task.task import Task
 from mpiddp.training.trainer import train
 from pool import Pools
 

@@ -13,8 +13,8 @@ import torch
 
 import launchers
 import trainings
-from mpiddp.training import overlap
-from mpiddp.training.config import read_toml
+from mpiddp.training.options.config import read_toml
+from mpiddp.training.wrapping import overlap
 from pool import Pool
 
 OPENMPI = launchers.table()["openmpi"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpiddp.training import vision
+from mpiddp.training.data import vision
 
 PROGRAM = """
 import sys, torch
@@ -16,7 +16,7 @@ try:
     plain = "works"
 except RuntimeError as error:
     plain = str(error)
-from mpiddp.training.vision import import_torchvision
+from mpiddp.training.data.vision import import_torchvision
 found = import_torchvision()
 assert found is import_torchvision() is sys.modules["torchvision"]
 from torchvision.models import resnet18

@@ -15,9 +15,9 @@ import trainings
 from mpiddp.checkpoints.plain_weights import Selection, load_weights
 from mpiddp.errors import ConfigurationError
 from mpiddp.export import export
-from mpiddp.training import models
-from mpiddp.training.config import Configuration, parse
-from mpiddp.training.data import load
+from mpiddp.training.data.data import load
+from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.task import models
 from mpiddp.training.weights import digest_parameters
 from pool import Pools
 

@@ -35,13 +35,6 @@ from mpiddp.errors import (
     PeerLostError,
     UnreachableError,
 )
-from mpiddp.launch import job_directory
-from mpiddp.launch.background import (
-    INTERRUPTED_SECONDS,
-    LASTING_SECONDS,
-    BackgroundCall,
-    finish_lasting_calls,
-)
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import (
     exit_code,
@@ -54,7 +47,6 @@ from mpiddp.launch.failure.missing_ranks import (
     explain_expiry,
     explain_silent_mpi,
 )
-from mpiddp.launch.failure.outcome import write_outcome
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.reporter import (
     ANSWER_SECONDS,
@@ -74,6 +66,14 @@ from mpiddp.launch.failure.termination import (
 )
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
+from mpiddp.process import job_directory
+from mpiddp.process.background import (
+    INTERRUPTED_SECONDS,
+    LASTING_SECONDS,
+    BackgroundCall,
+    finish_lasting_calls,
+)
+from mpiddp.process.outcome import write_outcome
 
 if TYPE_CHECKING:
     from mpi4py import MPI

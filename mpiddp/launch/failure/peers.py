@@ -13,7 +13,7 @@ from mpiddp.launch.launcher.launcher import Launcher
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpiddp.launch.world import Roster, World
+    from mpiddp.launch.mpi.world import Roster, World
 
 
 class Lifeline(Protocol):

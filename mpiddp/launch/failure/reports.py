@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpiddp.errors import PeerLostError, UnreachableError
-from mpiddp.launch.background import BackgroundCall, LateError
 from mpiddp.launch.failure.error_report import (
     describe_error,
     exit_code,
@@ -24,10 +23,11 @@ from mpiddp.launch.failure.error_report import (
     read_message,
     visible_part,
 )
-from mpiddp.launch.failure.outcome import Outcome, find_log, write_report
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output, print_report
-from mpiddp.launch.output import Redirection
+from mpiddp.process.background import BackgroundCall, LateError
+from mpiddp.process.outcome import Outcome, find_log, write_report
+from mpiddp.process.output import Redirection
 
 READ_SECONDS = 5.0
 """How long it may take to put an error into words: its text may ask a GPU that hangs, and the lines

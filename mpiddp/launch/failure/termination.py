@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from mpiddp import environment
-from mpiddp.launch.background import BackgroundCall
+from mpiddp.process.background import BackgroundCall
 
 CONSOLE_SECONDS = 3.0
 """How long the console may take to accept a report."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from mpiddp.launch.background import BackgroundCalls
+from mpiddp.process.background import BackgroundCalls
 
 DISCARD_PORT = 9
 """TCP's discard service (RFC 863): hardly ever there, and harmless where it is."""

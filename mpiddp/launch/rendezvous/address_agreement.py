@@ -26,10 +26,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError, UnreachableError
-from mpiddp.launch.background import BackgroundCalls
-from mpiddp.launch.listener import ListeningThread, Serve
 from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
-from mpiddp.launch.network.ports import PortRange, listen
+from mpiddp.process.background import BackgroundCalls
+from mpiddp.process.listener import ListeningThread, Serve
+from mpiddp.process.ports import PortRange, listen
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator

@@ -11,7 +11,6 @@ from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import find_rule, names_nobody
 from mpiddp.launch.network.interfaces import Interface
-from mpiddp.launch.network.ports import PortRange, find_range
 from mpiddp.launch.rendezvous.address_agreement import (
     Agreement,
     OfferServer,
@@ -20,11 +19,12 @@ from mpiddp.launch.rendezvous.address_agreement import (
     tell_no_offer,
 )
 from mpiddp.launch.rendezvous.store import Meeting
+from mpiddp.process.ports import PortRange, find_range
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
+    from mpiddp.launch.mpi.world import World
     from mpiddp.launch.network.interface_rule import InterfaceRule
-    from mpiddp.launch.world import World
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, MpiddpError
-from mpiddp.launch.nccl import QUEUE_SECONDS
+from mpiddp.launch.device.nccl import QUEUE_SECONDS
 
 if TYPE_CHECKING:
     import torch
 
-    from mpiddp.launch.world import World
+    from mpiddp.launch.mpi.world import World
 
 
 SLACK_SECONDS = 5.0

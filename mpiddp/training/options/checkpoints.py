@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mpiddp.launch.preemption_signals import parse_signals
+from mpiddp.process.preemption_signals import parse_signals
 from mpiddp.training.options.checks import check, check_text
 from mpiddp.training.options.effects import FREE
-from mpiddp.training.save_interval import parse_interval
+from mpiddp.training.options.save_interval import parse_interval
 
 STEP = "{step}"
 """In the name of the file to export."""

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.other_launchers import find_counterpart
+from mpiddp.launch.script.other_launchers import find_counterpart
 from mpiddp.training.options.checks import did_you_mean, quote
 
 PROGRAM = "python -m mpiddp.train"

@@ -15,7 +15,7 @@ from mpiddp.training.options.checks import (
     one_of,
 )
 from mpiddp.training.options.effects import FIXED, FREE
-from mpiddp.training.registry import DATASETS
+from mpiddp.training.options.registry import DATASETS
 
 
 @dataclass(frozen=True, kw_only=True)

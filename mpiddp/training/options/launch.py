@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.launch.network import ports
+from mpiddp.process import ports
 from mpiddp.training.options.checks import check, check_text, is_positive
 from mpiddp.training.options.effects import FREE
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.checks import REFERENCE, check_reference, one_of
 from mpiddp.training.options.effects import FIXED, FREE
-from mpiddp.training.registry import DATASETS, MODELS
+from mpiddp.training.options.registry import DATASETS, MODELS
 
 AUTO = "auto"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mpiddp.launch.output import parse_ranks
+from mpiddp.process.output import parse_ranks
 from mpiddp.training.options.checks import check, check_text
 from mpiddp.training.options.effects import FREE
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.checks import check
 from mpiddp.training.options.effects import FREE
-from mpiddp.training.straggler import parse_straggler
+from mpiddp.training.options.straggler import parse_straggler
 
 FRAMEWORK = "framework"
 """The synchronisation that is DDP's own."""

@@ -1,0 +1,1 @@
+"""Starts the ranks, and ends with the job's exit code. Standard library only."""

@@ -1,0 +1,284 @@
+"""One start of the ranks: the launcher's process, its messages, and the signals that come to us."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.front import leftovers
+from mpiddp.front.allocation import ask
+from mpiddp.front.job_end import Exit, FailureReader
+from mpiddp.front.messages import copy_messages
+from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
+from mpiddp.process.standard_input import copy_input, offer
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+SYSTEM = ctypes.CDLL(None)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the standard output and error of all ranks go together."""
+
+    output: str
+    error: str
+
+    def srun_options(self) -> list[str]:
+        """srun writes them itself; a job that is requeued must not wipe out what it said."""
+        output, error = (path.replace("%", "%%") for path in (self.output, self.error))
+        return [f"--output={output}", f"--error={error}", "--open-mode=append"]
+
+
+class Launch:
+    """What the front has started, and how signals reach it.
+
+    There is one in a process. From `listen` on, signals do not end this process. Between two
+    attempts there is nothing to pass them on to: ``signal`` and ``preemption`` keep them.
+    """
+
+    def __init__(self, kind: Kind, *, starts_ranks: bool) -> None:
+        """``starts_ranks``: whether it is a launcher, and not a program that runs by itself."""
+        self.kind = kind
+        self.starts_ranks = starts_ranks
+        self.signal: int | None = None
+        """The last one that asked this process to end."""
+        self.preemption: int | None = None
+        """The last one that preempted the job while no ranks ran: they cannot react to it."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told_ranks: set[int] = set()
+        """Signals that ranks have got from here, past their launcher."""
+
+    def listen(self) -> None:
+        """Take signals from here on."""
+        for number in PASSED_ON:
+            # A signal that was ignored from the start, as under nohup, stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
+
+    def run(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        files: Files | None,
+        *,
+        offers_input: bool = False,
+    ) -> Exit:
+        """Run a launcher to its end. Raises ConfigurationError where it cannot be run.
+
+        ``offers_input``: whether rank 0 opens standard input itself, if it is no terminal.
+        """
+        is_srun = self.kind is SRUN
+        with contextlib.ExitStack() as stack:
+            offered = offer(stack, _prepare_copy) if offers_input else ""
+            output, error = None, None
+            if files is not None and not is_srun:
+                output = stack.enter_context(open(files.output, "ab"))
+                error = stack.enter_context(open(files.error, "ab"))
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    # Not what a front around this one has offered.
+                    env={**variables, environment.STANDARD_INPUT: offered},
+                    stdin=subprocess.DEVNULL if offered else self._open_input(stack),
+                    stdout=output,
+                    stderr=subprocess.PIPE if self._is_filtered() else error,
+                    process_group=None if self._shares_terminal() else 0,
+                    # It must not outlive this process, however that ends.
+                    preexec_fn=_follow_parent,
+                )
+            except OSError as problem:
+                raise ConfigurationError(
+                    f"{command[0]} cannot be run: {problem.strerror}"
+                ) from None
+            for number in (self.signal, self.preemption):
+                if number is not None:
+                    # It came before there was a process to pass it on to.
+                    self._pass_on(number)
+            # The launcher has its own work to do meanwhile.
+            leftovers.remove()
+            reader = FailureReader()
+            if self._process.stderr is not None:
+
+                def show(text: bytes) -> None:
+                    write(sys.stderr if error is None else error, text)
+                    reader.add(text)
+
+                with self._process.stderr as messages:
+                    copy_messages(messages, self._process, show)
+            code = self._process.wait()
+            # What comes from here on is for the next attempt.
+            self._process = None
+        return Exit(code if code >= 0 else 128 - code, reader.find(), self.signal)
+
+    def _is_filtered(self) -> bool:
+        """Whether the launcher is known, and its standard error goes through this process."""
+        return self.starts_ranks and self.kind is not OTHER
+
+    def _shares_terminal(self) -> bool:
+        """Whether Ctrl-C reaches it without us.
+
+        Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It gets another process
+        group, which a terminal does not interrupt, and each rank gets the SIGINT itself; at
+        the second one mpirun does. Other launchers pass on what they get.
+        """
+        return self.kind is SRUN or not self.starts_ranks
+
+    def _open_input(self, stack: contextlib.ExitStack) -> IO[bytes] | None:
+        """A copy of what is typed, for a launcher that may not read the terminal itself.
+
+        A process group in the background would be stopped when it reads; Ctrl-C must not reach it.
+        None where standard input is no terminal that this process reads.
+        """
+        if self._shares_terminal():
+            return None
+        try:
+            if os.tcgetpgrp(0) != os.getpgrp():
+                return None
+        except OSError:
+            return None
+        return copy_input(stack, _prepare_copy)
+
+    def _take(self, number: int, _: object) -> None:
+        if number in ENDING:
+            self.signal = number
+        if self._process is not None and self._process.returncode is None:
+            self._pass_on(number)
+        elif number in PREEMPTING:
+            self.preemption = number
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _pass_on(self, number: int) -> None:
+        assert self._process is not None
+        if number == signal.SIGINT and self._shares_terminal() and _is_in_foreground():
+            return
+        if self.kind is SRUN and number not in (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT):
+            if not _signal_step(self._process.pid, number) and number in ENDING:
+                # It has not created its step yet, and ends.
+                self._process.send_signal(number)
+            return
+        if not self.starts_ranks and self._is_told_by_slurm(number):
+            return
+        processes = [self._process.pid]
+        if self._goes_past_launcher(number):
+            self._told_ranks.add(number)
+            processes = _find_children(self._process.pid) or processes
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def _goes_past_launcher(self, number: int) -> bool:
+        """Whether Open MPI's ranks get the signal from here: the first SIGINT, and SIGTERM.
+
+        After SIGTERM mpirun kills them a second later, while a trainer writes its checkpoint. Where
+        ranks are on other nodes, its children are what it reaches those nodes by.
+        """
+        if self.kind not in (OPEN_MPI, OPEN_MPI_4) or number in self._told_ranks:
+            return False
+        is_local = environment.SLURM_JOB_ID not in os.environ
+        return number == signal.SIGINT or (number == signal.SIGTERM and is_local)
+
+    def _is_told_by_slurm(self, number: int) -> bool:
+        """Whether Slurm ends the job: it has told every process of it, and must not twice."""
+        return number == signal.SIGTERM and is_ended_by_slurm()
+
+
+def is_ended_by_slurm() -> bool:
+    """Whether Slurm ends this batch job: it was cancelled, preempted, or is out of time."""
+    job = os.environ.get(environment.SLURM_JOB_ID)
+    if not job:
+        return False
+    with contextlib.suppress(ConfigurationError):
+        said = ask("scontrol", "--oneliner", "show", "job", job)
+        lines = [line for line in said.splitlines() if line.startswith(f"JobId={job} ")]
+        return any(" JobState=RUNNING " not in line for line in lines)
+    return False
+
+
+def _is_in_foreground() -> bool:
+    """Whether this process's group is the terminal's, which then has told all of it."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _prepare_copy() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _follow_parent()
+
+
+def _follow_parent() -> None:
+    SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def write(stream: Any, text: bytes) -> None:
+    """Write to a standard stream, if it is there and somebody reads it.
+
+    Past its buffer: what cannot be written would be tried again, and fail, when Python ends.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.flush()
+            buffer = getattr(stream, "buffer", stream)
+            raw = getattr(buffer, "raw", buffer)
+            while text:
+                text = text[raw.write(text) or len(text) :]
+
+
+def _signal_step(srun: int, number: int) -> bool:
+    """Send a signal to all ranks, past srun, which would kill them; False if it has no step.
+
+    scancel and the time limit send TERM to this process, to srun and to the ranks, and KILL after
+    Slurm's KillWait; Slurm refuses this one then. TERM for the batch script alone (scancel --batch,
+    sbatch --signal=B:TERM@60) comes to this process only.
+    """
+    with contextlib.suppress(ConfigurationError):
+        step = find_step(
+            ask("scontrol", "--oneliner", "show", "step", os.environ[environment.SLURM_JOB_ID]),
+            os.uname().nodename.partition(".")[0],
+            srun,
+        )
+        if step is None:
+            return False
+        name = signal.Signals(number).name.removeprefix("SIG")
+        ask("scancel", "--quiet", f"--signal={name}", step)
+    return True
+
+
+def find_step(text: str, host: str, srun: int) -> str | None:
+    """The step that an srun on ``host`` has started: in salloc's shell there may be others."""
+    for line in text.splitlines():
+        match = re.match(rf"StepId=(\S+) .*\bSrunHost:Pid={re.escape(host)}:{srun}\b", line)
+        if match is not None:
+            return match[1]
+    return None
+
+
+def _find_children(process: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{task}/children") as children:
+                found += [int(child) for child in children.read().split()]
+    return found

@@ -1,0 +1,312 @@
+"""The front: starts ranks with one command, restarts them, and leaves with the job's exit code.
+
+    python -m mpiddp -n 4 train.py --its-own options
+
+It imports the standard library alone, so that it is there at once, and so that any Python can run
+it where the ranks' own is in a container.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mpiddp import environment
+from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, PeerLostError
+from mpiddp.front.allocation import ask, find_lost_hosts
+from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
+from mpiddp.front.front_options import FrontOptions, read_options
+from mpiddp.front.job_end import FINAL, Exit, JobEnd, find_end
+from mpiddp.front.layout import Layout
+from mpiddp.front.plan import NONE, Plan, is_in_allocation, make_plan
+from mpiddp.front.rank_command import make_rank_command
+from mpiddp.launch.launcher.command import OTHER, SRUN
+from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
+from mpiddp.launch.script.command_line import COMMANDS, CommandLine
+from mpiddp.process import job_directory
+
+CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
+"""Codes after which the trainer's run can go on from its last checkpoint."""
+TRAINER = COMMANDS["train"]
+SHOWN_LINES = 20
+"""Of the ranks' errors, after a failure."""
+SHOWN_BYTES = 1 << 16
+"""At most, of the end of the file."""
+
+
+class Job:
+    """All attempts of one job."""
+
+    def __init__(self, line: CommandLine, options: FrontOptions) -> None:
+        """Raises ConfigurationError where there is nothing to run, or no way to start it."""
+        self.line = line
+        self.options = options
+        self.program = make_rank_command(line, options)
+        self.plan = self._make_plan(None)
+        self.files: Files | None = None
+        self._error_start = 0
+        """How many bytes an earlier start has left in the file of errors."""
+        self._lost: tuple[str, ...] = ()
+
+    def _make_plan(self, without: Sequence[str] | None) -> Plan:
+        options = self.options
+        return make_plan(options.request, options.launcher, options.launcher_options, without)
+
+    def run(self) -> int:
+        """Run attempts until one ends well, or no other one is due. Returns the exit code."""
+        options = self.options
+        if options.job_log is not None:
+            self.files = _name_logs(options.job_log)
+            self._error_start = os.path.getsize(self.files.error)
+        launch = Launch(self.plan.kind, starts_ranks=options.launcher != NONE)
+        launch.listen()
+        self._announce()
+        directory = job_directory.make_or_none()
+        count, used = 0, 0
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    found = self._attempt(launch, directory, count)
+                except ConfigurationError as error:
+                    if not count:
+                        raise
+                    say(f"no restart: {error}")
+                    break
+                end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
+                if options.restart_window and time.monotonic() - began > options.restart_window:
+                    used = 0
+                count, used = count + 1, used + 1
+                is_last = used > options.restarts or end.code in FINAL or launch.signal is not None
+                if is_last or not self._prepare_restart(end, found, used):
+                    break
+        finally:
+            if directory is not None:
+                job_directory.remove(directory)
+        is_requeued = end.code == PREEMPTED and options.requeue and _requeue()
+        self._report(end, found)
+        if end.code in CONTINUABLE and not is_requeued:
+            self._say_how_to_continue(found)
+        return end.code
+
+    def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
+        if launch.signal is not None:
+            return Exit(128 + launch.signal, "", launch.signal)
+        if launch.preemption is not None:
+            return Exit(PREEMPTED, "", launch.preemption)
+        variables = {
+            **self.plan.environment(),
+            environment.TORCHELASTIC_RESTART_COUNT: str(count),
+            environment.TORCHELASTIC_MAX_RESTARTS: str(self.options.restarts),
+        }
+        if directory is not None:
+            token = os.urandom(16).hex()
+            try:
+                job_directory.begin_attempt(directory, token)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"cannot write to {directory} ({error.strerror}): make room there, or set "
+                    f"{environment.STATE_HOME} to another directory"
+                ) from None
+            variables[environment.JOB_DIRECTORY] = str(directory)
+            variables[environment.ATTEMPT_TOKEN] = token
+        found = launch.run(
+            self._command(), variables, self.files, offers_input=self._offers_input()
+        )
+        if directory is None:
+            return found
+        return replace(found, outcome=job_directory.read_outcome(directory))
+
+    def _offers_input(self) -> bool:
+        """Whether rank 0 opens standard input itself: it is on this host, started by an mpirun."""
+        layout = self.plan.layout
+        is_here = layout is None or is_host(layout.hosts[0], os.uname().nodename)
+        # The user may give it to other ranks: --stdin of Open MPI, -s of MPICH.
+        options = [word.lstrip("-") for word in self.plan.words if word.startswith("-")]
+        is_asked = any(option.partition("=")[0] in ("stdin", "s") for option in options)
+        return is_here and not is_asked and self.plan.kind not in (SRUN, OTHER)
+
+    def _command(self) -> list[str]:
+        words = list(self.plan.words)
+        if self.files is not None and words[:1] == ["srun"]:
+            words += self.files.srun_options()
+        return [*words, *self.program]
+
+    def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
+        """Plan the next attempt without the nodes that were lost; False if too few are left."""
+        without = ""
+        if self.plan.layout is not None:
+            self._lost = _choose_lost(self.plan.layout, self._lost, found, self.options)
+            hosts = len(self.plan.layout.hosts)
+            try:
+                self.plan = self._make_plan(self._lost)
+            except ConfigurationError as error:
+                say(f"no restart: {error}")
+                return False
+            left = self.plan.layout
+            if left is None or len(left.hosts) < self.options.min_nodes:
+                say(
+                    f"no restart: {len(left.hosts) if left else 0} of {count_noun(hosts, 'node')} "
+                    f"left, and --min-nodes is {self.options.min_nodes}"
+                )
+                return False
+            without = f", without {fold_hostnames(self._lost)}" if self._lost else ""
+        say(f"attempt ended with {end}; restart {used} of {self.options.restarts}{without}")
+        return True
+
+    def _say_how_to_continue(self, found: Exit) -> None:
+        """Name the trainer's run: a default name differs the next time."""
+        path = (found.outcome or {}).get("path")
+        if not path or TRAINER not in (self.line.own_program, self.line.module):
+            return
+        is_named = any(word.partition("=")[0] == "--name" for word in self.line.rest)
+        name = "" if is_named else f" with --name {shlex.quote(Path(path).parent.name)}"
+        say(f"to continue this run, type the same command{name}")
+
+    def _announce(self) -> None:
+        """Say what is about to be started."""
+        if self.plan.note:
+            say(self.plan.note)
+        if self.options.job_log is None or self.files is None:
+            return
+        rows: list[tuple[str, str]] = []
+        layout = self.plan.layout
+        if layout is not None:
+            rows += [
+                ("ranks", layout.describe_ranks()),
+                ("per rank", layout.describe_cores()),
+                ("GPUs", layout.describe_gpus()),
+            ]
+        rows.append(("environment", os.environ.get(environment.ENVIRONMENT) or sys.prefix))
+        if os.environ.get(environment.WRAP):
+            rows.append(("prefix", os.environ[environment.WRAP]))
+        error = os.path.basename(self.files.error)
+        rows.append(("logs", f"{os.getcwd()}/{self.files.output}, {error}"))
+        command = self._command()[len(self.plan.words) :]
+        rows.append(("command", self.plan.describe(command)))
+        name = os.environ.get(environment.SLURM_JOB_NAME, "")
+        nodes = os.environ.get(environment.SLURM_JOB_NODES, os.uname().nodename)
+        lines = [f"mpiddp: job {job_directory.choose_name()} ({name}) on {nodes}"]
+        lines += [f"  {title:<12} {text}" for title, text in rows]
+        _write(sys.stdout, "\n".join(lines) + "\n")
+
+    def _report(self, job_end: JobEnd, found: Exit) -> None:
+        if self.files is None:
+            number = found.signal
+            if number is not None and job_end.code == 128 + number and found.outcome is None:
+                # No rank has said why. Launchers only name a rank that has ended, or nothing.
+                say(f"stopped by {signal.Signals(number).name}: exit code {job_end.code}")
+            return
+        say(f"job {job_directory.choose_name()} ended with {job_end}")
+        if job_end.code == 0:
+            return
+        try:
+            with open(self.files.error, "rb") as stream:
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(max(self._error_start, end - SHOWN_BYTES))
+                last = stream.read().splitlines()[-SHOWN_LINES:]
+        except OSError:
+            return
+        if last:
+            shown = b"\n".join(last).decode(errors="surrogateescape")
+            _write(sys.stderr, f"The last lines of {self.files.error}:\n{shown}\n")
+
+
+def _choose_lost(
+    layout: Layout, before: Sequence[str], found: Exit, options: FrontOptions
+) -> tuple[str, ...]:
+    """Hosts to be left out: those that Slurm has lost, and the one that a rank was lost on.
+
+    The second is kept where too few would be left: perhaps only the rank was at fault. So is the
+    one on which this process lives: ranks that are cut off name it.
+    """
+    hosts = (*layout.hosts, *before)
+    lost = {*before, *find_lost_hosts(hosts, os.environ[environment.SLURM_JOB_ID])}
+    named = str((found.outcome or {}).get("lost_host") or "")
+    is_alive = is_host(named, os.uname().nodename) if named else True
+    suspect = set() if is_alive else {host for host in hosts if is_host(host, named)}
+    if len(set(hosts) - lost - suspect) >= options.min_nodes:
+        lost |= suspect
+    return tuple(host for host in hosts if host in lost)
+
+
+def _name_logs(folder: str) -> Files:
+    """Name the files of all ranks' output, and make them.
+
+    Raises ConfigurationError where they cannot be written. A job's name may hold anything, and be
+    long; in srun's --output, % and \\ mean something, too.
+    """
+    from mpiddp.process.output import open_log  # Most jobs have no logs.
+
+    name = os.environ.get(environment.SLURM_JOB_NAME) or "job"
+    name = "".join("-" if c.isspace() or not c.isprintable() or c in "/%\\" else c for c in name)
+    path = os.path.join(folder, f"{name[:50]}-{job_directory.choose_name()}")
+    hint = "--chdir=DIRECTORY" if is_in_allocation(os.environ) else "--job-log"
+    files = Files(f"{path}.out", f"{path}.err")
+    for each in (files.output, files.error):
+        os.close(open_log(Path(each), hint))
+    return files
+
+
+def _requeue() -> bool:
+    """Have Slurm start this batch job again; the ranks have ended. Returns whether it will.
+
+    A job that Slurm ends is left to it: it has been cancelled, or is requeued by Slurm itself.
+    """
+    job = environment.job_identity()
+    if job is None or is_ended_by_slurm():
+        return False
+    try:
+        ask("scontrol", "requeue", job)
+    except ConfigurationError as error:
+        # A requeue ends what runs in the job, perhaps scontrol before it has heard the answer.
+        if not is_ended_by_slurm():
+            say(f"the job was not requeued: {error}")
+            return False
+    return True
+
+
+def say(text: str) -> None:
+    """Write one line to standard error."""
+    _write(sys.stderr, f"mpiddp: {text}\n")
+
+
+def _write(stream: Any, text: str) -> None:
+    # Names of jobs and files may hold bytes that are no text.
+    write(stream, text.encode(errors="surrogateescape"))
+
+
+def _check_output(line: CommandLine, ranks: int | None) -> None:
+    """Raise ConfigurationError where the ranks would refuse --console or --log-dir."""
+    console, folder = line.find_rank_option("--console"), line.find_rank_option("--log-dir")
+    if console is None and folder is None:
+        return
+    from mpiddp.process.output import STREAMS, Output, name_log, open_log
+
+    if console is not None:
+        Output(console=console).check_world(ranks or sys.maxsize)
+    if folder is not None:
+        os.close(open_log(name_log(Path(folder), 0, STREAMS[2])))
+
+
+def run(line: CommandLine) -> NoReturn:
+    """Start the ranks that the command line asks for; ends this process with the exit code."""
+    try:
+        options = read_options(line)
+        job = Job(line, options)
+        if options.dry_run:
+            _write(sys.stdout, f"{job.plan.describe(job.program)}\n")
+            raise SystemExit(0)
+        _check_output(line, job.plan.ranks)
+        code = job.run()
+    except ConfigurationError as error:
+        say(str(error))
+        raise SystemExit(error.exit_code) from None
+    raise SystemExit(code)

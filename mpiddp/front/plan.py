@@ -1,0 +1,197 @@
+"""How the ranks are started: by which launcher, with which options and variables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
+from mpiddp.front.layout import Layout, Request, choose_layout
+from mpiddp.front.mpi_library import choose_pmi
+from mpiddp.launch.launcher.command import (
+    OTHER,
+    SRUN,
+    SRUN_FIXED,
+    Kind,
+    count_slots,
+    find_mpirun,
+    find_program,
+)
+from mpiddp.launch.launcher.hostnames import count_noun
+
+NONE = "none"
+"""In place of a launcher, for a program that starts its ranks itself."""
+RANKS_PER_CORE = 64
+"""The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launcher's command line without the program, and what its environment must have."""
+
+    kind: Kind
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """To be set, where they are not set already or mpiddp must decide."""
+    unset: tuple[str, ...] = ()
+    layout: Layout | None = None
+    """In an allocation."""
+    ranks: int | None = None
+    """None where the program starts its ranks itself."""
+    note: str = ""
+    """What is worth telling before the ranks start; empty where all is as usual."""
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with what the launcher needs."""
+        kept = {name: value for name, value in os.environ.items() if name not in self.unset}
+        return {**kept, **self.variables}
+
+    def describe(self, program: Sequence[str]) -> str:
+        """One line that starts ``program`` in the same way when it is pasted into a shell."""
+        unset = [word for name in self.unset if name in os.environ for word in ("-u", name)]
+        settings = [f"{name}={value}" for name, value in self.variables.items()]
+        prefix = ["env", *unset, *settings] if unset or settings else []
+        return shlex.join([*prefix, *self.words, *program])
+
+
+def is_in_allocation(variables: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a Slurm job."""
+    return environment.is_set((environment.SLURM_JOB_ID,), variables)
+
+
+def make_plan(
+    request: Request,
+    launcher: str,
+    options: Sequence[str] = (),
+    without: Sequence[str] | None = None,
+) -> Plan:
+    """Choose how ranks are started from this process.
+
+    Args:
+        request: how many ranks.
+        launcher: ``auto``, ``mpirun``, ``mpiexec``, ``srun``, ``none`` or a program.
+        options: for the launcher, as they are.
+        without: for a restart, the hosts of the job that are not to be used.
+
+    Raises ConfigurationError where there is no such launcher, or the request cannot be fulfilled.
+    """
+    variables = os.environ
+    inside = is_in_allocation(variables)
+    if launcher == NONE:
+        return _plan_none(request, options)
+    if not inside and launcher == "srun":
+        raise ConfigurationError(
+            "--launcher srun starts ranks inside an allocation, and this shell has none: submit "
+            "jobs/run.sbatch, or get one with salloc"
+        )
+    if not inside and (request.nodes is not None or request.ranks_per_node is not None):
+        what = "--nodes" if request.nodes is not None else "--ranks-per-node"
+        raise ConfigurationError(
+            f"{what} counts the nodes of a Slurm job, and this shell is in none: leave it out to "
+            "start ranks on this machine, or submit jobs/run.sbatch"
+        )
+    if not inside:
+        return _plan_machine(request, launcher, options)
+    layout = _find_layout(request, without or ())
+    srun = find_program("srun") if launcher in ("auto", "srun") else None
+    if launcher == "srun" and srun is None:
+        raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
+    if srun is not None:
+        return _plan_srun(layout, options, without)
+    mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+    words = _insert(
+        mpirun.command_on(dict(zip(layout.hosts, layout.ranks_of, strict=True))), options
+    )
+    found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
+    return Plan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
+
+
+def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """The user's options stand before the number of ranks, after those of the table."""
+    at = words.index("-n")
+    return (*words[:at], *options, *words[at:])
+
+
+def _plan_none(request: Request, options: Sequence[str]) -> Plan:
+    if not request.is_empty:
+        raise ConfigurationError(
+            "--launcher none is for a program that starts its ranks itself: leave out -n, --nodes "
+            "and --ranks-per-node, and give their numbers to the program"
+        )
+    if options:
+        raise ConfigurationError("--launcher-options needs a launcher, and --launcher is none")
+    # The srun that it starts takes them from there.
+    cores = read_number(environment.SLURM_CPUS_PER_TASK, os.environ)
+    return Plan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
+
+
+def _plan_machine(request: Request, launcher: str, options: Sequence[str]) -> Plan:
+    mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+    slots = count_slots()
+    ranks = request.ranks or count_gpus(os.environ) or slots
+    if ranks > slots * RANKS_PER_CORE:
+        raise ConfigurationError(
+            f"-n {ranks} is more than {RANKS_PER_CORE} ranks per core: this process may use "
+            f"{count_noun(slots, 'core')}, so start at most {slots * RANKS_PER_CORE}"
+        )
+    wanted = mpirun.variables(ranks)
+    found = {name: value for name, value in wanted.items() if name not in os.environ}
+    library = f" with {mpirun.library}" if mpirun.library is not None else ""
+    note = "" if mpirun.is_own else f"using {mpirun.program}{library}"
+    return Plan(
+        mpirun.kind, _insert(mpirun.command(ranks, ()), options), found, ranks=ranks, note=note
+    )
+
+
+def _find_layout(request: Request, without: Sequence[str]) -> Layout:
+    job = os.environ[environment.SLURM_JOB_ID]
+    record = read_record(ask("scontrol", "show", "job", "-d", job), job)
+    return choose_layout(read_allocation(record, os.environ), request, without)
+
+
+def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str] | None) -> Plan:
+    excluded = [f"--exclude={','.join(without)}"] if without else []
+    if without is not None:
+        # A step holds all of its nodes until Slurm has given up the one that does not answer.
+        excluded.append("--overlap")
+    words = (
+        "srun",
+        f"--mpi={choose_pmi(os.environ)}",
+        *SRUN_FIXED,
+        *layout.srun_options(),
+        *excluded,
+        *options,
+    )
+    most = () if layout.is_slurms else (environment.SLURM_MOST_TASKS_PER_NODE,)
+    unset = (*environment.SLURM_CONTRADICTING, *most)
+    cores = {environment.SRUN_CPUS_PER_TASK: str(layout.cores)}
+    return Plan(SRUN, words, cores, unset, layout, layout.world)
+
+
+def count_gpus(variables: Mapping[str, str]) -> int:
+    """GPUs that this process may use, found without torch."""
+    visible = variables.get(environment.CUDA_VISIBLE_DEVICES)
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        # What follows one that does not exist is not used either.
+        return next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
+    try:
+        return len(list(Path("/proc/driver/nvidia/gpus").iterdir())) or _ask_driver()
+    except OSError:
+        return _ask_driver()
+
+
+def _ask_driver() -> int:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())

@@ -1,0 +1,1 @@
+"""GPUs and cores of a rank."""

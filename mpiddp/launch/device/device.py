@@ -1,0 +1,348 @@
+"""Which GPU or which CPU cores belong to this rank, decided before NCCL is asked anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch.device import nccl, nvml
+from mpiddp.launch.device.binding import (
+    Cpus,
+    choose_masks,
+    find_allotted_cpus,
+    find_cpus,
+    find_near_cpus,
+    read_topology,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from mpiddp.launch.mpi.mpi import SleepingCommunicator
+    from mpiddp.launch.mpi.world import World
+
+SLICE = "MIG-"
+"""How the UUID of a slice of a GPU (MIG, Multi-Instance GPU) begins."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one rank sees, and which of it is its own; compared with its node's other ranks."""
+
+    rank: int
+    visible: int
+    """GPUs that this process can see."""
+    index: int | None
+    """The one it takes, counted among those it sees; None without GPUs."""
+    identity: str | None
+    """Tells that GPU, or slice of one, from the others of the node; None where it is unknown."""
+    cores: Cpus
+    """Cores that this process may run on."""
+    card: str | None = None
+    """PCI address of the GPU: slices of one GPU have the same. None before CUDA is asked."""
+    allotted: Cpus = frozenset()
+    """Cores that it could be bound to."""
+    near: Cpus = frozenset()
+    """Cores of the NUMA node of its GPU; empty without a GPU, or where they are unknown."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The outcome for one rank."""
+
+    index: int | None
+    crowded: bool
+    """Whether another rank of this node uses the same GPU, or another slice of it."""
+    threads: int
+    """CPU threads that are this rank's fair share of its node's cores."""
+    remarks: tuple[str, ...]
+    """What rank 0 should point out, the same on every rank of the node."""
+
+
+def find_placement(world: World, *, may_initialize: bool) -> Placement:
+    """Look at this process's GPUs and cores. No context is made on any GPU.
+
+    Args:
+        may_initialize: whether CUDA may be initialised. A script may still want to fork, or to
+            change CUDA_VISIBLE_DEVICES.
+    """
+    visible = count_visible(may_initialize=may_initialize)
+    index = choose_index(visible, world.local_rank)
+    identity = find_identity(index) if index is not None else None
+    return Placement(
+        rank=world.rank,
+        visible=visible,
+        index=index,
+        identity=identity,
+        cores=find_cpus(),
+        allotted=find_allotted_cpus(),
+        near=find_near_cpus(find_bus_of(identity)),
+    )
+
+
+def count_visible(*, may_initialize: bool) -> int:
+    """GPUs that this process can see.
+
+    torch cannot count slices without initialising CUDA. CUDA shows one of them, the first that
+    CUDA_VISIBLE_DEVICES names (CUDA C++ Programming Guide, CUDA Environment Variables).
+    """
+    import torch
+
+    entries = _list_entries()
+    if not may_initialize and entries and entries[0].startswith(SLICE):
+        # torch has no types for it.
+        return int(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+    return torch.cuda.device_count()
+
+
+def choose_index(visible: int, local_rank: int) -> int | None:
+    """One visible GPU is this rank's own; of several it takes the one of its local rank.
+
+    With more ranks than GPUs the count starts again; ``find_shared`` tells whether that may be.
+    """
+    if visible == 0:
+        return None
+    return 0 if visible == 1 else local_rank % visible
+
+
+def _list_entries() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES holds; None if it is not set."""
+    visible = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
+    return None if visible is None else [entry.strip() for entry in visible.split(",")]
+
+
+def find_identity(index: int) -> str | None:
+    """Identity of visible GPU ``index`` as far as NVML tells, or None.
+
+    NVML needs neither a context nor CUDA's initialisation, after which CUDA_VISIBLE_DEVICES would
+    be fixed and a forked child could not use CUDA: a script may still rely on both. It counts GPUs
+    by their PCI addresses, while CUDA begins with the fastest unless it is told otherwise: the
+    number of a GPU then stands for it beside the list of all.
+    """
+    entries = _list_entries()
+    if entries is not None and index >= len(entries):
+        return None
+    entry = entries[index] if entries is not None else str(index)
+    if entry.startswith(SLICE):
+        return entry
+    uuids = nvml.list_uuids()
+    if not entry.isdecimal():
+        # A UUID, or its beginning.
+        matches = [uuid for uuid in uuids if uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else entry
+    number = int(entry)
+    if number >= len(uuids):
+        return None
+    if len(uuids) > 1 and os.environ.get(environment.CUDA_DEVICE_ORDER) != "PCI_BUS_ID":
+        return f"{number} of {', '.join(uuids)}"
+    return uuids[number]
+
+
+def find_bus_of(identity: str | None) -> str | None:
+    """The PCI address of the GPU that `find_identity` has named, or None without NVML.
+
+    Of several GPUs in an order that only CUDA knows, the one that NVML gives the same number.
+    """
+    number, _, uuids = (identity or "").rpartition(" of ")
+    uuid = uuids.split(", ")[int(number or 0)]
+    return nvml.find_bus(uuid) if uuid else None
+
+
+def select(placement: Placement) -> Placement:
+    """Make this rank's GPU CUDA's current device, and ask CUDA which it is."""
+    import torch
+
+    if placement.index is None:
+        return placement
+    torch.cuda.set_device(placement.index)
+    properties: Any = torch.cuda.get_device_properties(placement.index)
+    card = find_bus(properties)
+    parts = [str(getattr(properties, "uuid", None) or ""), card or ""]
+    if torch.version.hip is not None:
+        # Partitions of an AMD GPU may share both, and its NCCL takes them as separate GPUs.
+        card = None
+        parts += [str(placement.index)] if placement.visible > 1 else []
+    entries = _list_entries() or []
+    if placement.index < len(entries) and entries[placement.index].startswith(SLICE):
+        # CUDA may give the UUID of the whole GPU.
+        parts.append(entries[placement.index])
+    identity = " ".join(filter(None, parts)) or placement.identity
+    near = find_near_cpus(find_bus(properties))
+    return replace(placement, identity=identity, card=card, near=near)
+
+
+def find_bus(properties: Any) -> str | None:
+    """The PCI address of a GPU as the system writes it, or None where this torch does not say."""
+    found = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    numbers = [number for number in found if isinstance(number, int)]
+    return nvml.format_bus(*numbers) if len(numbers) == 3 else None
+
+
+def compare(
+    world: World, node: SleepingCommunicator | None, placement: Placement, *, allow_sharing: bool
+) -> list[Placement]:
+    """The placements of this node's ranks, by local rank. Collective over ``node``.
+
+    Raises LaunchError on every rank of the node when ranks would share a GPU unasked.
+    """
+    placements = [placement] if node is None else node.allgather(placement)
+    shared = find_shared(placements)
+    if shared and not allow_sharing:
+        raise LaunchError(describe_sharing(world.hostname, placements, shared))
+    return placements
+
+
+def assign(world: World, placements: Sequence[Placement]) -> Assignment:
+    """Settle what is this rank's, by the placements of its node."""
+    index = placements[world.local_rank].index
+    return Assignment(
+        index=index,
+        crowded=world.rank in find_crowded(placements),
+        threads=share_cores([p.cores for p in placements], world.local_rank),
+        remarks=find_remarks(world.hostname, placements),
+    )
+
+
+def choose_cores(placements: Sequence[Placement], kind: str) -> list[Cpus] | None:
+    """The cores of each rank of a node, or None where they are left as they are.
+
+    A rank that has been bound stays bound, and the others of its node then stay as they are, too.
+    Nobody is bound where it is not known which cores are near a GPU: the choice could be a bad one.
+    """
+    if any(placement.cores != placements[0].allotted for placement in placements):
+        return None
+    if any(placement.index is not None and not placement.near for placement in placements):
+        return None
+    near = [placement.near for placement in placements]
+    return choose_masks(read_topology(), placements[0].allotted, near, kind)
+
+
+def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
+    """Ranks of one node that have a GPU, or a slice of one, which another rank has too.
+
+    Identities decide. Where they are unknown, ranks that see several GPUs see the same ones, so
+    equal indices mean one GPU; ranks that see a single one are believed to have their own.
+    """
+    owners: dict[object, list[int]] = {}
+    for placement in placements:
+        if placement.index is None:
+            continue
+        key: object = placement.identity
+        if key is None:
+            key = placement.index if placement.visible > 1 else ("own", placement.rank)
+        owners.setdefault(key, []).append(placement.rank)
+    return _several(owners)
+
+
+def find_crowded(placements: Sequence[Placement]) -> frozenset[int]:
+    """Ranks of one node whose GPU another rank uses as well, be it another slice of it."""
+    owners: dict[object, list[int]] = {}
+    for placement in placements:
+        if placement.card is not None:
+            owners.setdefault(placement.card, []).append(placement.rank)
+    return find_shared(placements) | _several(owners)
+
+
+def _several(owners: dict[object, list[int]]) -> frozenset[int]:
+    return frozenset(rank for ranks in owners.values() if len(ranks) > 1 for rank in ranks)
+
+
+def describe_sharing(hostname: str, placements: Sequence[Placement], shared: frozenset[int]) -> str:
+    """Who shares what on this node, and how to start it instead."""
+    visible = max(placement.visible for placement in placements)
+    ranks = ", ".join(str(rank) for rank in sorted(shared))
+    found = (
+        f"{len(placements)} ranks for {visible} visible GPU{'s' if visible > 1 else ''}"
+        if len(placements) > visible
+        else f"{len(placements)} ranks that were given overlapping GPUs"
+    )
+    return (
+        f"on {hostname}, ranks {ranks} would use a GPU that another rank uses: {found}. "
+        f"Start one rank per GPU (--ntasks-per-node={visible} --gpus-per-node={visible}), or "
+        "share on purpose: --allow-shared-gpu"
+    )
+
+
+def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, ...]:
+    """Idle GPUs, ranks that see one GPU each, and GPUs with several ranks."""
+    remarks = []
+    visible = max(placement.visible for placement in placements)
+    count = len(placements)
+    if visible > count:
+        remarks.append(
+            f"{hostname}: {visible} GPUs visible, {count} rank{'s' if count > 1 else ''} on this "
+            f"node; to use them all: --ntasks-per-node={visible}"
+        )
+    identities = {placement.identity for placement in placements}
+    if visible == 1 and count > 1 and (None in identities or len(identities) == count):
+        remarks.append(
+            f"{hostname}: each rank sees one GPU, which is its device 0 whatever its local rank; "
+            "a script that calls set_device(LOCAL_RANK) needs all of them visible: "
+            f"--gpus-per-node={count} --gpu-bind=none"
+        )
+    crowded = find_crowded(placements)
+    if crowded and not nccl.takes_shared_gpus():
+        ranks = ", ".join(str(rank) for rank in sorted(crowded))
+        remarks.append(
+            f"{hostname}: ranks {ranks} use one GPU or slices of one, which NCCL refuses. Gloo "
+            "works there, and so does NCCL from 2.30 on with NCCL_MULTI_RANK_GPU_ENABLE=1"
+        )
+    return tuple(remarks)
+
+
+def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
+    """Threads for one rank: its cores, each divided among the ranks that may run on it.
+
+    Ranks bound to separate cores get those; unbound ranks split the node evenly. At least 1.
+    """
+    share = sum(1.0 / sum(core in mask for mask in masks) for core in masks[local_rank])
+    return max(1, int(share + 1e-9))
+
+
+def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:
+    """NCCL where it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
+
+    Args:
+        is_refused: whether ranks use one GPU, or slices of one, and NCCL does not take that.
+        lacking: the lowest rank without a GPU, or None.
+
+    Raises:
+        ConfigurationError: NCCL was asked for and a rank has no GPU, or this torch no NCCL.
+        LaunchError: NCCL was asked for and is refused.
+    """
+    import torch.distributed as distributed
+
+    if requested not in ("auto", "nccl", "gloo"):
+        raise ConfigurationError(f"backend {requested!r}: expected auto, nccl or gloo")
+    if requested == "nccl":
+        if lacking is not None:
+            raise ConfigurationError(
+                f"backend nccl needs a GPU for every rank, but rank {lacking} sees none: "
+                "choose --backend gloo (or auto), or ask for GPUs (--gpus-per-node)"
+            )
+        if is_refused:
+            raise LaunchError(
+                "backend nccl cannot work with ranks that share a GPU or have slices of one: "
+                "choose --backend gloo, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
+            )
+        if not distributed.is_nccl_available():
+            raise ConfigurationError(
+                "backend nccl: this torch was built without NCCL: choose --backend gloo"
+            )
+    if requested == "auto":
+        usable = lacking is None and not is_refused and distributed.is_nccl_available()
+        return "nccl" if usable else "gloo"
+    return requested
+
+
+def name_device(assignment: Assignment) -> torch.device:
+    """This rank's torch.device."""
+    import torch
+
+    if assignment.index is None:
+        return torch.device("cpu")
+    return torch.device("cuda", assignment.index)

@@ -1,1 +1,0 @@
-"""Which ranks live: a small process beside each rank, and the connections between these."""

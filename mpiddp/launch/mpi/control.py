@@ -1,0 +1,157 @@
+"""Small collective calls of all ranks of a launch, beside the user's own messages."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi import mpi
+from mpiddp.launch.mpi.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+class ControlChannel:
+    """Calls over a separate communicator; without MPI the process is alone in them."""
+
+    def __init__(self, world: World, communicator: MPI.Intracomm | None, timeout: float) -> None:
+        """``timeout``: seconds of each call. The channel frees ``communicator``."""
+        self.world = world
+        self._own = communicator
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for each collective."""
+        return self._timeout
+
+    def agree(self, value: T, what: str = "value") -> T:
+        """Return ``value`` if all ranks hold the same one. Collective.
+
+        ``value`` is made of None, bool, int, float, str, bytes, dataclasses of these, and
+        tuples, lists and dicts of these; they are compared by their ``repr``.
+
+        Raises:
+            ConfigurationError: on every rank, saying which ranks differ from rank 0.
+        """
+        if self._own is None:
+            return value
+        digest = hashlib.sha256(repr(value).encode()).digest()
+        first = self.broadcast(digest)
+        if not self.any(digest != first):
+            return value
+        # Only now, when all have answered, is it worth asking everyone.
+        rows = self._own.allgather((digest, repr(value)[:120]))
+        odd = [rank for rank, row in enumerate(rows) if row[0] != first]
+        names = ", ".join(map(str, odd[:8])) + (", …" if len(odd) > 8 else "")
+        raise ConfigurationError(
+            f"{what} must be the same on all ranks, but it differs from rank 0's on rank {names}: "
+            f"rank 0 has {rows[0][1]}, rank {odd[0]} has {rows[odd[0]][1]}"
+        )
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is true on any rank. Collective.
+
+        Raises:
+            PeerLostError: not all ranks came within the session's timeout.
+        """
+        return self._find_first([flag])[0] is not None
+
+    def _find_first(self, flags: Sequence[bool]) -> list[int | None]:
+        """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
+        if self._own is None:
+            return [0 if flag else None for flag in flags]
+        from mpi4py import MPI
+
+        none = self.world.size
+        mine = array.array("q", [self.world.rank if flag else none for flag in flags])
+        first = array.array("q", mine)
+        self._wait(
+            self._own.Iallreduce([mine, MPI.INT64_T], [first, MPI.INT64_T], op=MPI.MIN), "any"
+        )
+        return [rank if rank < none else None for rank in first]
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's ``value``, on every rank; any object that pickle takes. Collective.
+
+        Raises:
+            PeerLostError: rank 0 did not come within the session's timeout.
+        """
+        if self._own is None:
+            return value
+        try:
+            return mpi.SleepingCommunicator(
+                self._own, lambda request: self._wait(request, "broadcast")
+            ).bcast(value)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise _mismatch("session.broadcast()") from error
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
+
+        Raises:
+            PeerLostError: not all ranks came within the session's timeout.
+        """
+        if self._own is None:
+            return [value]
+        try:
+            return mpi.SleepingCommunicator(
+                self._own, lambda request: self._wait(request, "gather")
+            ).allgather(value)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise _mismatch("session.gather()") from error
+
+    def duplicate(self) -> MPI.Intracomm | None:
+        """A communicator over all ranks for the caller alone, who frees it; None without MPI.
+
+        Collective.
+
+        Raises:
+            PeerLostError: not all ranks came within the session's timeout.
+        """
+        if self._own is None:
+            return None
+        communicator, request = self._own.Idup()
+        self._wait(request, "duplicate")
+        return communicator
+
+    def meet(self) -> None:
+        """Wait for all ranks, however long they work. Collective."""
+        if self._own is None:
+            return
+        try:
+            mpi.wait(self._own.Ibarrier())
+        except RuntimeError as error:
+            raise _mismatch("the end of this rank's session") from error
+
+    def _free(self) -> None:
+        """Give the communicator back. Collective."""
+        if self._own is not None:
+            self._own.Free()
+            self._own = None
+
+    def _wait(self, request: MPI.Request, what: str) -> None:
+        try:
+            came = mpi.wait(request, self._timeout)
+        except RuntimeError as error:
+            raise _mismatch(f"session.{what}()") from error
+        if not came:
+            raise PeerLostError(
+                f"session.{what}() waited {self._timeout:g} s for the other ranks: every rank "
+                "must call it; to wait longer, increase --timeout SECONDS"
+            )
+
+
+def _mismatch(what: str) -> PeerLostError:
+    """What mpi4py says of calls that do not fit together is of no use to anybody."""
+    return PeerLostError(
+        f"{what} was matched with a different call on another rank: all ranks must make the same "
+        "calls, and leave the session together"
+    )

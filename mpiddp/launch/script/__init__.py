@@ -1,0 +1,1 @@
+"""The command line of a rank, and the script that it runs."""

@@ -1,0 +1,1 @@
+"""The process beside the ranks: who is alive, and where they are."""

@@ -1,0 +1,262 @@
+"""A rank's own end of its lifeline: it starts the companion, and talks with it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mpiddp.errors import OWN, UnreachableError
+from mpiddp.lifeline.decision import SUSPICION_SECONDS, Failure
+from mpiddp.lifeline.flight_recorder import count_calls, read_calls, read_record
+from mpiddp.lifeline.membership import Membership
+from mpiddp.lifeline.positions import describe, read_answers
+from mpiddp.lifeline.progress import Progress
+from mpiddp.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
+from mpiddp.lifeline.stack_dump import StackWriter, read_thread, read_traceback
+from mpiddp.lifeline.stall import Calls, Finished
+from mpiddp.process import detached
+from mpiddp.process.links import Link
+from mpiddp.process.output import Redirection
+from mpiddp.process.ports import PortRange
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "from mpiddp.lifeline.companion import main; main()"
+)
+START_SECONDS = 20.0
+"""How long a companion may take to answer; the machine may be busy."""
+ANSWER_SECONDS = SUSPICION_SECONDS + 0.5
+CLOSE_SECONDS = 2.0
+
+
+class Lifeline:
+    """One rank's companion process; ``close`` ends it."""
+
+    def __init__(
+        self,
+        on_job_end: Callable[[int], object],
+        on_companion_lost: Callable[[], object],
+        output: Redirection | None = None,
+    ) -> None:
+        """Start it. ``output``: where this rank's output goes, and so its reports.
+
+        Both are called in a thread of this object's: ``on_job_end`` with the exit code where the
+        job ends, and ``on_companion_lost`` where the companion has gone before its time.
+        """
+        self._on_job_end, self._on_companion_lost = on_job_end, on_companion_lost
+        output = output or Redirection()
+        self._is_closing = False
+        self._rank = -1
+        self._session = 0
+        """How many sessions this rank has closed."""
+        descriptor = Progress.make_file()
+        self._progress = Progress(descriptor)
+        self._count_calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._stacks = StackWriter()
+        own, theirs = socket.socketpair()
+        _start(theirs, (descriptor, self._stacks.descriptor), output.console)
+        theirs.close()
+        os.close(descriptor)
+        self._link = Link(own)
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
+        """Questions that wait for a reply, by their numbers; a late reply finds none."""
+        self._last: tuple[str, Any] | None = None
+        """The reply to all questions once the job ends, or the companion has gone."""
+        self._thread = threading.Thread(target=self._listen, name="mpiddp-lifeline", daemon=True)
+        self._thread.start()
+        if output.log is not None:
+            self._send("log", [str(output.log), output.console is not None])
+
+    # Start-up
+
+    def listen(
+        self, address: str, token: str, clients: str = "", ports: PortRange | None = None
+    ) -> str:
+        """Listen for other companions at an address, or on this node where it is empty.
+
+        ``clients``: a token for those that may ask. ``ports``: those that an address may be
+        listened on at; None for any. Returns the place, for `Membership.places`.
+        """
+        content: dict[str, Any] = {"address": address, "token": token, "clients": clients}
+        content["ports"] = asdict(ports) if ports is not None else None
+        return str(self._ask("listen", content, START_SECONDS))
+
+    def join(self, membership: Membership) -> None:
+        """Connect to the others: from here on they know of this rank's end."""
+        self._rank = membership.rank
+        self._ask("join", asdict(membership), START_SECONDS)
+
+    # Where this rank is
+
+    def note_step(self, step: int | None) -> None:
+        self._progress.note_step(step)
+
+    def note_move(self) -> None:
+        """This rank's main thread has moved."""
+        self._progress.note_move()
+
+    def note_collective(self, is_inside: bool) -> None:
+        """Whether this rank's main thread is in a collective, or in a pass that may call one."""
+        self._progress.note_collective(is_inside)
+
+    def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
+        """``count`` returns the numbers of the last call of mpiddp's collectives and of the last
+        complete one. It is called in any thread."""
+        self._count_calls = count
+
+    def note_failure(self, error: BaseException) -> None:
+        """Where this rank was when ``error`` ended its work; its stack will not show it."""
+        frames = read_traceback(error.__traceback__)
+        if frames:
+            self._send("stack", [frame.pack() for frame in frames])
+
+    def note_run(self, directory: Path, attempt: int) -> None:
+        """Where reports are written to."""
+        self._send("run", [str(directory.absolute()), attempt])
+
+    def note_started(self) -> None:
+        """Start-up is over."""
+        self._send("started")
+
+    def note_closing(self, hostname: str, seconds: float = float("inf")) -> None:
+        """This rank, on ``hostname``, waits for the others to close their sessions.
+
+        It calls no more collectives. Call it before groups are closed, which tells the others by
+        which collective. ``seconds``: how long they may wait in one if nobody can tell.
+        """
+        self._session += 1
+        calls = Calls(read_calls(), count_calls(), self._count_calls())
+        content = Finished(self._rank, hostname, seconds, calls, self._session)
+        self._send("closing", asdict(content))
+
+    def note_reopened(self) -> None:
+        """All have closed their sessions, and this rank goes on."""
+        self._send("reopened", [self._rank, self._session])
+
+    def watch_stall(self, seconds: float) -> None:
+        """End the job when no rank has moved for so long. For rank 0."""
+        self._send("stall", seconds)
+
+    # Ends
+
+    def describe_stacks(self) -> str:
+        """Where each rank is, as a table; empty where nobody answers."""
+        try:
+            hostnames, answers = self._ask("ask", "stacks", 2 * REQUEST_SECONDS)
+        except UnreachableError:
+            return ""
+        return describe(read_answers(hostnames, dict(answers)))
+
+    def ask(self, code: int, text: str, origin: str) -> str | None:
+        failure = asdict(Failure(self._rank, code, origin, text))
+        try:
+            return str(self._ask("fail", failure, ANSWER_SECONDS))
+        except UnreachableError:
+            return "leave" if self._last is not None and self._last[0] == "leave" else None
+
+    def announce(self, code: int) -> None:
+        self._send("announce", asdict(Failure(self._rank, code, OWN)))
+
+    def close(self) -> None:
+        """All ranks have closed their sessions, or no rank is to be told of this one's end."""
+        self._is_closing = True
+        self._send("done")
+
+    def wait(self) -> None:
+        """Wait until the companion has ended; one that was stopped, say, is left behind."""
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._link.connection.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+        self._link.close()
+        self._stacks.close()
+
+    # Messages
+
+    def _send(self, kind: str, content: Any = None) -> None:
+        with self._sending:
+            self._link.send(kind, content)
+
+    def _ask(self, kind: str, content: Any, seconds: float) -> Any:
+        """The reply to a question. Raises UnreachableError where there is none, or a problem."""
+        number = next(self._numbers)
+        replies = self._open[number] = queue.SimpleQueue()
+        try:
+            if self._last is not None:
+                replies.put(self._last)
+            self._send(kind, [number, content])
+            found, reply = replies.get(timeout=seconds)
+        except queue.Empty:
+            found, reply = "problem", f"its companion process did not answer in {seconds:g} s"
+        finally:
+            del self._open[number]
+        if found != "reply":
+            raise UnreachableError(f"this rank has no lifeline: {reply}")
+        return reply
+
+    def _end_questions(self, kind: str, content: Any) -> None:
+        """Reply to all questions, now and later; what came first counts."""
+        self._last = self._last or (kind, content)
+        for replies in list(self._open.values()):
+            replies.put(self._last)
+
+    def _listen(self) -> None:
+        while True:
+            self._link.wait(float("inf"))
+            try:
+                messages = self._link.receive()
+            except OSError:
+                break
+            for kind, content in messages:
+                if kind == "leave":
+                    self._end_questions("leave", "the job ends")
+                    self._on_job_end(content)
+                elif kind == "record":
+                    self._send("record", read_record())
+                elif kind == "calls":
+                    self._send("calls", self._find_calls())
+                else:
+                    number, reply = content
+                    replies = self._open.get(number)
+                    if replies is not None:
+                        replies.put((kind, reply))
+        self._end_questions("problem", "its companion process has gone")
+        if not self._is_closing:
+            self._on_companion_lost()
+
+    def _find_calls(self) -> dict[str, Any]:
+        """Which collectives this rank has called, and where its main thread is now."""
+        frames = read_thread(threading.main_thread().ident or 0)
+        calls = Calls(read_calls(), count_calls(), self._count_calls())
+        return {"frames": [frame.pack() for frame in frames], **asdict(calls)}
+
+
+def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:
+    """Start a companion.
+
+    Standard error is for the report: the rank's, or ``console``, where that does not lead there.
+    """
+    inherited = [connection.fileno(), *files]
+    own = -1
+    with contextlib.suppress(OSError, AttributeError):
+        own = os.pidfd_open(os.getpid())
+        inherited.append(own)
+    numbers = (os.getpid(), own, connection.fileno(), *files)
+    try:
+        program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, numbers)]
+        detached.start(program, inherited, console)
+    finally:
+        if own >= 0:
+            os.close(own)

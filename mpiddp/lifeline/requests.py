@@ -1,0 +1,91 @@
+"""What clients ask rank 0's companion, and the answers of all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpiddp.process.links import connect
+from mpiddp.process.publication import ADDRESS_FILE
+
+ANSWER_SECONDS = 2.0
+"""How long answers are waited for."""
+
+
+class Client(Protocol):
+    """A connection, or a part of this process, that has asked."""
+
+    def send(self, kind: str, content: Any, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A client in the same process: takes the hosts of all ranks, and the answers by rank."""
+
+    take: Callable[[Sequence[str], Mapping[int, Any]], object]
+
+    def send(self, kind: str, content: Any, /) -> None:
+        hostnames, answers = content
+        self.take(hostnames, dict(answers))
+
+
+class Requests:
+    """Those that have not been answered yet."""
+
+    def __init__(self, hostnames: Sequence[str]) -> None:
+        """``hostnames``: of all ranks."""
+        self._hostnames = hostnames
+        self._count = 0
+        self._open: dict[int, tuple[Client, float, dict[int, Any]]] = {}
+
+    def begin(self, client: Client, now: float) -> int:
+        """The number of a new request of ``client``."""
+        self._count += 1
+        self._open[self._count] = (client, now + ANSWER_SECONDS, {})
+        return self._count
+
+    def add(self, number: int, rank: int, answer: Any) -> None:
+        """The answer of one rank; the last one completes the request's."""
+        if number in self._open:
+            *_, answers = self._open[number]
+            answers[rank] = answer
+            if len(answers) == len(self._hostnames):
+                self._finish(number)
+
+    def find_time(self) -> float:
+        """When the first deadline is."""
+        return min((end for _, end, _ in self._open.values()), default=float("inf"))
+
+    def finish_late(self, now: float) -> None:
+        """Answer with what has come, where a deadline is over."""
+        for number in [each for each, (_, end, _) in self._open.items() if end <= now]:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        client, _, answers = self._open.pop(number)
+        client.send("answers", [self._hostnames, sorted(answers.items())])
+
+
+def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
+    """Ask all ranks of the job that has published its address in ``directory``.
+
+    Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError where
+    the job does not answer, and ValueError where what it says, or the file, is damaged.
+    """
+    found = json.loads((directory / ADDRESS_FILE).read_text())
+    try:
+        link = connect(found["address"], found["token"], ANSWER_SECONDS)
+    except (KeyError, TypeError):
+        raise ValueError(f"{directory / ADDRESS_FILE} holds no address") from None
+    try:
+        link.send(name)
+        while link.wait(2 * ANSWER_SECONDS):
+            for kind, (hostnames, answers) in link.receive():
+                if kind == "answers":
+                    return hostnames, dict(answers)
+        raise TimeoutError(f"no answer within {2 * ANSWER_SECONDS:g} s")
+    finally:
+        link.close()

@@ -1,0 +1,141 @@
+"""What a run directory tells of a failure: logs, and ``outcome.json``, which job scripts read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mpiddp.errors import SUCCESS
+from mpiddp.launch.failure.error_report import read_message
+from mpiddp.process import job_directory
+from mpiddp.process.background import BackgroundCall, LateError
+from mpiddp.process.job_directory import read_outcome as read_outcome
+
+FILES_SECONDS = 2.0
+"""How long the run directory may take to accept a report."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. A run without one lost the rank that should have written it."""
+
+    code: int
+    """Exit code (`mpiddp.errors`)."""
+    reason: str
+    rank: int
+    """The rank that wrote this."""
+    host: str
+    step: int | None
+    """Step of training, None before the first."""
+    attempt: int
+    """Of the run, counted from 1."""
+    lost_rank: int | None = None
+    """The rank that was lost, or left early, where that ended the attempt."""
+    lost_host: str | None = None
+    """Its host, where the rank did not leave by itself."""
+
+
+def find_log(run_directory: Path | None, rank: int) -> Path | None:
+    """Where reports of ``rank`` are logged that has no log for all that it prints."""
+    return None if run_directory is None else run_directory / "logs" / f"rank-{rank}.log"
+
+
+def write_report(
+    log: Path | None, text: str, directory: Path | None, outcome: Outcome | None
+) -> str:
+    """Append ``text`` to ``log``, and write ``outcome`` unless the run is done.
+
+    The outcome is written to the run ``directory``, where there is one, and to the job's directory.
+    A rank of an attempt that has been replaced writes nothing. Waits FILES_SECONDS for the file
+    system. Returns what kept the outcome from being written, empty if nothing did.
+    """
+
+    def write() -> str:
+        problem = ""
+        if job_directory.is_superseded():
+            return problem
+        try:
+            if outcome is not None:
+                write_outcome(directory, outcome)
+        except OSError as error:
+            problem = f"{outcome_path(directory or Path())} could not be written: {error}"
+        if log is None:
+            return problem
+        with contextlib.suppress(OSError):  # The console has it as well.
+            log.parent.mkdir(exist_ok=True)
+            # Names of files may hold bytes that are no text.
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        return problem
+
+    try:
+        return BackgroundCall(write).finish(FILES_SECONDS)
+    except LateError:
+        return f"{_name(directory)} did not take this report within {FILES_SECONDS:g} s"
+    except BaseException as error:
+        return f"{_name(directory)} did not take this report: {read_message(error)}"
+
+
+def _name(directory: Path | None) -> str:
+    return "the job's directory" if directory is None else str(directory)
+
+
+def _is_done(directory: Path) -> bool:
+    outcome = read_outcome(directory)
+    return outcome is not None and outcome.get("code") == SUCCESS
+
+
+def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
+    """Write the outcome atomically, for the run where there is one, and for the front.
+
+    That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
+    is cut off takes the others for lost. Raises OSError where the run's cannot be written.
+    """
+    row: dict[str, Any] = asdict(outcome)
+    try:
+        if run_directory is not None and not _is_done(run_directory):
+            write_whole(outcome_path(run_directory), _format(row))
+    finally:
+        job = job_directory.find()
+        if job is not None and (read_outcome(job) is None or _takes_precedence(outcome, job)):
+            row["path"] = None if run_directory is None else str(outcome_path(run_directory))
+            with contextlib.suppress(OSError):
+                write_whole(outcome_path(job), _format(row))
+
+
+def _takes_precedence(outcome: Outcome, job: Path) -> bool:
+    return outcome.rank == 0 and not _is_done(job)
+
+
+def _format(row: dict[str, Any]) -> str:
+    return json.dumps(row, indent=2) + "\n"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, in UTF-8, so that no reader sees half of it, whichever process is killed.
+
+    Raises OSError where it cannot be written; what stood there before stays then.
+    """
+    # Processes of several hosts may write one file, and a name may be as long as names can be.
+    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # Some systems say only now that the disk is full, or empty the file after a crash.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def outcome_path(run_directory: Path) -> Path:
+    """Where the outcome of a run stands."""
+    return run_directory / job_directory.OUTCOME

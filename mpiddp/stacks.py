@@ -1,0 +1,82 @@
+"""``python -m mpiddp stacks``: where each rank of a running job is, and whom the others wait for.
+
+Equal positions are shown once, with the ranks that are there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.launch.script.arguments import make_parser
+from mpiddp.lifeline.positions import Position, describe, read_answers
+from mpiddp.lifeline.requests import ask
+from mpiddp.process import job_directory
+from mpiddp.process.publication import ADDRESS_FILE
+
+DESCRIPTION = """\
+Show where each rank of a running job is: the innermost line of the script, and the function that it
+has called. It works while ranks are inside C libraries.
+
+JOB is the id of a Slurm job, or a name that this command has listed; DIR is what --log-dir named.
+Without either it is the only job that runs."""
+
+
+def gather(directory: Path) -> list[Position]:
+    """Ask the job that has published its address in ``directory``.
+
+    Raises UnreachableError where it does not answer.
+    """
+    try:
+        hostnames, answers = ask(directory, "stacks")
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"the job of {directory} does not answer: {error}") from None
+    return read_answers(hostnames, answers)
+
+
+def find_directory(name: str | None) -> Path:
+    """Where a job has published its address. Raises ConfigurationError where there is none."""
+    if name is not None and (Path(name) / ADDRESS_FILE).exists():
+        return Path(name)
+    found = job_directory.list_running()
+    running = {path.name: path for path in found if (path / ADDRESS_FILE).exists()}
+    listed = f"running here: {', '.join(sorted(running)) or 'none'}"
+    if name is not None:
+        if name not in running and Path(name).is_dir():
+            raise ConfigurationError(f"no job that runs writes its logs to {name!r}; {listed}")
+        if name not in running:
+            raise ConfigurationError(f"no job {name!r}, and no directory of its logs; {listed}")
+        return running[name]
+    if found and not running:
+        raise ConfigurationError(
+            f"{count_noun(len(found), 'job')} of yours on this machine, but none whose ranks have "
+            "found each other: until then there are no stacks"
+        )
+    if not running:
+        raise ConfigurationError(
+            "no job of yours runs on this machine: type the command on a node of the job, or give "
+            "it the directory that --log-dir named"
+        )
+    if len(running) > 1:
+        lines = ", or ".join(f"mpiddp stacks {shlex.quote(name)}" for name in sorted(running))
+        raise ConfigurationError(f"{count_noun(len(running), 'job')} run here: type {lines}")
+    return next(iter(running.values()))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of one job."""
+    parser = make_parser("python -m mpiddp stacks", DESCRIPTION)
+    parser.add_argument("job", nargs="?", metavar="JOB|DIR")
+    parser.add_argument("--full", action="store_true", help="show whole stacks, innermost first")
+    with FailureHandler():
+        values = parser.read(sys.argv[1:] if arguments is None else arguments, show_help=True)
+        directory = find_directory(values.job)
+        positions = gather(directory)
+    hosts = count_noun(len({position.hostname for position in positions}), "host")
+    print(f"{directory.name}: {count_noun(len(positions), 'rank')} on {hosts}")
+    print(describe(positions, is_full=values.full), end="")

@@ -1,0 +1,222 @@
+"""Which rank sees which samples, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.training.data.reading import HERE, Reader, Reading
+from mpiddp.training.data.samples import EVALUATION, Batch, Key, Samples
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How ranks cut an order of samples into steps.
+
+    Each step takes the next ``batch_size * ranks`` samples of the order, of which ranks take turns.
+    So only the last step of an epoch has fewer, and ranks differ by one sample there.
+    """
+
+    batch_size: int
+    """Samples of a rank and step."""
+    rank: int = 0
+    ranks: int = 1
+    drops_last: bool = False
+    """Whether a last step with fewer samples is left out."""
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of a whole step, on all ranks."""
+        return self.batch_size * self.ranks
+
+    def count(self, samples: int) -> int:
+        """Steps that so many samples make."""
+        rest = 0 if self.drops_last else self.step_samples - 1
+        return (max(0, samples) + rest) // self.step_samples
+
+    def find_smallest(self, samples: int) -> int:
+        """The fewest samples of a rank's batch, where so many are cut."""
+        rest = 0 if self.drops_last else samples % self.step_samples
+        return max(1, rest // self.ranks) if rest else self.batch_size
+
+    def cut(self, order: Sequence[int]) -> Iterator[Part]:
+        """This rank's batches."""
+        for step in range(self.count(len(order))):
+            begin = step * self.step_samples
+            samples = order[begin : begin + self.step_samples]
+            mine = samples[self.rank :: self.ranks]
+            # A model cannot take a batch without samples.
+            yield Part(list(mine or samples[:1]), len(mine) * self.ranks / len(samples))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of one rank's batch, by position, and its ``Batch.weight``."""
+
+    positions: list[int]
+    weight: float
+
+
+class Share:
+    """One rank's part of the samples of an epoch, in an order that is the same for all ranks.
+
+    After as many steps, all ranks together have taken the first samples of that order. So other
+    ranks can go on from there.
+    """
+
+    def __init__(self, samples: int, seed: int, cut: Cut) -> None:
+        self.samples, self.seed, self.cut = samples, seed, cut
+        self._epoch = self._taken = 0
+
+    def begin(self, epoch: int, taken: int) -> None:
+        self._epoch, self._taken = epoch, taken
+
+    def count(self, taken: int) -> int:
+        """Steps that are left, the same on all ranks."""
+        return self.cut.count(self.samples - taken)
+
+    def list_keys(self) -> list[Key]:
+        return [Key(self._epoch, part.positions) for part in self.list_parts()]
+
+    def list_parts(self) -> Iterator[Part]:
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + self._epoch)
+        order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+        return self.cut.cut(order[self._taken :])
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """One rank's share of every training epoch. Every sample is taken once."""
+
+    reader: Reader
+    share: Share
+
+    def find_samples(self, number: int) -> list[int]:
+        """The samples of batch ``number``, counted from 0 since ``start``."""
+        return next(itertools.islice(self.share.list_parts(), number, None)).positions
+
+    def start(self, epoch: int, taken: int = 0) -> Iterator[Batch]:
+        """Return the batches of ``epoch``, in an order that only the seed and it decide.
+
+        ``taken``: how many of its samples all ranks, whatever their number, have trained on.
+        """
+        self.share.begin(epoch, taken)
+        return (
+            Batch(batch.inputs, batch.targets, part.weight)
+            for batch, part in zip(
+                self.reader.read(self.share.list_keys()), self.share.list_parts(), strict=True
+            )
+        )
+
+    def count(self, taken: int = 0) -> int:
+        """Steps of an epoch that are left, once so many samples were taken."""
+        return self.share.count(taken)
+
+    def __len__(self) -> int:
+        return self.count()
+
+
+class SharedBatches:
+    """An epoch's batches, of which every worker takes one that nobody has taken yet.
+
+    A slow worker takes fewer of them. Every sample is taken once. Each batch is a step, so that all
+    weigh 1.
+    """
+
+    def __init__(self, reader: Reader, share: Share, ticket: Callable[[], int]) -> None:
+        """
+        Args:
+            share: any rank's.
+            ticket: tells which batch this worker should take next, counted from 0.
+        """
+        self.reader = reader
+        self._share = Share(share.samples, share.seed, replace(share.cut, rank=0, ranks=1))
+        self._workers = share.cut.ranks
+        self._ticket = ticket
+        self._present: list[int] = []
+
+    def find_samples(self, number: int) -> list[int]:
+        """The samples of the batch that this worker has; it is not its ``number``-th."""
+        return self._present
+
+    def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        """Return this worker's batches of ``epoch``; the seed and it decide what a batch holds.
+
+        ``taken``: how many of its samples all workers have trained on. ``steps``: after how many
+        steps they pause, on average; None for the end of the epoch.
+        """
+        self._share.begin(epoch, taken)
+        most = None if steps is None else steps * self._workers
+        keys = self._share.list_keys()[:most]
+        while (number := self._ticket()) < len(keys):
+            self._present = keys[number].positions
+            yield from self.reader.read([keys[number]])
+
+    def count(self, taken: int = 0) -> int:
+        """Steps of an epoch that are left, once so many samples were taken."""
+        return self.count_steps(self._share.count(taken))
+
+    def count_steps(self, batches: int) -> int:
+        """Of each worker, for so many batches of all, if all were equally quick."""
+        return -(-batches // self._workers)
+
+    def __len__(self) -> int:
+        return self.count()
+
+
+def check_share(samples: int, ranks: int, batch_size: int) -> None:
+    """Raise ConfigurationError, on all ranks alike, where a rank could not fill one batch."""
+    if samples < ranks:
+        raise ConfigurationError(
+            f"expected at least one training sample per rank, found "
+            f"{count_noun(samples, 'sample')} for {ranks} ranks: start fewer ranks"
+        )
+    share = samples // ranks
+    if batch_size > share:
+        raise ConfigurationError(
+            f"batch_size: expected at most {share}, a rank's share of {samples} training samples "
+            f"on {ranks} ranks, found {batch_size}"
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationBatches:
+    """The test batches of one rank.
+
+    Over all ranks every sample appears exactly once, so ranks may differ by one sample, and have
+    none at all where there are more ranks than samples. Nothing collective may depend on the
+    number of batches.
+    """
+
+    reader: Reader
+    samples: int
+    """Of all ranks."""
+    cut: Cut
+
+    def __iter__(self) -> Iterator[Batch]:
+        mine = list(range(self.cut.rank, self.samples, self.cut.ranks))
+        size = self.cut.batch_size
+        starts = range(0, len(mine), size)
+        return self.reader.read(Key(EVALUATION, mine[start : start + size]) for start in starts)
+
+    def __len__(self) -> int:
+        share = len(range(self.cut.rank, self.samples, self.cut.ranks))
+        return -(-share // self.cut.batch_size)
+
+
+def make_training_batches(samples: Samples, cut: Cut, reading: Reading = HERE) -> TrainingBatches:
+    """Return a rank's training batches, in a new order in each epoch, which their seed decides."""
+    share = Share(len(samples.split), samples.seed, cut)
+    return TrainingBatches(Reader(samples, reading), share)
+
+
+def make_evaluation_batches(
+    samples: Samples, cut: Cut, reading: Reading = HERE
+) -> EvaluationBatches:
+    return EvaluationBatches(Reader(samples, reading), len(samples.split), cut)

@@ -1,0 +1,178 @@
+"""Data sets: what they are for the trainer, and those that need no files but the package's."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpiddp.training.data.factories import call_factory, find_factory
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.data import parse_shape
+from mpiddp.training.options.registry import DATASETS
+
+DIGITS = 10
+IMAGE = (1, 8, 8)
+"""Channels, height and width of the digits."""
+TOY_FEATURES = 10
+
+
+class MapStyle(Protocol):
+    """A split whose samples are read one by one, for example a ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Any:
+        """What is fed to the model, and its target: each a tensor, an array or a number."""
+
+
+def _keep(features: torch.Tensor) -> torch.Tensor:
+    return features
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and their classes, in memory."""
+
+    features: NDArray[Any]
+    """Shape (samples, …)."""
+    labels: NDArray[np.int64]
+    """Shape (samples, …); 0 to classes - 1."""
+    convert: Callable[[torch.Tensor], torch.Tensor] = _keep
+    """Makes of features, for any number of samples, what is fed to a model."""
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Varies the features of one sample. What it draws comes from torch's default generator."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, position: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features that are varied and not yet converted, and the label."""
+        features = torch.from_numpy(self.features[position])
+        label = torch.as_tensor(self.labels[position])
+        return features if self.augment is None else self.augment(features), label
+
+    def read(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Converted features, and labels, of several samples."""
+        index = torch.tensor(positions)
+        features = torch.from_numpy(self.features)[index]
+        return self.convert(features), torch.from_numpy(self.labels)[index]
+
+    def digest(self) -> bytes:
+        digest = hashlib.sha256(np.ascontiguousarray(self.features).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A training and a test split with the same classes.
+
+        def load() -> mpiddp.DataSet:
+            points = np.random.normal(size=(500, 2)).astype(np.float32)
+            return split_by_hash(points, (points[:, 0] > 0).astype(np.int64), classes=2)
+
+    It is the same on every rank, which trains on its part.
+    """
+
+    train: Split | MapStyle
+    test: Split | MapStyle
+    classes: int
+    sample_shape: tuple[int, ...] | None = None
+    """That of what is fed to the model for one sample, where it should not be read for that."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is fed to the model for one sample."""
+        if self.sample_shape is not None:
+            return self.sample_shape
+        return tuple(torch.as_tensor(self.train[0][0]).shape)
+
+    def digest(self) -> str:
+        """Return a SHA-256, to compare between ranks: of all samples that are in memory.
+
+        A split of another kind says by its method ``digest``, if it has one, what is compared.
+        """
+        sizes = self.shape, self.classes, len(self.train), len(self.test)
+        digest = hashlib.sha256(repr(sizes).encode())
+        for split in (self.train, self.test):
+            if (own := getattr(split, "digest", None)) is not None:
+                digest.update(own())
+        return digest.hexdigest()
+
+
+def load(configuration: Configuration) -> DataSet:
+    """Load the data set that the configuration names, or that its factory returns.
+
+    Raises ConfigurationError.
+    """
+    name = configuration.data
+    if name in DATASETS:
+        factory = partial(find_factory("data", DATASETS[name].loader), configuration)
+        return call_factory("data", factory, DataSet)
+    return call_factory("data", find_factory("data", name), DataSet, seed=configuration.seed)
+
+
+def load_digits(_: Configuration) -> DataSet:
+    """Return 1,797 handwritten digits, 1 x 8 x 8, scaled to 0…1.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998
+    (digits.LICENSE.txt). The split depends on nothing in the configuration.
+    """
+    resource = files("mpiddp.training") / "digits.csv.gz"
+    with resource.open("rb") as file, gzip.open(file, "rt", encoding="ascii") as text:
+        table = np.loadtxt(text, delimiter=",", dtype=np.uint8)
+    features = (table[:, :-1] / np.float32(16)).astype(np.float32).reshape(-1, *IMAGE)
+    return split_by_hash(features, table[:, -1].astype(np.int64), DIGITS)
+
+
+def make_synthetic(configuration: Configuration) -> DataSet:
+    """Return made-up samples: ten random prototypes, one per class, under noise."""
+    generator = np.random.default_rng(configuration.seed)
+    shape = parse_shape(configuration.shape)
+    prototypes = generator.normal(size=(DIGITS, *shape))
+    labels = generator.integers(DIGITS, size=configuration.samples)
+    noise = generator.normal(size=(configuration.samples, *shape))
+    features = (prototypes[labels] + noise).astype(np.float32)
+    return split_by_hash(features, labels, DIGITS)
+
+
+def make_toy(configuration: Configuration) -> DataSet:
+    """Return made-up points of 10 numbers, in 2 classes on the two sides of a random plane."""
+    generator = np.random.default_rng(configuration.seed)
+    normal = generator.normal(size=TOY_FEATURES)
+    features = generator.normal(size=(configuration.samples, TOY_FEATURES)).astype(np.float32)
+    labels = (features @ normal > 0).astype(np.int64)
+    return split_by_hash(features, labels, 2)
+
+
+def split_by_hash(
+    features: NDArray[np.float32], labels: NDArray[np.int64], classes: int
+) -> DataSet:
+    """Split 80/20 in an order that is the same for every seed, machine and version of numpy.
+
+    Args:
+        features: shape (samples, …), at least two samples.
+        labels: shape (samples,).
+        classes: how many different labels there may be.
+    """
+    order = np.array(sorted(range(len(labels)), key=_hash))
+    tests = max(1, len(order) // 5)
+    train, test = order[tests:], order[:tests]
+    return DataSet(
+        train=Split(features[train], labels[train]),
+        test=Split(features[test], labels[test]),
+        classes=classes,
+    )
+
+
+def _hash(index: int) -> bytes:
+    return hashlib.sha256(str(index).encode()).digest()

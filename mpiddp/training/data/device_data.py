@@ -1,0 +1,66 @@
+"""Data in memory that fits a GPU's is copied there once; batches are then taken by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mpiddp.training.data.data import MapStyle, Split
+
+SHARE = 0.1
+"""Part of a GPU's free memory that a split may take: a model and its activations need the rest."""
+PART = 1024
+"""Samples that are converted at once."""
+
+
+@dataclass(frozen=True)
+class DeviceSplit:
+    """Converted samples and their labels, on one device. Workers in other processes cannot read
+    them."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and labels of several samples, on the device, without waiting for it."""
+        device = self.features.device
+        index = torch.tensor(positions, pin_memory=device.type == "cuda")
+        index = index.to(device, non_blocking=True)
+        return self.features[index], self.labels[index]
+
+
+def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | DeviceSplit:
+    """The split on the device, where that is a GPU with room for it; else as it is."""
+    if device.type != "cuda" or not isinstance(split, Split):
+        return split
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+        return move(split, device) if fits(split, free) else split
+    except Exception:
+        # What cannot be converted is told when its batch is due.
+        return split
+
+
+def fits(split: Split, free: int) -> bool:
+    """Whether the split, converted, takes at most `SHARE` of so many bytes.
+
+    Samples that are varied differ in each epoch, so they stay where they are.
+    """
+    if split.augment is not None:
+        return False
+    return len(split) * sum(each.nbytes for each in split.read([0])) <= SHARE * free
+
+
+def move(split: Split, device: torch.device) -> DeviceSplit:
+    """Convert all samples where they are, so that they have the same bits as single batches."""
+    parts = [
+        [each.to(device) for each in split.read(range(begin, min(begin + PART, len(split))))]
+        for begin in range(0, len(split), PART)
+    ]
+    features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    return DeviceSplit(features, labels)

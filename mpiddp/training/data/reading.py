@@ -1,0 +1,171 @@
+"""Batches are read in this process, or ahead of time by worker processes.
+
+Workers come from a fork server: a process that has not started MPI and uses no GPU, since neither
+survives every fork. They block the signals that ask a job to leave, since the ranks need their
+batches until they have left, and they end with their rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import resource_tracker
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from mpiddp.errors import MpiddpError
+from mpiddp.training.data.device_data import DeviceSplit
+from mpiddp.training.data.samples import Answer, Batch, Key, Samples
+
+GRACE = 1.0
+"""Seconds between the loss of a connection and the news that its process has ended."""
+BLOCKED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How batches are read."""
+
+    workers: int = 0
+    """Processes that read ahead; 0 for none. What is on a device needs none."""
+    pins: bool = False
+    """Whether batches are in pinned memory, from which a GPU can copy them meanwhile."""
+
+
+HERE = Reading()
+
+
+class Reader:
+    """Reads batches of a split, in the order in which they are asked for."""
+
+    def __init__(self, samples: Samples, reading: Reading = HERE) -> None:
+        self._samples = samples
+        self._reading = reading
+        self._order = _Order()
+        self._loader: DataLoader[Answer] | None = None
+        self._workers: Any = None
+        """An iterator of the loader, whose processes it holds."""
+        self.left_out: list[MpiddpError] = []
+        """What nobody has reported yet."""
+
+    def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
+        """Raises UnreadableSampleError, BatchError, MpiddpError for a worker that died."""
+        if self._reading.workers and not isinstance(self._samples.split, DeviceSplit):
+            return map(self._accept, self._read_ahead(list(keys)))
+        return map(self._pin, map(self._accept, map(self._samples.__getitem__, keys)))
+
+    def _accept(self, answer: Answer) -> Batch:
+        if answer.batch is None:
+            assert answer.problem is not None
+            raise answer.problem
+        if answer.problem is not None:
+            self.left_out.append(answer.problem)
+        return answer.batch
+
+    def _pin(self, batch: Batch) -> Batch:
+        if not self._reading.pins or batch.inputs.is_cuda:
+            return batch
+        return batch._replace(inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory())
+
+    def _read_ahead(self, keys: list[Key]) -> Iterator[Answer]:
+        if not keys:
+            return
+        self._order.keys = keys
+        if self._loader is None:
+            self._loader = self._make_loader()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        try:
+            # It unblocks some of them when it has started.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+            answers = iter(self._loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._workers = answers
+        try:
+            yield from answers
+        except (RuntimeError, OSError, EOFError) as error:  # As torch notices it first.
+            if death := _describe_death(answers):
+                raise MpiddpError(death) from error
+            raise
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._workers is not None:
+            self._workers._shutdown_workers()
+        self._loader = self._workers = None
+
+    def _make_loader(self) -> DataLoader[Answer]:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        return DataLoader(
+            self._samples,
+            batch_size=None,
+            sampler=self._order,
+            num_workers=self._reading.workers,
+            collate_fn=_keep,
+            pin_memory=self._reading.pins,
+            worker_init_fn=_begin_worker,
+            multiprocessing_context=context,
+            # A loader draws a number whenever it begins; not from the generator that dropout uses,
+            # whose state would depend on how often a run was interrupted.
+            generator=torch.Generator(),
+            persistent_workers=True,
+        )
+
+
+class _Order(Sampler[Key]):
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.keys)
+
+
+def _keep(answer: Any) -> Any:
+    return answer
+
+
+def _begin_worker(number: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    rank = multiprocessing.parent_process()
+    assert rank is not None and rank.pid is not None
+    for wait in (rank.join, partial(_wait_for_order, rank.pid)):
+        threading.Thread(target=_end_after, args=(wait,), daemon=True).start()
+
+
+def _wait_for_order(rank: int) -> None:
+    """Return once the rank, and not a cluster that asks the whole job to leave, has sent TERM."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != rank:
+        pass
+
+
+def _end_after(wait: Callable[[], object]) -> None:
+    wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _describe_death(answers: Any) -> str:
+    """Which worker of a loader has died; empty if none has."""
+    multiprocessing.connection.wait([worker.sentinel for worker in answers._workers], GRACE)
+    for number, worker in enumerate(answers._workers):
+        code = worker.exitcode
+        if code is not None:
+            name = f"data worker {number} of {len(answers._workers)} (process {worker.pid})"
+            how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"code {code}"
+            return (
+                f"{name} ended with {how}; where memory runs out, the kernel kills processes: try "
+                "fewer --workers"
+            )
+    return ""

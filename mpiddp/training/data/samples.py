@@ -1,0 +1,155 @@
+"""Samples of a split, read by whole batches, with what is drawn for each of them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from mpiddp.checkpoints.random_state import kept_generators, mix_seed, seed_cpu_generators
+from mpiddp.errors import MpiddpError
+from mpiddp.training.data.data import MapStyle, Split
+from mpiddp.training.data.device_data import DeviceSplit
+
+SHOWN = 8
+"""Sample numbers in a message."""
+EVALUATION = 0
+"""The epoch of samples that are not trained on."""
+
+
+class Batch(NamedTuple):
+    """One rank's samples of a forward pass.
+
+        def compute(model, batch: mpiddp.Batch):
+            outputs = model(batch.inputs)
+            return outputs, torch.nn.functional.cross_entropy(outputs, batch.targets)
+
+    Ranks may have different numbers of samples in the last step of an epoch.
+    """
+
+    inputs: torch.Tensor
+    """Shape (samples, …)."""
+    targets: torch.Tensor
+    """Shape (samples, …); labels are int64."""
+    weight: float = 1.0
+    """Factor of the mean loss: with it, the average of the ranks' gradients is that of the mean
+    over all samples of the step. 0 where the step had no sample for this rank: the one here is
+    another rank's, and is not counted."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on the device. A copy from pinned memory to a GPU is not waited for."""
+        if self.inputs.device == device == self.targets.device:
+            return self
+        move = partial(torch.Tensor.to, device=device, non_blocking=device.type == "cuda")
+        return self._replace(inputs=move(self.inputs), targets=move(self.targets))
+
+
+class Key(NamedTuple):
+    """What a loader asks for."""
+
+    epoch: int
+    """Counted from 1, or EVALUATION."""
+    positions: list[int]
+    """In the split."""
+
+
+class Answer(NamedTuple):
+    """What it gets; also from another process, which cannot raise here."""
+
+    batch: Batch | None
+    """None where nothing could be read, or what could not be read ends the run."""
+    problem: MpiddpError | None
+    """UnreadableSampleError, or BatchError without a batch."""
+
+
+class UnreadableSampleError(MpiddpError):
+    """The data set raised an exception for some samples."""
+
+
+class BatchError(MpiddpError):
+    """Samples that can be read do not make a batch."""
+
+
+@dataclass(frozen=True)
+class Samples(Dataset[Answer]):
+    """A split; what is drawn for a sample depends on seed, epoch and position alone."""
+
+    split: Split | MapStyle | DeviceSplit
+    what: str = "training"
+    """The split's name, for messages."""
+    seed: int = 0
+    skips: bool = False
+    """Whether a sample that cannot be read is left out of its batch."""
+
+    def read(self, key: Key) -> Batch:
+        """Raises whatever the data set raises."""
+        if isinstance(self.split, DeviceSplit) or (
+            isinstance(self.split, Split) and self.split.augment is None
+        ):
+            return Batch(*self.split.read(key.positions))
+        pairs = []
+        with kept_generators():
+            for position in key.positions:
+                seed_cpu_generators(mix_seed(self.seed, key.epoch, position))
+                pairs.append(self.split[position])
+        if isinstance(self.split, Split):
+            features, labels = zip(*pairs, strict=True)
+            return Batch(self.split.convert(torch.stack(features)), torch.stack(labels))
+        inputs, targets = default_collate(pairs)
+        return Batch(inputs, targets)
+
+    def __getitem__(self, key: Key) -> Answer:
+        try:
+            return Answer(self.read(key), None)
+        except Exception:
+            good, problem = self._try_each(key)
+        if problem is not None and (not self.skips or not good):
+            return Answer(None, problem)
+        try:
+            return Answer(self.read(Key(key.epoch, good)), problem)
+        except Exception as error:  # Each can be read: it is torch's collation that raises.
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            what = f"{self.what} {describe_numbers(good)} do not make a batch: {text}"
+            return Answer(None, BatchError(what))
+
+    def find_readable(self, key: Key, count: int) -> list[int]:
+        """The first ``count`` of the key's positions that can be read, or fewer."""
+        found = (each for each in key.positions if self._try_one(key.epoch, each) is None)
+        return list(islice(found, count))
+
+    def _try_one(self, epoch: int, position: int) -> Exception | None:
+        try:
+            self.read(Key(epoch, [position]))
+        except Exception as error:
+            return error
+        return None
+
+    def _try_each(self, key: Key) -> tuple[list[int], UnreadableSampleError | None]:
+        """Those that can be read, and what is wrong with the others."""
+        tried = {each: self._try_one(key.epoch, each) for each in key.positions}
+        bad = {position: error for position, error in tried.items() if error is not None}
+        good = [position for position in key.positions if position not in bad]
+        return good, describe_problem(self.what, bad) if bad else None
+
+
+def describe_problem(what: str, bad: Mapping[int, Exception]) -> UnreadableSampleError:
+    """What is wrong with these samples of ``what``, with the first exception's traceback."""
+    error = next(iter(bad.values()))
+    found = UnreadableSampleError(
+        f"{what} {describe_numbers(list(bad))} cannot be read: {type(error).__name__}: {error}"
+    )
+    found.add_note("".join(traceback.format_exception(error)).rstrip())
+    return found
+
+
+def describe_numbers(numbers: Sequence[int]) -> str:
+    """Name samples by their positions in the split, counted from 0."""
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return f"sample{'s' * (len(numbers) != 1)} {shown}{more}"

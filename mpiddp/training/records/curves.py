@@ -1,0 +1,258 @@
+"""Draws what runs have reported: loss, accuracy, rates, and the time of each stage."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from mpiddp.training.records.history import STAGES, History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
+"""Okabe and Ito's, which colour-blind eyes can tell apart."""
+STAGE_COLOURS = dict(
+    zip(
+        STAGES,
+        ("#e69f00", "#999999", "#56b4e9", "#0072b2", "#d55e00", "#009e73"),
+        strict=True,
+    )
+)
+WIDTH, LINE = 125, 8
+"""Characters beside each other in the legend; and those that a line before them takes."""
+MANY = 20
+"""Epochs whose points are too close to be marked."""
+PANELS = (
+    ("Loss", ("loss", "test_loss")),
+    ("Accuracy, %", ("accuracy", "test_accuracy")),
+    ("Top-5 accuracy, %", ("top5_accuracy", "test_top5_accuracy")),
+    ("Perplexity", ("perplexity", "test_perplexity")),
+    ("Learning rate", ("learning_rate",)),
+    ("Samples per second", ("samples_per_second",)),
+)
+"""Title of a panel, and what it shows: of training, and of the test."""
+SUMMARY = {
+    "Epochs": ("epoch", "{:.0f}"),
+    "Loss": ("loss", "{:.4f}"),
+    "Accuracy": ("accuracy", "{:.2%}"),
+    "Test loss": ("test_loss", "{:.4f}"),
+    "Test accuracy": ("test_accuracy", "{:.2%}"),
+    "Samples per second": ("samples_per_second", "{:,.0f}"),
+}
+"""Columns of the page's table: the last value of each."""
+
+
+def draw(histories: Sequence[History]) -> Figure:
+    """A figure with a panel for each thing that some run has reported."""
+    from matplotlib.figure import Figure
+
+    panels = [
+        (title, names)
+        for title, names in PANELS
+        if any(history.find_values(name) for history in histories for name in names)
+    ]
+    timed = [history for history in histories if history.find_stages()]
+    lines = -(-len(panels) // 2)
+    heights = [2.7] * lines
+    if timed:
+        heights.append(2.7 if len(timed) == 1 else 0.9 + 0.35 * len(timed))
+    figure = Figure(figsize=(10, 0.6 + sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    for number, (title, names) in enumerate(panels):
+        is_alone = number == len(panels) - 1 and number % 2 == 0
+        place = slice(None) if is_alone else number % 2
+        axis = figure.add_subplot(grid[number // 2, place])
+        _draw_curves(axis, histories, title, names)
+    _add_legend(figure, histories)
+    if timed:
+        axis = figure.add_subplot(grid[-1, :])
+        _draw_epochs(axis, timed[0]) if len(timed) == 1 else _draw_runs(axis, timed)
+    return figure
+
+
+def render_svg(figure: Figure) -> bytes:
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    # Texts stay texts, which can be searched. The salt makes the same figure the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpiddp"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def render_png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def render_page(figure: Figure, histories: Sequence[History]) -> bytes:
+    """One HTML file that needs no other: a table of the runs, and the figure."""
+    svg = render_svg(figure).decode()
+    return _PAGE.format(
+        title=escape(", ".join(history.label for history in histories)),
+        head="".join(f"<th>{escape(name)}</th>" for name in SUMMARY),
+        body="".join(_make_line(history) for history in histories),
+        figure=svg[svg.index("<svg") :],
+    ).encode()
+
+
+def _make_line(history: History) -> str:
+    cells = []
+    for name, text in SUMMARY.values():
+        values = history.find_values(name)
+        cells.append(text.format(values[-1][1]) if values else "–")
+    joined = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr><th>{escape(history.label)}</th>{joined}</tr>"
+
+
+def _choose_colours(count: int) -> list[Any]:
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    from matplotlib import colormaps
+
+    # Without its end, which is too light for a line on white.
+    return [colormaps["viridis"](0.9 * place / (count - 1)) for place in range(count)]
+
+
+def _draw_curves(
+    axis: Axes, histories: Sequence[History], title: str, names: Sequence[str]
+) -> None:
+    scale = 100 if title.endswith("%") else 1
+    for history, colour in zip(histories, _choose_colours(len(histories)), strict=True):
+        for name, style in zip(names, ("-", "--"), strict=False):
+            points = history.find_values(name)
+            if not points:
+                continue
+            marks = style == "--" or len(points) <= MANY
+            axis.plot(
+                [epoch for epoch, _ in points],
+                [scale * value for _, value in points],
+                style,
+                color=colour,
+                linewidth=1.6,
+                marker="o" if marks else None,
+                markersize=4,
+                markerfacecolor="white" if style == "--" else colour,
+            )
+    if title.startswith("Samples"):
+        axis.set_ylim(bottom=0)
+    axis.set_title(title, fontsize=10, loc="left")
+    _finish(axis)
+    axis.grid(color="#eeeeee", linewidth=0.6)
+
+
+def _finish(axis: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("Epoch", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_axisbelow(True)
+
+
+def _add_legend(figure: Figure, histories: Sequence[History]) -> None:
+    from matplotlib.lines import Line2D
+
+    colours = _choose_colours(len(histories))
+    lines = [
+        Line2D([], [], color=colour, linewidth=2, label=history.label)
+        for history, colour in zip(histories, colours, strict=True)
+    ]
+    if any(history.find_values("test_loss") for history in histories):
+        lines.append(Line2D([], [], color="#555555", label="training"))
+        test = Line2D([], [], color="#555555", linestyle="--", label="test")
+        test.set(marker="o", markersize=4, markerfacecolor="white")
+        lines.append(test)
+    labels = [str(line.get_label()) for line in lines]
+    figure.legend(
+        handles=lines,
+        loc="outside upper center",
+        ncols=max(1, min(len(lines), WIDTH // (LINE + max(map(len, labels))))),
+        fontsize=9,
+        frameon=False,
+    )
+
+
+def _draw_epochs(axis: Axes, history: History) -> None:
+    """A stack of stages for each epoch."""
+    stages = [each for _, each in history.find_stages()]
+    epochs = [epoch for epoch, _ in history.find_stages()]
+    below = [0.0] * len(stages)
+    for name in _find_used(stages):
+        values = [each[name] for each in stages]
+        width = 0.8 if len(stages) <= MANY else 1.0
+        axis.bar(epochs, values, width, below, color=STAGE_COLOURS[name], label=name)
+        below = [a + b for a, b in zip(below, values, strict=True)]
+    axis.set_title("Milliseconds of a step, by stage", fontsize=10, loc="left")
+    _finish(axis)
+    axis.set_xlim(min(epochs) - 0.6, max(epochs) + 0.6)
+    axis.grid(axis="y", color="#eeeeee", linewidth=0.6)
+    _list_stages(axis)
+
+
+def _draw_runs(axis: Axes, histories: Sequence[History]) -> None:
+    """A stack of stages for each run: the mean over its epochs."""
+    means = []
+    for history in histories:
+        stages = [each for _, each in history.find_stages()]
+        means.append({name: sum(each[name] for each in stages) / len(stages) for name in STAGES})
+    left = [0.0] * len(means)
+    for name in _find_used(means):
+        values = [each[name] for each in means]
+        axis.barh(range(len(means)), values, 0.7, left, color=STAGE_COLOURS[name], label=name)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axis.set_title("Milliseconds of a step, by stage", fontsize=10, loc="left")
+    _finish(axis)
+    axis.set_xlabel("")
+    axis.set_yticks(range(len(means)), [history.label for history in histories], fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(axis="x", color="#eeeeee", linewidth=0.6)
+    _list_stages(axis)
+
+
+def _find_used(stages: Sequence[Mapping[str, float]]) -> list[str]:
+    return [name for name in STAGES if any(each[name] > 0 for each in stages)]
+
+
+def _list_stages(axis: Axes) -> None:
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=len(STAGES),
+        fontsize=8,
+        frameon=False,
+        handlelength=1,
+        columnspacing=1,
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }}
+table {{ border-collapse: collapse; margin-bottom: 1.5em; font-variant-numeric: tabular-nums }}
+th, td {{ padding: 0.25em 0.8em; text-align: right; border-bottom: 1px solid #ddd }}
+thead th {{ font-weight: 600; color: #555 }}
+tbody th, thead th:first-child {{ text-align: left }}
+svg {{ width: 100%; height: auto }}
+</style>
+</head>
+<body>
+<table>
+<thead><tr><th>Run</th>{head}</tr></thead>
+<tbody>{body}</tbody>
+</table>
+{figure}
+</body>
+</html>
+"""

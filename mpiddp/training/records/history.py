@@ -1,0 +1,105 @@
+"""Reads ``metrics.jsonl`` of finished and running runs; without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpiddp.errors import ConfigurationError
+
+METRICS = "metrics.jsonl"
+STAGES = ("read", "transfer", "forward", "backward", "communication", "update")
+"""Of a training step, in their order (`mpiddp.training.step.stages`)."""
+NEEDED = ("epoch", "step", "loss")
+LARGEST = 1e300
+"""What is beyond it, or not a number, cannot be drawn."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run has reported so far."""
+
+    label: str
+    """The run's name, or its path where two runs have one name."""
+    rows: tuple[Mapping[str, Any], ...]
+    """One per epoch, in their order: of an epoch that was trained twice, the later attempt's."""
+
+    def find_values(self, name: str) -> list[tuple[int, float]]:
+        """(epoch, value) of each row that has a number under ``name``."""
+        return [(row["epoch"], row[name]) for row in self.rows if _is_number(row.get(name))]
+
+    def find_stages(self) -> list[tuple[int, dict[str, float]]]:
+        """(epoch, milliseconds of each stage in a step) of each row that has them."""
+        found = []
+        before = 0
+        for row in self.rows:
+            steps, before = row["step"] - before, row["step"]
+            seconds = row.get("stages")
+            if isinstance(seconds, dict) and steps > 0:
+                values = {name: 1000 * seconds.get(name, 0.0) / steps for name in STAGES}
+                found.append((row["epoch"], values))
+        return found
+
+
+def read_histories(names: Sequence[str], runs_dir: Path = Path("runs")) -> list[History]:
+    """Read runs, each named by its directory, or by its name in ``runs_dir``.
+
+    Raises ConfigurationError for a run that is missing, has no rows yet, or has a damaged one.
+    """
+    paths = [_find_run(name, runs_dir) for name in names]
+    short = [path.resolve().name for path in paths]
+    return [
+        History(label if short.count(label) == 1 else str(path), _read_rows(path / METRICS))
+        for path, label in zip(paths, short, strict=True)
+    ]
+
+
+def _find_run(name: str, runs_dir: Path) -> Path:
+    for path in (Path(name), runs_dir / name):
+        if path.is_dir():
+            return path
+    found = sorted(path.parent.name for path in runs_dir.glob(f"*/{METRICS}"))
+    shown = f"{', '.join(found[:8])}{', …' * (len(found) > 8)}" if found else "none"
+    raise ConfigurationError(f"no run {name!r}: expected a run directory; in {runs_dir}: {shown}")
+
+
+def _read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        text = b""
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    rows: dict[int, Mapping[str, Any]] = {}
+    # The last part is empty, or half a row: of a job that is writing it, or was killed then.
+    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        row = _parse_row(line)
+        if row is None:
+            shown = line[:60].decode(errors="replace")
+            raise ConfigurationError(
+                f"{path}, line {number}: expected a JSON object with numbers {', '.join(NEEDED)}, "
+                f"found {shown!r}: remove the line"
+            )
+        rows[row["epoch"]] = row
+    if not rows:
+        raise ConfigurationError(f"{path} has no rows: the run has not finished an epoch")
+    return tuple(rows[epoch] for epoch in sorted(rows))
+
+
+def _parse_row(line: bytes) -> Mapping[str, Any] | None:
+    """None for whatever is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    good = isinstance(row, dict) and all(_is_number(row.get(name)) for name in NEEDED)
+    return row if good and all(isinstance(row[name], int) for name in NEEDED[:2]) else None
+
+
+def _is_number(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -LARGEST < value < LARGEST

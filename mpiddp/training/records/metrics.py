@@ -1,0 +1,360 @@
+"""What a run reports: sums over all ranks, rows of ``metrics.jsonl``, lines on the console."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.process.job_directory import check_attempt
+
+Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a model's outputs and the targets to the sum over the samples, a scalar."""
+SHARES = frozenset({"accuracy", "top5_accuracy"})
+"""Metrics of 0 to 1 that are shown in percent."""
+SHOWN = 6
+"""Values of a distribution that fit into a line."""
+MOST_PENDING = 1024
+"""Batches whose values a GPU may hold at once."""
+
+
+@dataclass(frozen=True)
+class Average:
+    loss: float
+    """Mean per sample."""
+    metrics: dict[str, float]
+    """Mean per sample, by name."""
+    samples: int
+    left_out: int = 0
+    """Batches that count for nothing, since their loss was not finite."""
+
+
+class Saved(NamedTuple):
+    """What `Totals` have counted."""
+
+    sums: list[float]
+    pending: list[tuple[int, list[torch.Tensor]]]
+
+
+class Totals:
+    """Running sums of one rank, in float64. No step waits for a GPU.
+
+    What a GPU has computed is added up later, but in the order of the batches, so that the sums do
+    not depend on when they are read.
+    """
+
+    def __init__(self, device: torch.device, metrics: Mapping[str, Metric]) -> None:
+        """``metrics``: by name, from outputs and targets of a batch to the sum over its samples."""
+        self._device = device
+        self._defers = device.type != "cpu"
+        self._metrics = metrics
+        self._sums = [0.0] * (3 + len(metrics))
+        """Of losses, samples, batches left out, and metrics."""
+        self._pending: list[tuple[int, list[torch.Tensor]]] = []
+        """Samples, mean loss and metrics of batches that are not added yet."""
+
+    @torch.no_grad()
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Count a batch: its mean loss, and outputs and targets of shapes (samples, …).
+
+        A metric may return a plain number, for example where it has nothing to count.
+        """
+        values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
+        if not self._defers:
+            self._count(len(targets), [float(value) for value in values])
+            return
+        # Neither graphs nor outputs are kept until then.
+        self._pending.append((len(targets), [self._hold(value) for value in values]))
+        if len(self._pending) == MOST_PENDING:
+            self._settle()
+
+    def _hold(self, value: torch.Tensor | float) -> torch.Tensor:
+        held = torch.as_tensor(value, dtype=torch.float64, device=self._device)
+        return (held.clone() if held is value else held).detach().reshape(())
+
+    def _count(self, samples: int, values: Sequence[float]) -> None:
+        sums, (loss, *metrics) = self._sums, values
+        sums[0] += loss * samples
+        sums[1] += samples
+        for place, value in enumerate(metrics, start=3):
+            sums[place] += value
+
+    def _settle(self) -> None:
+        """Wait for the GPU, and add what it has computed."""
+        if not self._pending:
+            return
+        columns = len(self._sums) - 2
+        # One copy from the device for all of them.
+        flat = [value for _, values in self._pending for value in values]
+        rows = torch.stack(flat).view(-1, columns).tolist()
+        for (samples, _), row in zip(self._pending, rows, strict=True):
+            self._count(samples, row)
+        self._pending = []
+
+    def leave_out(self) -> None:
+        """Count a batch whose loss is not finite."""
+        self._sums[2] += 1
+
+    def save(self) -> Saved:
+        """What was counted so far, without waiting for it."""
+        return Saved(self._sums[:], self._pending[:])
+
+    def restore(self, saved: Saved) -> None:
+        """Count nothing that came after ``saved``."""
+        self._sums, self._pending = saved.sums[:], saved.pending[:]
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """This rank's, of losses, samples, batches left out, and metrics; on the CPU, a copy.
+
+        They may be set, to a tensor of that shape.
+        """
+        self._settle()
+        return torch.tensor(self._sums, dtype=torch.float64)
+
+    @sums.setter
+    def sums(self, sums: torch.Tensor) -> None:
+        if sums.shape != (len(self._sums),):
+            raise ValueError(f"expected {len(self._sums)} sums, found shape {tuple(sums.shape)}")
+        self._sums, self._pending = sums.tolist(), []
+
+    def reduce(self) -> Average:
+        """Sum over all ranks, by all-reduce, and return the averages. Every rank must call.
+
+        They are NaN where nothing was counted.
+        """
+        total = self.sums.to(self._device)
+        dist.all_reduce(total)
+        loss, samples, left_out, *sums = total.tolist()
+        means = [each / samples if samples else math.nan for each in (loss, *sums)]
+        named = dict(zip(self._metrics, means[1:], strict=True))
+        return Average(means[0], named, round(samples), round(left_out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of ``metrics.jsonl``: an epoch."""
+
+    attempt: int
+    """Of the run, counted from 1."""
+    epoch: int
+    """Counted from 1."""
+    step: int
+    """Steps taken so far: batches of each worker, on average where servers share them out."""
+    loss: float
+    """Mean training loss over the samples of all ranks, as they were trained on."""
+    metrics: dict[str, float]
+    """The same for each metric of the task; in the file, a key for each."""
+    test_loss: float | None = None
+    """Mean loss over the test samples; None in an epoch without evaluation."""
+    test_metrics: dict[str, float] | None = None
+    """Metrics over the test samples; None without evaluation. In the file ``test_<name>``."""
+    learning_rate: float
+    """That of the epoch's last step."""
+    samples_per_second: float
+    """Samples trained on, on all ranks, by ``seconds``."""
+    seconds: float
+    """Rank 0's time for the epoch's training, without evaluation."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage of the epoch's steps (`mpiddp.training.step.stages`), the mean over
+    ranks that compute."""
+    sent_bytes: list[int] = field(default_factory=list)
+    """Of gradients and weights, by each rank to others (`mpiddp.training.step.traffic`)."""
+    bandwidth: list[float | None] = field(default_factory=list)
+    """Of each rank: bytes sent per second in which gradients were under way; None if unknown."""
+    host_memory: int = 0
+    """The most that a rank's process has had in memory, in bytes."""
+    gpu_memory: int | None = None
+    """The most that a rank's tensors have had on its GPU, in bytes; None on CPUs."""
+    left_out: int = 0
+    """Batches of all ranks whose loss was not finite, with on_nan = "skip"."""
+    evaluate_seconds: float | None = None
+    """Rank 0's time for the evaluation; None without one."""
+    staleness: dict[int, int] | None = None
+    """How many gradients, since the run began, met weights that so many updates had changed since
+    their worker was given them, over all parameter servers; None without servers."""
+    parameters: str | None = None
+    """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
+
+    def list_values(self) -> dict[str, Any]:
+        """All by name. Metrics follow the loss of their kind."""
+        values: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if name == "metrics":
+                values.update(value)
+            elif name == "test_metrics":
+                found = value or dict.fromkeys(self.metrics)
+                values.update({f"test_{metric}": each for metric, each in found.items()})
+            else:
+                values[name] = value
+        return values
+
+    def to_json(self) -> str:
+        """One line. A metric that is not finite is null: JSON has no such numbers."""
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in self.list_values().items()
+        }
+        return json.dumps(values, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Row:
+        """What `to_json` has written; a metric that was not finite is NaN."""
+        values: dict[str, Any] = json.loads(line)
+        known = {each.name for each in fields(cls)}
+        own = {name: each for name, each in values.items() if name in known}
+        # Metrics follow the loss of their kind.
+        names = list(values)
+        middle = names.index("test_loss")
+
+        def select(names: Sequence[str]) -> dict[str, float]:
+            found = {name: values[name] for name in names if name not in known}
+            return {name: math.nan if each is None else each for name, each in found.items()}
+
+        tested = {name.removeprefix("test_"): each for name, each in select(names[middle:]).items()}
+        own["metrics"] = select(names[:middle])
+        own["test_metrics"] = tested if values["test_loss"] is not None else None
+        if values["staleness"] is not None:
+            # JSON's keys are strings.
+            own["staleness"] = {int(late): each for late, each in values["staleness"].items()}
+        return cls(**own)
+
+
+def read_last_row(path: Path) -> Row | None:
+    """The last row of a finished run's ``metrics.jsonl``; None where there is none."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return Row.from_json(lines[-1]) if lines else None
+
+
+class MetricsFile:
+    """``metrics.jsonl``, one JSON object per line; attempts of a run follow one another.
+
+    A row that the disk does not take is kept, and written before the next one. The file has whole
+    rows at any time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[str] = []
+        """That are not written yet."""
+        if path.exists():
+            # A killed process may have left part of a row. One system call removes it, so that a
+            # second kill cannot damage the complete rows.
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+    def append(self, row: Row) -> str:
+        """Write a row, after those that could not be written before.
+
+        Returns what kept the disk from taking it, empty if nothing did.
+        """
+        check_attempt()
+        self._rows.append(row.to_json() + "\n")
+        try:
+            _append_whole(self._path, "".join(self._rows).encode())
+        except OSError as error:
+            return f"{self._path} could not be written: {error.strerror}"
+        self._rows.clear()
+        return ""
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """Append all of ``data``, or nothing. Raises OSError, also for what a write has put off."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def describe_start(
+    device: str, ranks_per_node: Sequence[int], master: str, batch_size: int, workers: int
+) -> list[str]:
+    """Return the console's first lines; ``workers``: how many ranks compute."""
+    ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
+    kind = "GPU" if device == "cuda" else device.upper()
+    if len(set(ranks_per_node)) == 1:
+        product = f"{count_noun(nodes, 'node')} x {count_noun(ranks_per_node[0], 'rank')} per node"
+    else:
+        sizes = sorted(Counter(ranks_per_node).items(), reverse=True)
+        product = " + ".join(
+            f"{count_noun(n, 'node')} x {count_noun(size, 'rank')}" for size, n in sizes
+        )
+    computing = "rank" if workers == ranks else "worker"
+    computers = count_noun(workers, computing)
+    per_step = count_noun(batch_size * workers, "sample")
+    per_rank = count_noun(batch_size, "sample")
+    return [
+        f"Starting distributed training on {count_noun(ranks, kind)}",
+        f"{product} = {count_noun(ranks, 'rank')}",
+        f"Master node: {master}",
+        f"Effective batch: {per_rank} per {computing} x {computers} = {per_step} per step",
+    ]
+
+
+def describe_epoch(row: Row) -> str:
+    parts = [f"Epoch {row.epoch} - Avg Loss: {row.loss:.6f}", *_name_metrics(row.metrics)]
+    if row.test_metrics is not None:
+        parts += [f"Test {each}" for each in _name_metrics(row.test_metrics)]
+        if not row.test_metrics:
+            parts.append(f"Test Loss: {row.test_loss:.6f}")
+    return ", ".join(parts)
+
+
+def _name_metrics(metrics: Mapping[str, float]) -> list[str]:
+    return [
+        f"{name.replace('_', ' ').title()}: {_format(name, value)}"
+        for name, value in metrics.items()
+    ]
+
+
+def _format(name: str, value: float) -> str:
+    return f"{value:.2%}" if name in SHARES else f"{value:.6g}"
+
+
+def describe_test(loss: float | None, metrics: Mapping[str, float]) -> str:
+    """What is said last of the test samples: the task's first metric, or else the loss."""
+    return next(iter(name_test_metrics(metrics)), f"test loss {loss:.6f}")
+
+
+def name_test_metrics(metrics: Mapping[str, float]) -> list[str]:
+    """``test accuracy 97.00%`` for each metric."""
+    return [
+        f"test {name.replace('_', ' ')} {_format(name, each)}" for name, each in metrics.items()
+    ]
+
+
+def describe_staleness(counts: Mapping[int, int]) -> str:
+    """Return the console's line on gradients, by the number of updates that they were late."""
+    total = sum(counts.values())
+    mean = sum(late * count for late, count in counts.items()) / total
+    shares = [f"{late}: {count / total:.1%}" for late, count in list(counts.items())[:SHOWN]]
+    rest = len(counts) - len(shares)
+    more = f", {rest} more" if rest else ""
+    return (
+        f"Staleness, in updates: mean {mean:.2f}, at most {max(counts)} ({', '.join(shares)}{more})"
+    )
+
+
+def describe_end(row: Row, seconds: float, directory: Path) -> str:
+    """The last line; ``row``: of the last epoch."""
+    found = describe_test(row.test_loss, row.test_metrics or {})
+    return (
+        f"Training done: {found} after {count_noun(row.epoch, 'epoch')} in "
+        f"{seconds:.1f} s (run directory {directory})"
+    )

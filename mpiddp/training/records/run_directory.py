@@ -1,0 +1,179 @@
+"""``runs/<name>/``: who may write there, and what lies there when training starts.
+
+config.toml      the resolved configuration
+metrics.jsonl    one row per epoch and attempt
+outcome.json     how the last attempt ended; written by the failure handler
+logs/            one file per rank that had something to say; written by the failure handler
+checkpoints/     what the run can go on from (`mpiddp.checkpoints.directory`)
+predictions.csv  of --evaluate-only, a row per sample
+lock             who holds the run now
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from mpiddp import environment
+from mpiddp.checkpoints.manifest import CONFIGURATION
+from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.process.directory_lock import DirectoryLock
+from mpiddp.process.outcome import outcome_path, read_outcome, write_whole
+from mpiddp.training.options.config import Configuration, to_toml
+
+LOGS = "logs"
+LOCK = "lock"
+LONGEST_NAME = 199
+"""Bytes of a name that is made from a Slurm job's. File systems take 255."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run that this process may write to, until ``close`` or its end."""
+
+    path: Path
+    _lock: DirectoryLock
+
+    @property
+    def attempt(self) -> int:
+        """Counted from 1."""
+        return self._lock.attempt
+
+    def is_current(self) -> bool:
+        """Whether no later attempt has taken the run over, as after a node was cut off."""
+        return self._lock.is_current()
+
+    def abandon(self) -> None:
+        """Let this process open the run again, after an error; others cannot until it ends."""
+        self._lock.abandon()
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def find_path(configuration: Configuration) -> Path | None:
+    """Where the run will be; None where only the time will tell. Nothing is made."""
+    name, is_fixed = _choose_name(configuration)
+    return configuration.runs_dir / name if is_fixed else None
+
+
+def open_run(
+    configuration: Configuration, pause: Callable[[float], object] = time.sleep
+) -> RunDirectory:
+    """Make the run's directory, or take over one whose last attempt did not succeed.
+
+    Call it on rank 0 alone, when nothing else can refuse the configuration. It waits for an earlier
+    attempt of the same job, and calls ``pause`` with seconds meanwhile (`DirectoryLock.acquire`).
+
+    Raises ConfigurationError if the directory cannot be written, is in use, or holds a run that has
+    finished; nothing is left behind or changed then.
+    """
+    name, is_fixed = _choose_name(configuration)
+    try:
+        path, is_new = _make_directory(configuration.runs_dir, name, is_fixed)
+    except OSError as error:
+        raise _unwritable(configuration.runs_dir / name, error) from None
+    try:
+        return _take(path, replace(configuration, name=path.name), pause)
+    except OSError as error:
+        if is_new:
+            shutil.rmtree(path, ignore_errors=True)
+        raise _unwritable(path, error) from None
+
+
+def forget_outcome(configuration: Configuration) -> Path | None:
+    """Delete the outcome of an earlier attempt at this run, before the next one can fail.
+
+    Call it on rank 0 alone, first of all. Returns the run's directory, for the failure handler to
+    write into whatever comes next; None where the run is new, in use, or finished.
+    """
+    path = find_path(configuration)
+    if path is None:
+        return None
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _refuse_finished(path)
+        outcome_path(path).unlink(missing_ok=True)
+    except (OSError, ConfigurationError):
+        return None  # open_run refuses it, with the reason.
+    finally:
+        os.close(lock)
+    return path
+
+
+def _choose_name(configuration: Configuration) -> tuple[str, bool]:
+    """Return the run's name, and whether it must be this one."""
+    if configuration.name is not None:
+        return configuration.name, True
+    job = environment.job_name()
+    if job is not None:
+        name = "".join(c if c.isprintable() else "-" for c in job).encode()
+        # The end holds the job's id; a character that is cut in two is left out.
+        return name[-LONGEST_NAME:].decode(errors="ignore"), True
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S"), False
+
+
+def _make_directory(parent: Path, name: str, is_fixed: bool) -> tuple[Path, bool]:
+    """Return the directory, and whether it is new. A time stamp that is taken gets a suffix."""
+    parent.mkdir(parents=True, exist_ok=True)
+    path, number = parent / name, 1
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if is_fixed:
+                return path, False
+            number += 1
+            path = parent / f"{name}-{number}"
+        else:
+            return path, True
+
+
+def _take(
+    path: Path, configuration: Configuration, pause: Callable[[float], object]
+) -> RunDirectory:
+    lock = DirectoryLock.acquire(
+        path / LOCK,
+        f"name: the run {path}",
+        "choose another --name",
+        check=lambda: _refuse_finished(path),
+        pause=pause,
+    )
+    try:
+        outcome_path(path).unlink(missing_ok=True)
+        (path / LOGS).mkdir(exist_ok=True)
+        write_whole(path / CONFIGURATION, to_toml(configuration))
+    except BaseException:
+        lock.close()
+        raise
+    return RunDirectory(path, lock)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the last attempt at the run in ``path`` has succeeded."""
+    outcome = read_outcome(path)
+    return outcome is not None and outcome.get("code") == SUCCESS
+
+
+def _refuse_finished(path: Path) -> None:
+    if is_finished(path):
+        raise ConfigurationError(
+            f"name: the run {path} has finished and is not overwritten: choose another --name"
+        )
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"runs_dir: cannot write the run directory {path}: {error.strerror}: "
+        "choose another --runs-dir"
+    )

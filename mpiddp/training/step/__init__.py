@@ -1,0 +1,1 @@
+"""One step: passes, update, precision, clock."""

@@ -1,0 +1,199 @@
+"""Updates the weights after a backward pass, with this rank's optimizer or parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from mpiddp.checkpoints.optimizer_state import OptimizerState
+from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.training.step.moving_average import MovingAverage
+from mpiddp.training.step.sharded_tensors import collect, is_sharded
+
+
+class Update(Protocol):
+    """How a rank updates; ``mpiddp.sync.parameter_server.roles.Serving`` is the other way."""
+
+    def begin_step(self) -> None:
+        """Before a backward pass."""
+
+    def finish_step(self) -> object:
+        """After it: the weights are new."""
+
+    def finish_epoch(self) -> None:
+        """This rank has no more steps. Collective."""
+
+    def settle(self) -> None:
+        """Give all ranks the same weights. Collective, between two steps."""
+
+    def close(self) -> None:
+        """There are no more steps. Collective."""
+
+
+class GuardedUpdate(Update, Protocol):
+    """An update that can leave out a step, and whose state can be stored."""
+
+    def finish_step(self, *, is_bad: bool = False) -> bool:
+        """After a backward pass: whether its gradients were applied.
+
+        ``is_bad``: this rank's loss is not finite.
+        """
+
+    def list_parts(self, step: int) -> dict[str, Any]:
+        """What this rank holds beside the weights, as parts of a checkpoint by name.
+
+        ``step``: which one is next when they are loaded, for the learning rate.
+        """
+
+    def begin_at(self, step: int) -> None:
+        """All parts were loaded, and the module has its weights; ``step`` is next."""
+
+
+class Refusal(Protocol):
+    """How ranks agree that a step is left out."""
+
+    def begin_step(self) -> None:
+        """Before a forward pass."""
+
+    def is_refused(self, *, is_bad: bool) -> bool:
+        """After a backward pass: whether any rank's loss was not finite; the same on all ranks.
+
+        ``is_bad``: this rank's was not. Collective.
+        """
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is done with gradients before the optimizer's step, and with the weights after it."""
+
+    refusal: Refusal | None = None
+    """Says which steps are left out; None where this rank alone decides."""
+    scaler: torch.amp.GradScaler | None = None
+    """What the loss was multiplied with; it leaves out steps whose gradients are not finite."""
+    clip_norm: float | None = None
+    """Longest gradient, in the 2-norm over all parameters."""
+    average: MovingAverage | None = None
+
+
+class LocalUpdate:
+    """Every rank makes the same step, with the average of all gradients."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        rate: Callable[[int], float],
+        treatment: Treatment | None = None,
+    ) -> None:
+        """``optimizer``: of the module. ``rate``: the learning rate of a step, counted from 0."""
+        self._module, self.optimizer = module, optimizer
+        self._rate = rate
+        self._treatment = treatment or Treatment()
+        self._step = 0
+
+    @property
+    def average(self) -> MovingAverage | None:
+        """The moving average of the weights, if there is one."""
+        return self._treatment.average
+
+    def begin_step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._treatment.refusal is not None:
+            self._treatment.refusal.begin_step()
+
+    def finish_step(self, *, is_bad: bool = False) -> bool:
+        step, refusal = self._step, self._treatment.refusal
+        self._step += 1
+        if is_bad if refusal is None else refusal.is_refused(is_bad=is_bad):
+            return False
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        self._apply_gradients()
+        if self.average is not None:
+            self.average.update(step)
+        return True
+
+    def _apply_gradients(self) -> None:
+        scaler, clip_norm = self._treatment.scaler, self._treatment.clip_norm
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        if clip_norm is not None:
+            clip_gradients(self.optimizer, clip_norm)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+
+    def finish_epoch(self) -> None:
+        """All have as many steps."""
+
+    def settle(self) -> None:
+        """They have the same."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def list_parts(self, step: int) -> dict[str, Any]:
+        modules = {"": self._module}
+        parts: dict[str, Any] = {
+            "optimizer": OptimizerState(self.optimizer, modules, keeps_options=True)
+        }
+        if self.average is not None:
+            parts["average"] = self.average
+        if self._treatment.scaler is not None:
+            parts["scaler"] = _ScalerState(self._treatment.scaler)
+        return parts
+
+    def begin_at(self, step: int) -> None:
+        self._step = step
+
+
+class _ScalerState:
+    """A loss scaler as a part of checkpoints; one that begins later has no state in them."""
+
+    is_replicated = True
+    is_optional = True
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._scaler.load_state_dict(state)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:
+    """Scale all gradients alike where their 2-norm is above ``longest``. Collective with FSDP."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    nn.utils.clip_grads_with_norm_(parameters, longest, collect(norm))
+
+
+def make_optimizer(
+    options: OptimisationOptions, parameters: list[torch.Tensor]
+) -> torch.optim.Optimizer:
+    """The one that the options name, for these parameters.
+
+    The fused form reads and writes each number once. With momentum and decay on a CPU it took a
+    quarter of the plain form's time, which is longer than a large model's backward pass.
+    """
+    rate, decay = options.learning_rate, options.weight_decay
+    assert rate is not None
+    momentum = options.momentum
+    if options.optimizer == "adamw":
+        betas = (momentum, 0.999)
+        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=True)
+    # torch has no fused SGD for FSDP's parameters.
+    form = {"foreach": True} if any(map(is_sharded, parameters)) else {"fused": True}
+    return torch.optim.SGD(
+        parameters, rate, momentum, weight_decay=decay, nesterov=momentum > 0, **form
+    )

@@ -1,0 +1,148 @@
+"""Times the stages of this rank's training steps, without waiting for a GPU.
+
+The training loop calls the clock at the end of each stage. On a CPU the clock reads the time; on a
+GPU it records a CUDA event in the stream, and reads the event once the GPU has passed it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from torch import nn
+
+from mpiddp.training.records.history import STAGES
+
+
+class Stage(IntEnum):
+    """The stages of a step, as `STAGES` names them."""
+
+    READ = 0
+    """Waiting for a batch; its samples are transformed in this time."""
+    TRANSFER = 1
+    """To the device."""
+    FORWARD = 2
+    """With the loss."""
+    BACKWARD = 3
+    COMMUNICATION = 4
+    """Waiting for gradients, weights and buffers of other ranks."""
+    UPDATE = 5
+
+
+@dataclass
+class Costs:
+    """What one rank's steps of an epoch took, so far."""
+
+    seconds: list[float] = field(default_factory=lambda: [0.0] * len(Stage))
+    """Of each stage."""
+    steps: int = 0
+    sent_bytes: float = 0.0
+    """Of gradients and weights, to other ranks (`mpiddp.training.step.traffic`)."""
+    exchange_seconds: float = 0.0
+    """In which gradients were under way, hidden or not; 0 where that is not known."""
+
+
+class StageClock:
+    """Of one rank on a CPU. Each moment belongs to one stage."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        """What is counted here; an epoch brings its own."""
+        self._last = time.perf_counter()
+
+    def skip(self) -> None:
+        """What was done since the last call belongs to no stage."""
+        self._last = time.perf_counter()
+
+    def end(self, stage: Stage) -> None:
+        """What was done since the last call belongs to ``stage``."""
+        now = time.perf_counter()
+        self.costs.seconds[stage] += now - self._last
+        self._last = now
+
+    def move(self, seconds: float, source: Stage, target: Stage) -> None:
+        """Time that was counted in ``source`` belongs to ``target``."""
+        self.costs.seconds[source] -= seconds
+        self.costs.seconds[target] += seconds
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """Have the backward pass of ``loss`` say when its computing ends.
+
+        What follows within the same backward pass is waiting: DDP does it at the end, after this.
+        """
+        loss.register_hook(self._queue_end)  # type: ignore[no-untyped-call]
+
+    def _queue_end(self, _: torch.Tensor) -> None:
+        # Autograd calls what was queued first before what DDP queues, which waits for all buckets.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end_computing)
+
+    def _end_computing(self) -> None:
+        self.end(Stage.BACKWARD)
+
+    def settle(self) -> None:
+        """Wait until all that was done has been counted."""
+
+
+class GpuStageClock(StageClock):
+    """Of one rank on a GPU. Waiting for a batch is timed on the CPU, all else in the stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._marks: deque[tuple[torch.cuda.Event, Stage | None]] = deque()
+        """In their order, with the stage that ends there; the first one has been counted."""
+
+    def _record(self, stage: Stage | None) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append((event, stage))
+        self._count()
+
+    def _count(self) -> None:
+        """Count what the GPU has passed."""
+        while len(self._marks) > 1 and self._marks[1][0].query():  # type: ignore[no-untyped-call]
+            begin, _ = self._marks.popleft()
+            end, stage = self._marks[0]
+            if stage is not None:
+                self.costs.seconds[stage] += begin.elapsed_time(end) / 1000
+
+    def skip(self) -> None:
+        super().skip()
+        self._record(None)
+
+    def end(self, stage: Stage) -> None:
+        if stage is Stage.READ:
+            super().end(stage)
+            self._record(None)
+        else:
+            self._record(stage)
+
+    def settle(self) -> None:
+        if self._marks:
+            self._marks[-1][0].synchronize()
+            self._count()
+
+
+def make_clock(device: torch.device) -> StageClock:
+    return GpuStageClock(device) if device.type == "cuda" else StageClock()
+
+
+def time_buffers(clock: StageClock, model: nn.Module, module: nn.Module) -> None:
+    """Count DDP's broadcast of rank 0's buffers, before each forward pass, as communication.
+
+    ``model``: DDP's wrapper of ``module``.
+    """
+    if model is not module and next(module.buffers(), None) is not None:
+
+        def end(_: nn.Module, __: object) -> None:
+            if module.training:
+                clock.end(Stage.COMMUNICATION)
+
+        module.register_forward_pre_hook(end)
+
+
+assert tuple(stage.name.lower() for stage in Stage) == STAGES

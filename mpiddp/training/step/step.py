@@ -1,0 +1,138 @@
+"""One step of training: forward and backward passes over a batch, then an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.records.metrics import Totals
+from mpiddp.training.step.divergence import LossGuard
+from mpiddp.training.step.optimizer_step import GuardedUpdate, LocalUpdate
+from mpiddp.training.step.precision import Precision
+from mpiddp.training.step.stages import Stage, StageClock
+from mpiddp.training.step.traffic import Traffic
+from mpiddp.training.task.task import Loss
+
+Compute: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
+"""From a model and a batch on its device to outputs, for the metrics, and the mean loss."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward pass, and its loss."""
+
+    loss: Loss
+    """Of training: with smoothed labels, if any."""
+    precision: Precision
+    memory_format: torch.memory_format = torch.preserve_format
+    """Of inputs."""
+    compute: Compute | None = None
+    """A script's own, in place of the model and the loss."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """A model's outputs and its mean loss, for a batch on its device."""
+        with self.precision.autocast():
+            if self.compute is not None:
+                return self.compute(model, batch)
+            outputs = model(self.arrange(batch.inputs))
+            return outputs, self.loss(outputs, batch.targets)
+
+    def arrange(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The inputs, as they are to be stored."""
+        if self.memory_format == torch.preserve_format:
+            return inputs
+        return inputs.contiguous(memory_format=self.memory_format)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model, and how its weights are changed."""
+
+    model: nn.Module
+    """What takes a batch: DDP's wrapper, or the module itself."""
+    module: nn.Module
+    update: GuardedUpdate
+    guard: LossGuard
+    forward: Forward
+    passes: int = 1
+    """Forward and backward passes that a step's batch is cut into."""
+    hold: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around all passes of a step but the last: ranks exchange gradients in the last one only."""
+    clock: StageClock = field(default_factory=StageClock)
+    traffic: Traffic = field(default_factory=Traffic)
+    about: str = ""
+    """How ranks share the model: a line for the console, or nothing."""
+    gathers: bool = False
+    """Whether every forward pass is collective, and parameters are parts of sharded ones."""
+
+    def at_average(self) -> AbstractContextManager[object]:
+        """Within it the module goes by the moving average of its weights, if there is one."""
+        average = self.update.average if isinstance(self.update, LocalUpdate) else None
+        return nullcontext() if average is None else average.applied()
+
+    def take_step(
+        self, batch: Batch, device: torch.device, totals: Totals, describe: Callable[[], str]
+    ) -> torch.Tensor | None:
+        """Change the weights by a batch of this rank. Collective.
+
+        ``totals`` gets the batch's loss and metrics; ``describe`` names step, rank and samples.
+        The clock gets the time since it was last told of a stage's end.
+
+        Returns the loss where it is not finite: the step is left out then, on all ranks. Raises
+        MpiddpError where such a loss ends the run.
+        """
+        before = totals.save() if self.guard.skips else None
+        bad: torch.Tensor | None = None
+        self.guard.begin_step()
+        self.update.begin_step()
+        parts = split_batch(batch, self.passes)
+        for number, part in enumerate(parts, start=1):
+            with self.hold() if number < len(parts) else nullcontext():
+                inputs, targets, _ = part.to(device)
+                self.clock.end(Stage.TRANSFER)
+                outputs, loss = self.forward(self.model, Batch(inputs, targets))
+                if self.guard.examine(loss, describe):
+                    bad = loss
+                weighted = loss if part.weight == 1 else loss * part.weight
+                scaled = self.forward.precision.scale(weighted)
+                self.clock.watch(scaled)
+                self.clock.end(Stage.FORWARD)
+                torch.autograd.backward(scaled)
+                self.clock.end(Stage.COMMUNICATION)
+                self.traffic.count(self.clock)
+            if part.weight > 0:
+                totals.add(loss.detach(), outputs, targets)
+                self.clock.end(Stage.FORWARD)
+        if not self.update.finish_step(is_bad=bad is not None):
+            self.guard.restore()
+        if bad is not None and before is not None:
+            totals.restore(before)
+            totals.leave_out()
+        self.clock.end(self.traffic.update_stage)
+        self.clock.costs.steps += 1
+        return bad
+
+
+def split_batch(batch: Batch, passes: int) -> list[Batch]:
+    """Cut a batch into ``passes`` parts, each with its share of the batch's weight.
+
+    The sum of the parts' mean losses, each times its weight, is the batch's mean loss times the
+    batch's. A batch with fewer samples has its first part again, with the weight 0, so that every
+    rank takes as many passes.
+    """
+    if passes == 1:
+        return [batch]
+    features, labels = (torch.tensor_split(each, passes) for each in (batch.inputs, batch.targets))
+    total = len(batch.targets)
+    return [
+        Batch(part, classes, batch.weight * len(classes) / total)
+        if len(classes)
+        else Batch(features[0], labels[0], 0.0)
+        for part, classes in zip(features, labels, strict=True)
+    ]

@@ -1,0 +1,167 @@
+"""Has all ranks load the same data set, or refuse it alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Session
+from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.device_data import place
+from mpiddp.training.data.download import fetch_on_all
+from mpiddp.training.data.factories import call_factory, describe, failed
+from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.samples import Batch, BatchError, Key, Samples, UnreadableSampleError
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.task.task import Task, cross_entropy
+
+IGNORED = -100
+"""The label that torch's cross entropy leaves out."""
+
+
+def load_on_all(configuration: Configuration, task: Task, session: Session) -> DataSet:
+    """Return the task's data. Collective.
+
+    Raises ConfigurationError, on all ranks alike, where one of them cannot load it or has another.
+    """
+    if configuration.download:
+        settle(session, fetch_on_all(configuration.data, configuration.data_dir, session))
+    data: DataSet | None = None
+    problem = ""
+    try:
+        skips = configuration.on_bad_sample == "skip"
+        data = load_data(task, configuration.seed, configuration.data, skips=skips)
+    except ConfigurationError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"data: cannot read {configuration.data}: {error}"
+    settle(session, problem)
+    assert data is not None
+    session.agree(data.classes, f"number of classes of the data set {configuration.data}")
+    session.agree(data.digest(), f"data set {configuration.data}")
+    return data
+
+
+def load_data(task: Task, seed: int, name: str = "", *, skips: bool = False) -> DataSet:
+    """Raises ConfigurationError, also where a split is empty or its shape cannot be read.
+
+    Args:
+        name: of the data, for messages; by default that of the task's function.
+        skips: whether samples that cannot be read are left out.
+    """
+    assert task.data is not None
+    data = call_factory("data", task.data, DataSet, seed=seed)
+    name = name or describe(task.data)
+    _check_sizes(data, name)
+    _check_labels(task, data, name)
+    if data.sample_shape is not None:
+        return data
+    # Read only until one has been found; an index or a file may be wrong.
+    problem: Exception | None = None
+    for position in range(len(data.train)):
+        try:
+            shape = tuple(torch.as_tensor(data.train[position][0]).shape)
+            return replace(data, sample_shape=shape)
+        except Exception as error:
+            problem = problem or error
+            if not skips:
+                break
+    assert problem is not None
+    what = "no sample" if skips else "the first sample"
+    can = "can" if skips else "cannot"
+    raise failed("data", f"{what} of {name} {can} be read", problem) from problem
+
+
+def _check_sizes(data: DataSet, name: str) -> None:
+    for each in ("train", "test"):
+        split = getattr(data, each)
+        try:
+            samples = len(split)
+        except Exception as error:
+            what = f"the samples of {each} of {name} cannot be counted"
+            raise failed("data", what, error) from error
+        if samples == 0:
+            raise ConfigurationError(f"data: expected samples, found none in {each} of {name}")
+        if isinstance(split, Split) and len(split.features) != samples:
+            raise ConfigurationError(
+                f"data: expected as many features as labels in {each} of {name}, found "
+                f"{len(split.features)} and {samples}"
+            )
+    classes: Any = data.classes
+    if not isinstance(classes, Integral) or int(classes) < 0:
+        raise ConfigurationError(
+            f"data: expected the number of classes (0 for none) of {name}, found {classes!r}"
+        )
+
+
+def _check_labels(task: Task, data: DataSet, name: str) -> None:
+    """Of data in memory. On a GPU a wrong one would end the run without its place."""
+    if task.loss is not cross_entropy or data.classes == 0:
+        return
+    for what in ("train", "test"):
+        split = getattr(data, what)
+        labels = split.labels if isinstance(split, Split) else np.zeros(0)
+        if labels.dtype != np.int64:
+            continue
+        bad = labels[((labels < 0) & (labels != IGNORED)) | (labels >= data.classes)]
+        if bad.size:
+            raise ConfigurationError(
+                f"data: expected labels from 0 to {data.classes - 1} in {what} of {name}, found "
+                f"{bad[0]}"
+            )
+
+
+def settle(session: Session, problem: str) -> None:
+    """Raise ConfigurationError on all ranks where any has a problem. Collective."""
+    found = session.gather(problem)
+    bad = [rank for rank, each in enumerate(found) if each]
+    if not bad:
+        return
+    some = f" (on {len(bad)} of {len(found)} ranks, the first of them rank {bad[0]})"
+    only = "" if len(bad) == len(found) else some
+    raise ConfigurationError(found[bad[0]] + only)
+
+
+def choose_samples(
+    configuration: Configuration, data: DataSet, device: torch.device
+) -> tuple[Samples, Samples]:
+    """The training and the test samples, as the options have them read, for this device."""
+    skips = configuration.on_bad_sample == "skip"
+    return (
+        Samples(place(data.train, device), "training", configuration.seed, skips),
+        Samples(place(data.test, device), "test", configuration.seed, skips),
+    )
+
+
+def choose_reading(configuration: Configuration, session: Session) -> Reading:
+    return Reading(configuration.workers, pins=session.device.type == "cuda")
+
+
+def read_first(samples: Samples, count: int, session: Session) -> Batch:
+    """A batch of the first samples, on the rank's device.
+
+    Where samples that cannot be read are left out, it has others in their place, if there are any.
+    Raises UnreadableSampleError, and ConfigurationError where samples make no batch of tensors.
+    """
+    positions = list(range(count))
+    answer = samples[Key(1, positions)]
+    if isinstance(answer.problem, UnreadableSampleError) and samples.skips:
+        positions = samples.find_readable(Key(1, list(range(len(samples.split)))), count)
+        answer = samples[Key(1, positions)] if positions else answer
+    if isinstance(answer.problem, BatchError):
+        raise ConfigurationError(f"data: {answer.problem}")
+    if answer.batch is None:
+        assert answer.problem is not None
+        raise answer.problem
+    for what in ("inputs", "targets"):
+        found = getattr(answer.batch, what)
+        if not isinstance(found, torch.Tensor):
+            raise ConfigurationError(
+                f"data: expected a batch whose {what} are one tensor, found {type(found).__name__}"
+            )
+    return answer.batch.to(session.device)

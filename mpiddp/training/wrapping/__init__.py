@@ -1,0 +1,1 @@
+"""DDP, FSDP, buckets, activation checkpointing."""

@@ -1,0 +1,194 @@
+"""Puts a model where it is trained, in the wrapper that the options name, with its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.launch.session import Session
+from mpiddp.sync.parameter_server.roles import Roles
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.parallelism import ParallelismOptions
+from mpiddp.training.step.divergence import LossGuard, MarkedModel, SharedRefusal
+from mpiddp.training.step.learning_rate import LearningRate
+from mpiddp.training.step.moving_average import MovingAverage
+from mpiddp.training.step.optimizer_step import LocalUpdate, Refusal, Treatment, make_optimizer
+from mpiddp.training.step.stages import make_clock, time_buffers
+from mpiddp.training.step.step import Engine, Forward, split_batch
+from mpiddp.training.step.traffic import ServerTraffic, SteadyTraffic, Traffic, observe
+from mpiddp.training.wrapping import buckets, overlap
+from mpiddp.training.wrapping.activations import recompute
+from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
+from mpiddp.training.wrapping.parallel import replicate, serve
+
+
+@dataclass(frozen=True)
+class Start:
+    """What an engine is made of."""
+
+    module: nn.Module
+    """On the CPU for FSDP, elsewhere on this rank's device."""
+    forward: Forward
+    batch: Batch
+    """The first of the data, on this rank's device."""
+    rate: LearningRate
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """A model that its ranks share."""
+
+    model: nn.Module
+    hold: Callable[[], AbstractContextManager[object]] = nullcontext
+    refusal: Refusal | None = None
+    about: str = ""
+    gathers: bool = False
+    pace: overlap.Pace | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+def start_engine(
+    configuration: Configuration,
+    session: Session,
+    roles: Roles | None,
+    start: Start,
+    fail: Callable[[BaseException], object],
+) -> tuple[Configuration, Engine, overlap.Pace | None]:
+    """Make what takes this rank's steps; collective.
+
+    ``fail`` is called with the error that ends a parameter server's thread. Returns the
+    configuration with what was chosen by measurement, and what was measured of overlap.
+
+    Raises ConfigurationError for what is not possible here.
+    """
+    module, forward = start.module, start.forward
+    clock = make_clock(session.device)
+    passes, skips = configuration.accumulation_steps, configuration.on_nan == "skip"
+    if configuration.activation_checkpointing:
+        _recompute(module, configuration.wrap_parameters)
+    if roles is not None:
+        module.to(session.device)
+        serving = serve(configuration, session, roles, module, start.rate, fail)
+        guard = LossGuard(module, skips=skips, marked=None)
+        model = compile_model(module, configuration)
+        engine = Engine(
+            model, module, serving, guard, forward, passes,
+            clock=clock, traffic=ServerTraffic(serving),
+        )  # fmt: skip
+        return configuration, engine, None
+    configuration, wrapped = _wrap(configuration, session, start)
+    update = _make_update(configuration, start, wrapped.refusal)
+    marked = wrapped.refusal if isinstance(wrapped.refusal, MarkedModel) else None
+    guard = LossGuard(module, skips=skips, marked=marked)
+    if configuration.parallel == "ddp":
+        time_buffers(clock, wrapped.model, module)
+    engine = Engine(
+        wrapped.model, module, update, guard, forward, passes, wrapped.hold,
+        about=wrapped.about, gathers=wrapped.gathers, clock=clock, traffic=wrapped.traffic,
+    )  # fmt: skip
+    return configuration, engine, wrapped.pace
+
+
+def _wrap(
+    configuration: Configuration, session: Session, start: Start
+) -> tuple[Configuration, _Wrapped]:
+    module, ranks = start.module, session.world.size
+    if configuration.parallel == "ddp":
+        return _wrap_in_ddp(configuration, session.device, start)
+    if configuration.parallel == "fsdp":
+        # It takes a second to import.
+        from mpiddp.training.wrapping import fsdp
+
+        about = fsdp.shard(module, session, configuration)
+        refusal = SharedRefusal(session.device) if configuration.on_nan == "skip" else None
+        model = compile_model(module, configuration)
+        hold = partial(fsdp.hold_gradients, module)
+        traffic = SteadyTraffic(fsdp.count_bytes(module, configuration.accumulation_steps))
+        wrapped = _Wrapped(model, hold, refusal, about, gathers=True, traffic=traffic)
+        return configuration, wrapped
+    if ranks > 1:
+        raise ConfigurationError(
+            f"parallel: {configuration.parallel} is for one rank, found {ranks}: start one, or use "
+            "--parallel ddp or fsdp"
+        )
+    model = module
+    if configuration.parallel == "dp":
+        model = _spread(module, session.device)
+    return configuration, _Wrapped(compile_model(model, configuration))
+
+
+def _wrap_in_ddp(
+    configuration: Configuration, device: torch.device, start: Start
+) -> tuple[Configuration, _Wrapped]:
+    part = split_batch(start.batch, configuration.accumulation_steps)[0]
+    configuration = buckets.settle(configuration, start.module, part, start.forward)
+    replica = replicate(start.module, device, configuration)
+    traffic = observe(replica.model, replica.hook)
+    # What torch makes of the wrapper has its attributes, too.
+    compiled: Any = compile_model(replica.model, configuration)
+    replica = replace(replica, model=compiled)
+    configuration, pace = overlap.settle(configuration, replica, part, start.forward)
+    hold = replica.model.no_sync
+    wrapped = _Wrapped(replica.model, hold, replica.marked, pace=pace, traffic=traffic)
+    return configuration, wrapped
+
+
+def _spread(module: nn.Module, device: torch.device) -> nn.Module:
+    found = torch.cuda.device_count() if device.type == "cuda" else 0
+    if found < 2:
+        raise ConfigurationError(
+            f"parallel: dp is for one process with several GPUs, found {count_noun(found, 'GPU')}: "
+            "use --parallel ddp or none"
+        )
+    return nn.DataParallel(module)
+
+
+def _recompute(module: nn.Module, least: int) -> None:
+    groups = list(find_innermost(find_groups(module, least)))
+    if not groups:
+        raise ConfigurationError(
+            f"activation_checkpointing: expected modules with wrap_parameters = {least} or more, "
+            "found none: use a smaller --wrap-parameters"
+        )
+    recompute(groups)
+
+
+def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
+    """The model as torch.compile makes it, where that is asked for.
+
+    Raises ConfigurationError where the compiler does not work.
+    """
+    if not options.compile:
+        return model
+    device = next(model.parameters()).device
+    try:
+        torch.compile(torch.sin)(torch.ones(2, device=device))
+    except Exception as error:  # The compilers' errors have no type in common.
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"compile: torch.compile does not work here: {type(error).__name__}: {reason}: leave "
+            "out --compile"
+        ) from None
+    # One program for each size of batch: which one is used does not depend on earlier sizes.
+    compiled: Any = torch.compile(model, dynamic=False)
+    return cast(nn.Module, compiled)
+
+
+def _make_update(
+    configuration: Configuration, start: Start, refusal: Refusal | None
+) -> LocalUpdate:
+    optimizer = make_optimizer(configuration, list(start.module.parameters()))
+    decay = configuration.ema
+    average = None if decay is None else MovingAverage(start.module, decay)
+    scaler = start.forward.precision.scaler
+    treatment = Treatment(refusal, scaler, configuration.clip_norm, average)
+    return LocalUpdate(start.module, optimizer, start.rate, treatment)

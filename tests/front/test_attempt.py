@@ -1,0 +1,128 @@
+"""The launcher's process: what is typed reaches it, and so do signals, whenever they come."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+import launchers
+from mpiddp.front import attempt
+from mpiddp.front.attempt import Files, Launch
+from mpiddp.launch.launcher.command import OPEN_MPI, SRUN
+
+SECONDS = 60
+RUN = """
+import os, sys
+from mpiddp.front.attempt import Launch
+from mpiddp.launch.launcher.command import OPEN_MPI
+
+launch = Launch(OPEN_MPI, starts_ranks=True)
+launch.listen()
+for attempt in range(2):
+    command = [sys.executable, "-c", "print('<' + input() + '>')"]
+    print(launch.run(command, os.environ, None, offers_input=True).status)
+    sys.stdout.flush()
+"""
+
+
+def test_what_is_typed_reaches_the_launcher():
+    front, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN], cwd=launchers.ROOT,
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(terminal)
+    try:
+        for word in ("one", "two"):
+            os.write(front, f"{word}\n".encode())
+            await_text(front, f"<{word}>")
+            await_text(front, "0")
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(front)
+
+
+def await_text(terminal: int, text: str) -> None:
+    found, deadline = "", time.monotonic() + SECONDS
+    while text not in found:
+        ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
+        assert ready, found
+        found += os.read(terminal, 1024).decode()
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    before = {number: signal.getsignal(number) for number in attempt.PASSED_ON}
+    launch = Launch(OPEN_MPI, starts_ranks=True)
+    launch.listen()
+    yield launch
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_between_two_launchers_goes_to_the_second_alone(launch, monkeypatch):
+    assert launch.run(["true"], os.environ, None).status == 0
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
+    # The first has gone: its number may be another process's by now.
+    signal.raise_signal(signal.SIGTERM)
+    assert (killed, launch.signal) == ([], signal.SIGTERM)
+    monkeypatch.undo()
+    began = time.monotonic()
+    found = launch.run(["sleep", str(SECONDS)], os.environ, None)
+    assert (found.status, found.signal) == (143, signal.SIGTERM)
+    assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])
+def test_srun_without_a_step_ends_itself(monkeypatch, step):
+    asked, sent = [], []
+    host = os.uname().nodename.partition(".")[0]
+
+    def answer(*command: str) -> str:
+        asked.append(command)
+        return step.format(host=host, process=42)
+
+    class Process:
+        pid = 42
+        returncode = None
+
+        def send_signal(self, number):
+            sent.append(number)
+
+    monkeypatch.setattr(attempt, "ask", answer)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    launch = Launch(SRUN, starts_ranks=True)
+    launch._process = Process()  # type: ignore[assignment]
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        launch._take(number, None)
+    through_slurm = [command[2] for command in asked if command[0] == "scancel"]
+    if step:
+        assert (through_slurm, sent) == (["--signal=USR1", "--signal=TERM"], [])
+    else:
+        assert (through_slurm, sent) == ([], [signal.SIGTERM])
+
+
+def test_srun_takes_the_names_of_logs_as_they_are():
+    assert Files("100%j/a.out", "100%j/a.err").srun_options()[:2] == [
+        "--output=100%%j/a.out",
+        "--error=100%%j/a.err",
+    ]
+
+
+def test_a_full_disk_below_standard_output_is_no_failure_at_the_end():
+    code = "import sys; from mpiddp.front.attempt import write; write(sys.stdout, b'x')"
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=full).returncode == 0

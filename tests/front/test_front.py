@@ -1,0 +1,969 @@
+"""One command starts ranks: which role a process has, what it starts, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import importlib.machinery
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+import launchers
+import mpiddp
+from mpiddp import __main__
+from mpiddp.errors import ConfigurationError
+from mpiddp.front import attempt, front, plan
+from mpiddp.front.front_options import FrontOptions, read_options
+from mpiddp.front.job_end import Exit
+from mpiddp.front.rank_command import make_rank_command
+from mpiddp.launch.script import command_line, other_launchers, script
+from mpiddp.launch.script.command_line import split
+from mpiddp.process import job_directory
+
+SECONDS = 120
+MPIDDP = [sys.executable, "-m", "mpiddp"]
+HELLO = """
+import os, sys
+import torch.distributed as dist
+
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+count, most = (os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+sys.stdout.write(f"rank {rank} of {size}, restart {count} of {most}, {sys.argv[1:]}\\n")
+sys.stdout.flush()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A directory with a script, in which no job and no launcher's variables are."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if launchers.INHERITED.fullmatch(name):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "hello.py").write_text(HELLO)
+    return tmp_path
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """``python -m mpiddp WORDS``, as a person types it."""
+    return subprocess.run(
+        [*MPIDDP, *words],
+        env=launchers.clean_environment({**launchers.WAITING, **variables}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def read_dry(*words: str, **variables: str) -> list[str]:
+    """The words of the line that --dry-run prints."""
+    done = run("--dry-run", *words, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    [line] = done.stdout.splitlines()
+    return shlex.split(line)
+
+
+# ---- the command line ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "ranks", "module", "rest"),
+    [
+        ("-n 4 x.py -n 5", [("-n", "4")], "", None, "x.py -n 5"),
+        ("-n4 --timeout 5 x.py", [("-n", "4")], "--timeout 5", None, "x.py"),
+        ("--timeout=5 --nodes=2 x.py", [("--nodes", "2")], "--timeout=5", None, "x.py"),
+        ("-n 2 -m a.b --launcher x", [("-n", "2")], "", "a.b", "--launcher x"),
+        ("-ma.b c", [], "", "a.b", "c"),
+        ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
+         "-x.py"),
+        ("--port-range 1-9 x.py", [], "--port-range 1-9", None, "x.py"),
+        ("--allow-shared-gpu x.py", [], "--allow-shared-gpu", None, "x.py"),
+        # mpirun's: it is refused as an unknown option.
+        ("-np 2 x.py", [], "-np", None, "2 x.py"),
+        ("", [], "", None, ""),
+    ],
+)  # fmt: skip
+def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, rest):
+    line = split(words.split())
+    assert (list(line.front), line.module) == (given, module)
+    assert (" ".join(line.ranks), " ".join(line.rest)) == (ranks, rest)
+
+
+def test_the_ranks_options_are_those_of_their_parser():
+    actions = script.make_rank_parser()._actions
+    takes_value = {name: each.nargs != 0 for each in actions for name in each.option_strings}
+    assert takes_value == command_line.RANKS
+
+
+def test_each_option_of_the_front_is_explained():
+    explained = re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP)
+    assert explained == [name for name in command_line.FRONT if name not in command_line.HIDDEN]
+
+
+def test_the_documentation_maps_every_option_of_torchrun():
+    from torch.distributed.run import get_args_parser
+
+    unnamed = [
+        names
+        for action in get_args_parser()._actions
+        if (names := action.option_strings)
+        and not any(other_launchers.find_counterpart(name) for name in names)
+    ]
+    assert unnamed == [["-h", "--help"]]
+    text = (launchers.ROOT / "docs" / "launching.md").read_text()
+    for launcher, rows in other_launchers.TABLES.items():
+        head = re.search(rf"\| `?{launcher}`? \| .*\n\|---\|---\|\n", text)
+        assert head is not None
+        table = text[head.end() :].partition("\n\n")[0]
+        assert table.splitlines() == [f"| {names} | {what} |" for names, what in rows.items()]
+
+
+# ---- what would be started -------------------------------------------------------------------
+
+
+def test_a_dry_run_names_launcher_ranks_and_program(folder):
+    words = read_dry("-n", "3", "--timeout", "9", "hello.py", "a b", "--n")
+    own = Path(sys.prefix, "bin", "mpirun")
+    assert str(own) in words and words[words.index("-n") + 1] == "3"
+    program = [sys.executable, "-m", "mpiddp", "--timeout", "9", "hello.py", "a b", "--n"]
+    assert words[-len(program) :] == program
+    assert not (folder / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["train", "--epochs", "1"], ["-m", "mpiddp.train", "--epochs", "1"]),
+        (["doctor"], ["-m", "mpiddp.doctor"]),
+        (["-m", "this", "x"], ["-m", "mpiddp", "-m", "this", "x"]),
+        (["./train"], ["-m", "mpiddp", "./train"]),
+        (["--", "-odd.py"], ["-m", "mpiddp", "--", "-odd.py"]),
+    ],
+)
+def test_what_each_rank_runs(folder, words, program):
+    for name in ("train", "doctor", "-odd.py"):
+        (folder / name).touch()
+    assert read_dry("-n", "2", *words)[-len(program) :] == program
+
+
+def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
+    done = subprocess.run(
+        [sys.executable, "-u", "-X", "dev", *MPIDDP[1:], "-n", "1", "--dry-run", "hello.py"],
+        env=launchers.clean_environment({"MPIDDP_WRAP": "nice -n '1'"}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    start = ["nice", "-n", "1", sys.executable, "-u", "-X", "dev", "-m", "mpiddp", "hello.py"]
+    assert shlex.split(done.stdout)[-len(start) :] == start
+    # Where the ranks are in a container, their Python and script may be as well.
+    assert read_dry("-n", "1", "--python", "py", "gone.py", MPIDDP_WRAP="env")[-5:] == [
+        "env", "py", "-m", "mpiddp", "gone.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("-m mpiddp", ""),
+        ("-mmpiddp", ""),
+        ("-um mpiddp", "-u"),
+        ("-s /bin/mpiddp", "-s"),
+        ("/bin/mpiddp", ""),
+        ("-B -X dev -Wdefault -m mpiddp", "-B -X dev -Wdefault"),
+        ("--check-hash-based-pycs always -mmpiddp", "--check-hash-based-pycs always"),
+        ("-Xfrozen_modules=off -m mpiddp", "-Xfrozen_modules=off"),
+    ],
+)
+def test_which_words_are_pythons_own(folder, monkeypatch, words, kept):
+    own = ["-n", "2", "hello.py", "-m", "-u"]
+    monkeypatch.setattr(sys, "argv", ["mpiddp", *own])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split(), *own])
+    program = make_rank_command(split(own), FrontOptions())
+    expected = [sys.executable, *kept.split(), "-m", "mpiddp", "hello.py", "-m", "-u"]
+    assert program == expected
+
+
+def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
+    """As an editable installation of setuptools does."""
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
+
+    line = split(["-n", "2", "-m", "editable.part"])
+    with pytest.raises(ConfigurationError, match="no module named 'editable'"):
+        make_rank_command(line, FrontOptions())
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    assert make_rank_command(line, FrontOptions())[-2:] == [
+        "-m",
+        "editable.part",
+    ]
+
+
+def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
+    options = ("--launcher-options", "-x 'A B'", "--launcher-options=-v")
+    words = read_dry("-n", "2", *options, "hello.py")
+    at = words.index("-x")
+    assert words[at : at + 5] == ["-x", "A B", "-v", "-n", "2"]
+
+
+def test_what_is_set_stays_and_what_is_needed_comes(folder):
+    plain = read_dry("-n", "2", "hello.py")
+    assert plain[0] == "env" and "OMPI_MCA_pml=ob1" in plain
+    assert "OMPI_MCA_pml=ob1" not in read_dry("-n", "2", "hello.py", OMPI_MCA_pml="ucx")
+
+
+def test_auto_is_one_rank_per_gpu_else_per_core(folder):
+    words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="0,1,2")
+    assert words[words.index("-n") + 1] == "3"
+    assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
+    words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="")
+    assert int(words[words.index("-n") + 1]) == plan.count_slots()
+    # The ranks choose their threads, however many ranks there are.
+    assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("0", 1), ("3,1", 2), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-a,GPU-b", 2)],
+)
+def test_gpus_that_may_be_used(visible, gpus):
+    assert plan.count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+
+
+@pytest.mark.by_default("openmpi")
+def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
+    """With more ranks than this machine has cores, and perhaps as root."""
+    ranks = len(os.sched_getaffinity(0)) + 1
+    (folder / "say.py").write_text("print('a rank')\n")
+    words = ("-n", str(ranks), "--launcher", str(either_launcher.mpirun), "say.py")
+    line = run("--dry-run", *words).stdout
+    pasted = subprocess.run(
+        line.replace("-m mpiddp say.py", "say.py"), shell=True, capture_output=True, text=True,
+        env=launchers.clean_environment(), timeout=SECONDS,
+    )  # fmt: skip
+    assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
+
+
+def test_the_installed_command_is_the_same(folder):
+    command = folder / "mpiddp"
+    # As pip writes it.
+    command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
+    for program in (["hello.py"], ["-m", "this", "-m"]):
+        done = subprocess.run(
+            [sys.executable, str(command), "-n", "2", "--dry-run", *program],
+            env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert shlex.split(done.stdout) == read_dry("-n", "2", *program)
+
+
+# ---- mistakes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("-n x hello.py", "-n expects auto or a whole number of at least 1"),
+        ("-n 0 hello.py", "at least 1, found '0'"),
+        ("-n 2 -n 3 hello.py", "-n is given twice"),
+        ("-n", "-n expects a value"),
+        ("-n 2", "no SCRIPT given"),
+        ("-n 2 gone.py", "there is no script 'gone.py'"),
+        ("-n 2 below", "'below' is a directory without a __main__.py"),
+        ("-n 2 -m no.such", "no module named 'no'"),
+        ("-n 2 -m", "-m expects the name of a module"),
+        ("-n 2 --epochs 3 hello.py", "--epochs is no option of mpiddp; options of the script"),
+        ("-n 2 --labels hello.py", "(did you mean --label?)"),
+        ("-n 2 trian", "(did you mean train?)"),
+        (
+            "-n 2 --timeout -1 --nproc-per-node 2 x",
+            "option of torchrun; for mpiddp, type -n N or -n auto, or in a Slurm job --ranks-per-n",
+        ),
+        ("-n 2 --master_addr=x x", "master_addr is an option of torchrun; for mpiddp, leave it o"),
+        ("-n 2 --num_processes 2 x", "of accelerate launch; for mpiddp, type -n N, the number on"),
+        ("-n 2 --ntasks 2 x", "--ntasks is an option of srun; for mpiddp, type -n N\n"),
+        ("-n 2 --ntasks-per-node 2 x", "of srun; for mpiddp, type --ranks-per-node N\n"),
+        (
+            "-G 2 x",
+            "mpiddp: -G is an option of srun; for mpiddp, leave it out: give it to sbatch or",
+        ),
+        ("-N2 x", "mpiddp: -N2 is an option of srun; for mpiddp, type --nodes N\n"),
+        (
+            "-c 2 x",
+            "mpiddp: -c is an option of srun; for mpiddp, leave it out: give it to sbatch or",
+        ),
+        ("-t 1:00 -n 2 x", "mpiddp: -t is an option of srun; for mpiddp, leave it out: give it to"),
+        (
+            "-o log -n 2 x",
+            "mpiddp: -o is an option of srun; for mpiddp, type --job-log DIR for all",
+        ),
+        ("-n 2 --console x hello.py", "--console: expected all, none, or ranks"),
+        ("-n 2 --console 5,2-3 hello.py", "--console 5,2-3 names none of the job's ranks"),
+        ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
+        ("-n 2 --timeout 3 train", "--timeout belongs after train"),
+        ("-n 2 stacks", "stacks starts no ranks"),
+        ("-n 2 export runs/a", "export starts no ranks"),
+        ("hello.py -n 2", "-n stands after hello.py"),
+        ("train -n 2 --data toy", "-n stands after train: put it before\n"),
+        ("hello.py --launcher=srun", "--launcher=srun stands after hello.py"),
+        ("--nodes 2 hello.py", "--nodes counts the nodes of a Slurm job"),
+        ("--ranks-per-node 2 hello.py", "--ranks-per-node counts the nodes"),
+        ("--launcher srun hello.py", "this shell has none"),
+        ("--launcher /no/mpirun hello.py", "'/no/mpirun' is not a program"),
+        ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
+        ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
+        ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
+        ("--restarts -1 hello.py", "--restarts expects a whole number"),
+        ("--restarts 1 --restart-window nan hello.py", "--restart-window expects seconds"),
+        ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
+        ("--restarts 0 --restart-window 9 hello.py", "--restart-window has no effect without"),
+        ("--min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
+        ("--restarts 1 --min-nodes 2 --launcher none hello.py", "with --launcher none the prog"),
+        ("-n 100000000 hello.py", "-n 100000000 is more than 64 ranks per core"),
+        ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),
+        ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
+        ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
+    (folder / "below").mkdir()
+    monkeypatch.setattr(
+        attempt.Launch, "run", lambda *_, **__: pytest.fail("something was started")
+    )
+    code = call(shlex.split(words), monkeypatch)
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("mpiddp: ") and part in captured.err
+
+
+def test_a_prefix_that_is_no_program_starts_nothing(folder, monkeypatch, capsys):
+    monkeypatch.setenv("MPIDDP_WRAP", "no-such-container exec image")
+    assert call(["-n", "2", "hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "MPIDDP_WRAP names 'no-such-container'" in line and "no such program in PATH" in line
+
+
+def call(words: Sequence[str], monkeypatch) -> int:
+    """The exit code of the front, in this process."""
+    before = {number: signal.getsignal(number) for number in attempt.PASSED_ON}
+    monkeypatch.setattr(sys, "argv", ["mpiddp", *words])
+    monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, *words])
+    try:
+        line = split(words)
+    except ConfigurationError as error:
+        front.say(str(error))
+        return error.exit_code
+    with pytest.raises(SystemExit) as caught:
+        front.run(line)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_script_that_cannot_be_read(folder):
+    (folder / "hello.py").chmod(0)
+    done = run("-n", "1", "hello.py")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_without_any_mpirun_one_line_says_so(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    monkeypatch.setenv("PATH", str(folder))
+    assert call(["-n", "2", "hello.py"], monkeypatch) == 2
+    assert "load your MPI, or run" in capsys.readouterr().err
+
+
+def test_a_rank_starts_no_ranks(folder):
+    done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "-n starts ranks, and this process is one" in done.stderr
+
+
+# ---- in an allocation ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def allocation(folder, monkeypatch) -> Path:
+    """A job on two nodes of four cores, with programs that only answer."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    for name, text in {
+        "scontrol": 'cat "$RECORD"',
+        "srun": 'printf "%s\\n" "$@" >srun.words; env >srun.environment; exit "${STATUS:-0}"',
+    }.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_folder / name).chmod(0o755)
+    (folder / "record").write_text(
+        "JobId=7 JobName=run\n   NodeList=n[1-2]\n   NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task=1 \n"
+    )
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("RECORD", str(folder / "record"))
+    for name, value in {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+        "SLURM_GPUS_PER_NODE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def test_in_an_allocation_srun_is_the_launcher(allocation, monkeypatch, capsys):
+    assert call(["--dry-run", "--ranks-per-node", "2", "hello.py"], monkeypatch) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:5] == ["env", "-u", "SLURM_GPUS_PER_NODE", "SRUN_CPUS_PER_TASK=2", "srun"]
+    assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--mpi=pmix"} <= set(words)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(0, "--host"), (1, "-hosts")])
+def test_in_an_allocation_mpirun_is_told_the_hosts(allocation, monkeypatch, capsys, code, kind):
+    version = ("mpirun (Open MPI) 5.0.11", "HYDRA build details:")[code]
+    program = allocation / "bin" / "its-mpirun"
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    words = ["--dry-run", "-n", "3", "--launcher", "its-mpirun", "hello.py"]
+    assert call(words, monkeypatch) == 0
+    words = shlex.split(capsys.readouterr().out)
+    at = words.index(kind)
+    assert words[at : at + 4] == [kind, "n1:2,n2:1", "-n", "3"]
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "pmi"),
+    [
+        ("libmpi.so.40", "", "pmix"),
+        ("libmpi.so.12", "", "pmi2"),
+        ("libmpi.so.12", "'--with-pmix=/usr'", "pmix"),
+    ],
+)
+def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, library, text, pmi):
+    path = allocation / library
+    path.write_text(text)
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(path))
+    assert call(["--dry-run", "hello.py"], monkeypatch) == 0
+    assert f"--mpi={pmi}" in shlex.split(capsys.readouterr().out)
+    monkeypatch.setenv("MPIDDP_PMI", "cray_shasta")
+    assert call(["--dry-run", "hello.py"], monkeypatch) == 0
+    assert "--mpi=cray_shasta" in shlex.split(capsys.readouterr().out)
+
+
+class StartedError(Exception):
+    """The front was about to start ranks."""
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "is_front"),
+    [
+        ("hello.py", "", False),
+        ("hello.py", "7", True),
+        ("-m this", "7", True),
+        ("train --epochs 1", "7", True),
+        ("train --epochs 1", "", False),
+        ("stacks", "7", False),
+        ("plot first", "7", False),
+        ("export runs/first", "7", False),
+        ("checkpoints runs/first", "7", False),
+        ("train --help", "7", False),
+        ("--help", "7", False),
+        ("-n 2 --help", "", False),
+        ("-n 2 hello.py --help", "", True),
+    ],
+)
+def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert __main__._is_front(split(words.split())) == is_front
+    # What a launcher has started is a rank.
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert not __main__._is_front(split(words.split()))
+
+
+def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
+    def run(line):
+        raise StartedError(make_rank_command(line, read_options(line)))
+
+    monkeypatch.setattr(front, "run", run)
+    monkeypatch.setattr(sys, "argv", ["mpiddp", "hello.py"])
+    monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, "hello.py"])
+    with pytest.raises(StartedError) as caught:
+        __main__.main()
+    assert caught.value.args[0][-2:] == ["mpiddp", "hello.py"]
+
+
+def test_help_is_shown_beside_the_fronts_options(folder):
+    done = run("-n", "2", "--help")
+    assert done.returncode == 0 and "--restarts N" in done.stdout
+    done = run("-n", "2", "--version")
+    assert (done.returncode, done.stdout) == (0, f"mpiddp {mpiddp.__version__}\n")
+
+
+def test_more_ranks_than_slots_start_nothing(allocation, monkeypatch, capsys):
+    assert call(["-n", "9", "hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "9 ranks are more than this job's slots (4+4 cores on 2 nodes)" in line
+    assert not (allocation / "srun.words").exists()
+
+
+def test_a_slurm_that_answers_with_an_error_starts_nothing(allocation, monkeypatch, capsys):
+    (allocation / "record").unlink()
+    assert call(["-n", "2", "hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "Slurm does not answer about this job (scontrol show job -d 7): cat:" in line
+    assert not (allocation / "srun.words").exists()
+
+
+# ---- restarts --------------------------------------------------------------------------------
+
+
+class Attempts:
+    """Stands for the launcher: ends attempts as it is told, and keeps how they were started."""
+
+    def __init__(self, monkeypatch, *ends: Exit, seconds: float = 0.0) -> None:
+        self.ends = ends
+        self.seconds = seconds
+        self.commands: list[list[str]] = []
+        self.variables: list[Mapping[str, str]] = []
+        self.offers: list[bool] = []
+        monkeypatch.setattr(
+            attempt.Launch, "run", lambda _, *given, **more: self.run(*given, **more)
+        )
+        self.monkeypatch = monkeypatch
+
+    def run(
+        self, command: list[str], variables: Mapping[str, str], _: object, offers_input: bool
+    ) -> Exit:
+        end = self.ends[len(self.commands)]
+        self.offers.append(offers_input)
+        self.commands.append(command)
+        self.variables.append(variables)
+        time.sleep(self.seconds)
+        if end.outcome is not None:
+            path = Path(variables["MPIDDP_JOB_DIRECTORY"], "outcome.json")
+            path.write_text(json.dumps(end.outcome))
+        return end
+
+    def start(self, *words: str) -> int:
+        return call([*words, "hello.py"], self.monkeypatch)
+
+    @property
+    def counts(self) -> list[str]:
+        return [each["TORCHELASTIC_RESTART_COUNT"] for each in self.variables]
+
+
+def lost(host: str) -> Exit:
+    return Exit(137, outcome={"code": 6, "reason": "rank 1 was lost", "lost_host": host})
+
+
+def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, capsys):
+    attempts = Attempts(monkeypatch, Exit(1), Exit(137, outcome={"code": 6}), Exit(0))
+    assert attempts.start("-n", "2", "--restarts", "3") == 0
+    assert attempts.counts == ["0", "1", "2"]
+    assert {each["TORCHELASTIC_MAX_RESTARTS"] for each in attempts.variables} == {"3"}
+    # Each attempt is another one, in the same directory, which goes at the end.
+    assert len({each["MPIDDP_ATTEMPT_TOKEN"] for each in attempts.variables}) == 3
+    [directory] = {each["MPIDDP_JOB_DIRECTORY"] for each in attempts.variables}
+    assert not Path(directory).exists()
+    said = capsys.readouterr().err
+    assert "exit code 1: " in said and "restart 1 of 3" in said
+    assert "exit code 6: " in said and "restart 2 of 3" in said
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
+def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, code):
+    attempts = Attempts(monkeypatch, Exit(code), Exit(0))
+    assert attempts.start("-n", "2", "--restarts", "3") == code
+    assert len(attempts.commands) == 1
+    # Nor where the outcome says so, whatever the launcher's code is.
+    attempts = Attempts(monkeypatch, Exit(137, outcome={"code": code}), Exit(0))
+    assert attempts.start("-n", "2", "--restarts", "3") == code
+    assert len(attempts.commands) == 1
+
+
+def test_standard_input_is_offered_to_a_rank_of_this_host(folder, allocation, monkeypatch):
+    attempts = Attempts(monkeypatch, *[Exit(0)] * 6)
+    # srun gives it to rank 0 itself; the job's first node is another host.
+    for words in ([], ["--launcher", "mpirun"]):
+        assert attempts.start("-n", "2", *words) == 0
+    monkeypatch.setattr(front, "is_host", lambda *_: True)
+    assert attempts.start("-n", "2", "--launcher", "mpirun") == 0
+    assert attempts.offers == [False, False, True]
+    monkeypatch.delenv("SLURM_JOB_ID")
+    for options in ("--tag-output", "--stdin all", "--stdin=1"):
+        assert attempts.start("-n", "2", f"--launcher-options={options}") == 0
+    assert attempts.offers[3:] == [True, False, False]
+
+
+def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
+    attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
+    assert attempts.start("-n", "2", "--restarts", "1") == 1
+
+
+def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
+    folder, monkeypatch, capsys
+):
+    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
+    begin = job_directory.begin_attempt
+
+    def fail_later(path, token):
+        if attempts.commands:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        begin(path, token)
+
+    monkeypatch.setattr(job_directory, "begin_attempt", fail_later)
+    assert attempts.start("-n", "2", "--restarts", "1") == 4
+    assert "no restart: cannot write to" in capsys.readouterr().err
+
+
+def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
+    asked = allocation / "asked"
+    (allocation / "bin" / "scontrol").write_text(
+        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\n'
+        'if [ "$1" = --oneliner ]; then echo "JobId=7 JobState=RUNNING x"; else cat "$RECORD"; fi\n'
+    )
+    words = ("-n", "2", "--requeue", "--job-log", "logs")
+    with open("/dev/full", "w") as full:
+        for stream in (None, full):
+            monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert Attempts(monkeypatch, Exit(75)).start(*words) == 75
+    assert asked.read_text() == "requeue 7\n" * 2
+
+
+@pytest.mark.parametrize("end", ["out", "err"])
+def test_a_file_of_all_output_that_cannot_be_written_is_a_mistake(folder, monkeypatch, capsys, end):
+    Path("logs", f"job-{job_directory.choose_name()}.{end}").mkdir(parents=True)
+    monkeypatch.setattr(
+        attempt.Launch, "run", lambda *_, **__: pytest.fail("something was started")
+    )
+    assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "cannot write to" in line and "--job-log" in line
+
+
+def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys):
+    def fill(_, command, variables, files, **more: object) -> Exit:
+        Path(files.error).write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nlast\n")
+        return Exit(1)
+
+    monkeypatch.setattr(attempt.Launch, "run", fill)
+    assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)]
+)
+def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch, number, code):
+    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    report = front.say
+
+    def be_stopped(text: str) -> None:
+        os.kill(os.getpid(), number)
+        report(text)
+
+    monkeypatch.setattr(front, "say", be_stopped)
+    assert attempts.start("-n", "2", "--restarts", "1") == code
+    assert len(attempts.commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Exit(143, "", signal.SIGTERM), "mpiddp: stopped by SIGTERM: exit code 143\n"),
+        (Exit(1, "", signal.SIGINT), "mpiddp: stopped by SIGINT: exit code 130\n"),
+        # A rank has reported; or the script has chosen its exit code.
+        (Exit(143, "", signal.SIGTERM, outcome={"code": 143}), ""),
+        (Exit(75, "", signal.SIGTERM), ""),
+        (Exit(143), ""),
+    ],
+)
+def test_a_job_that_was_asked_to_end_says_so_once(folder, monkeypatch, capsys, end, said):
+    Attempts(monkeypatch, end).start("-n", "2")
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome", "said"),
+    [
+        (["train"], {"code": 1}, "type the same command with --name 'a b'"),
+        (["-m", "mpiddp.train"], {"code": 130}, "type the same command with --name 'a b'"),
+        (["train", "--name=a b"], {"code": 75}, "type the same command\n"),
+        (["train"], {"code": 2}, None),
+        (["train"], {"code": 6, "path": None}, None),
+        (["hello.py"], {"code": 1}, None),
+    ],
+)
+def test_a_run_that_can_be_continued_is_named(folder, monkeypatch, capsys, words, outcome, said):
+    path = str(folder / "runs" / "a b" / "outcome.json")
+    Attempts(monkeypatch, Exit(1, outcome={"path": path, **outcome}))
+    call(["-n", "2", *words], monkeypatch)
+    text = capsys.readouterr().err
+    assert said in text if said else "to continue" not in text
+
+
+def test_restarts_are_counted(folder, monkeypatch):
+    attempts = Attempts(monkeypatch, Exit(1), Exit(4), Exit(0))
+    assert attempts.start("-n", "2", "--restarts", "1") == 4
+    assert attempts.counts == ["0", "1"]
+    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    assert attempts.start("-n", "2") == 1
+
+
+def test_after_an_attempt_that_was_long_enough_restarts_are_counted_anew(folder, monkeypatch):
+    ends = [Exit(1)] * 3 + [Exit(0)]
+    attempts = Attempts(monkeypatch, *ends, seconds=0.05)
+    assert attempts.start("-n", "2", "--restarts", "1", "--restart-window", "0.02") == 0
+    assert attempts.counts == ["0", "1", "2", "3"]
+    attempts = Attempts(monkeypatch, *ends)
+    assert attempts.start("-n", "2", "--restarts", "1", "--restart-window", "60") == 1
+
+
+def test_a_node_that_was_named_is_left_out(allocation, monkeypatch, capsys):
+    attempts = Attempts(monkeypatch, lost("n2.cluster"), Exit(0))
+    assert attempts.start("--restarts", "1", "--ranks-per-node", "2") == 0
+    assert not any(word.startswith("--exclude") for word in attempts.commands[0])
+    assert {"--exclude=n2", "--nodes=1", "--ntasks=2"} <= set(attempts.commands[1])
+    assert "restart 1 of 1, without n2" in capsys.readouterr().err
+
+
+def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(allocation, monkeypatch):
+    here = os.uname().nodename
+    monkeypatch.setenv("SLURM_JOB_NODELIST", f"{here},n2")
+    record = allocation / "record"
+    record.write_text(record.read_text().replace("n[1-2]", f"{here},n2"))
+    attempts = Attempts(monkeypatch, lost(here), Exit(0))
+    assert attempts.start("--restarts", "1") == 0
+    assert "--nodes=2" in attempts.commands[1]
+    # The first step may hold the nodes for a while, until Slurm has given up one of them.
+    assert ["--overlap" in command for command in attempts.commands] == [False, True]
+
+
+def test_a_node_that_was_only_named_is_kept_where_it_is_needed(allocation, monkeypatch):
+    attempts = Attempts(monkeypatch, lost("n2"), Exit(0))
+    assert attempts.start("--restarts", "1", "--min-nodes", "2") == 0
+    assert "--nodes=2" in attempts.commands[1]
+
+
+def test_with_too_few_nodes_left_there_is_no_restart(allocation, monkeypatch, capsys):
+    # Slurm has taken the second node from the job.
+    record = allocation / "record"
+    record.write_text(record.read_text().replace("n[1-2]", "n1"))
+    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    assert attempts.start("--restarts", "1", "--min-nodes", "2") == 1
+    assert "1 of 2 nodes left" in capsys.readouterr().err
+    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    assert attempts.start("--restarts", "1") == 0
+    assert "--exclude=n2" in attempts.commands[1]
+
+
+def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatch):
+    asked = allocation / "asked"
+    (allocation / "bin" / "scontrol").write_text(
+        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\n'
+        f'if [ "$1" = --oneliner ]; then cat {allocation}/state; else cat "$RECORD"; fi\n'
+    )
+    state = allocation / "state"
+    state.write_text("JobId=7 JobName=x JobState=RUNNING Reason=None\n")
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2") == 75
+    assert not asked.exists()
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
+    assert Attempts(monkeypatch, Exit(6)).start("-n", "2", "--requeue") == 6
+    # Cancelled, or requeued by Slurm itself.
+    state.write_text("JobId=7 JobName=x JobState=COMPLETING Reason=None\n")
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
+    assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
+
+
+@pytest.mark.parametrize("after", ["PENDING", "RUNNING"])
+def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, capfd):
+    state = allocation / "state"
+    state.write_text("JobId=7 JobState=RUNNING Reason=None\n")
+    (allocation / "bin" / "scontrol").write_text(
+        f'#!/bin/sh\n[ "$1" != requeue ] || {{ echo "JobId=7 JobState={after} x" >{state}; '
+        f"kill -TERM $$; }}\n"
+        f'if [ "$1" = --oneliner ]; then cat {state}; else cat "$RECORD"; fi\n'
+    )
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
+    assert ("the job was not requeued" in capfd.readouterr().err) is (after == "RUNNING")
+
+
+# ---- real ranks ------------------------------------------------------------------------------
+
+
+def start(launcher, ranks: int, words: Sequence[str], **more):
+    """A job whose ranks the front starts with this mpirun."""
+    alone = launchers.table()["alone"]
+    options = ["-m", "mpiddp", "-n", str(ranks), "--launcher", str(launcher.mpirun)]
+    return launchers.start(alone, 1, [*options, *words], timeout=SECONDS, **more)
+
+
+@pytest.mark.by_default("mpich")
+def test_a_script_finds_its_ranks(either_launcher, folder):
+    with start(either_launcher, 2, ["hello.py", "--lr", "1"]) as job:
+        done = job.wait().expect(0)
+    lines = [f"rank {rank} of 2, restart 0 of 0, ['--lr', '1']" for rank in range(2)]
+    assert sorted(launchers.drop_gloo_lines(done.stdout).splitlines()) == lines
+
+
+FAILING = (
+    HELLO
+    + """
+if count == "0" and rank == 1:
+    raise RuntimeError("the first time it fails")
+"""
+)
+
+
+@pytest.mark.by_default("openmpi")
+def test_ranks_that_failed_are_started_again(either_launcher, folder):
+    (folder / "failing.py").write_text(FAILING)
+    with start(either_launcher, 2, ["--restarts", "1", "failing.py"]) as job:
+        done = job.wait().expect(0)
+    assert done.stderr.count("RuntimeError: the first time it fails") >= 1
+    assert "restart 1 of 1" in done.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2, restart 1 of 1, []" in done.stdout
+
+
+TUTORIAL = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+class Trainer:
+    def __init__(self, model, data, optimizer):
+        self.rank, self.epochs_run = int(os.environ["LOCAL_RANK"]), 0
+        self.data, self.optimizer = data, optimizer
+        if os.path.exists("snapshot.pt"):
+            snapshot = torch.load("snapshot.pt")
+            model.load_state_dict(snapshot["MODEL_STATE"])
+            self.epochs_run = snapshot["EPOCHS_RUN"]
+            print(f"rank {self.rank} resumes at epoch {self.epochs_run}", flush=True)
+        self.model = DistributedDataParallel(model)
+
+    def train(self, epochs):
+        for epoch in range(self.epochs_run, epochs):
+            self.data.sampler.set_epoch(epoch)
+            for source, target in self.data:
+                self.optimizer.zero_grad()
+                torch.nn.functional.mse_loss(self.model(source), target).backward()
+                self.optimizer.step()
+            if self.rank == 0:
+                state = self.model.module.state_dict()
+                torch.save({"MODEL_STATE": state, "EPOCHS_RUN": epoch + 1}, "snapshot.pt")
+            dist.barrier()
+            if epoch == 0 and self.rank == 1:
+                raise RuntimeError("a node was taken away")
+
+dist.init_process_group(backend="gloo")
+model = torch.nn.Linear(20, 1)
+samples = TensorDataset(torch.ones(64, 20), torch.ones(64, 1))
+data = DataLoader(samples, batch_size=8, shuffle=False, sampler=DistributedSampler(samples))
+Trainer(model, data, torch.optim.SGD(model.parameters(), lr=1e-3)).train(3)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.by_default("openmpi")
+def test_the_pattern_of_pytorchs_tutorial_resumes_from_its_snapshot(either_launcher, folder):
+    """The series "Distributed Data Parallel in PyTorch", part "Fault tolerance"."""
+    (folder / "tutorial.py").write_text(TUTORIAL)
+    with start(either_launcher, 2, ["--restarts", "1", "tutorial.py"]) as job:
+        done = job.wait().expect(0)
+    assert "RuntimeError: a node was taken away" in done.stderr
+    assert {f"rank {rank} resumes at epoch 1" for rank in range(2)} <= set(done.stdout.splitlines())
+
+
+WAITING = """
+import os, pathlib, signal, time
+said = pathlib.Path(f"said-{os.environ['RANK']}")
+
+def say(number, _):
+    said.write_text(str(number))
+    if number == signal.SIGINT:
+        os._exit(128 + number)
+
+signal.signal(signal.SIGINT, say)
+signal.signal(signal.SIGUSR1, say)
+said.touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.by_default("openmpi")
+def test_signals_reach_the_ranks(either_launcher, folder):
+    (folder / "waiting.py").write_text(WAITING)
+    with start(either_launcher, 2, ["--restarts", "2", "waiting.py"]) as job:
+        await_words(folder, "")
+        for number in (signal.SIGUSR1, signal.SIGINT):
+            os.kill(job.process.pid, number)
+            await_words(folder, str(int(number)))
+        done = job.wait()
+    # A job that was interrupted is not started again.
+    assert (done.returncode, "restart" in done.stderr) == (130, False)
+
+
+SAVING = """
+import os, pathlib, signal, time
+
+def save(number, _):
+    time.sleep(2.5)
+    os._exit(75)
+
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(f"said-{os.environ['RANK']}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_have_time_to_save_after_sigterm(folder):
+    # Open MPI's mpirun kills its ranks a second after a SIGTERM of its own.
+    (folder / "saving.py").write_text(SAVING)
+    with start(launchers.table()["openmpi"], 2, ["saving.py"]) as job:
+        await_words(folder, "")
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.wait().returncode == 75
+
+
+def await_words(folder: Path, text: str) -> None:
+    """Wait until both ranks have written ``text``."""
+    deadline = time.monotonic() + SECONDS
+    while [path.read_text() for path in folder.glob("said-*")] != [text] * 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# ---- quick -----------------------------------------------------------------------------------
+
+
+def test_the_front_imports_nothing_heavy():
+    code = "import sys, mpiddp.__main__, mpiddp.front.front; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio", "tyro", "argparse", "tempfile"}
+    assert not heavy & set(done.stdout.split())

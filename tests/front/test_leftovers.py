@@ -1,0 +1,133 @@
+"""What a killed MPI leaves behind goes; what anybody uses, or may begin to use, stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import launchers
+from mpiddp.front import leftovers
+
+SECONDS = 120
+RANK = """
+import sys, time
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+sys.stdout.write("up\\n")
+sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def old(monkeypatch) -> None:
+    """Files are old as soon as they are made."""
+    monkeypatch.setattr(leftovers, "YOUNG_SECONDS", -1.0)
+
+
+def find_segments(process: int) -> set[Path]:
+    maps = Path("/proc", str(process), "maps").read_text()
+    return {Path(found) for found in re.findall(r"/dev/shm/\w*(?:segment|mpich_shm).*", maps)}
+
+
+def list_sessions(scratch: Path) -> list[Path]:
+    return [*scratch.glob("ompi.[0-9]*"), *scratch.glob("ompi.*/pid.*")]
+
+
+def test_files_of_a_killed_job_go_once_no_rank_lives(recent_launcher, old, monkeypatch):
+    with launchers.start(recent_launcher, 2, ["-c", RANK], timeout=SECONDS) as job:
+        job.until(lambda: job.stdout().count("up\n") == 2, "ranks in MPI")
+        ranks = job.ranks()
+        scratch = Path(launchers.environ_of(ranks[0])["TMPDIR"])
+        monkeypatch.setenv("TMPDIR", str(scratch))
+        segments = find_segments(ranks[0])
+        sessions = list_sessions(scratch)
+        assert segments and (sessions or recent_launcher.name == "mpich")
+        leftovers.remove()
+        os.kill(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+        if recent_launcher.name != "mpich":  # Whose ranks end with it.
+            leftovers.remove()
+            assert job.ranks() == ranks
+            assert [each for each in (*segments, *sessions) if not each.exists()] == []
+        job.kill()
+        end = time.monotonic() + SECONDS
+        while [each for each in (*segments, *list_sessions(scratch)) if each.exists()]:
+            # The last files are closed a moment after a process has gone.
+            assert time.monotonic() < end
+            leftovers.remove()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A temporary directory, and memory, in which nothing is yet."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(leftovers, "MEMORY", str(tmp_path))
+    return tmp_path
+
+
+def make_session(place: Path, process: int, host: str = os.uname().nodename) -> Path:
+    path = place / f"ompi.{process}"
+    (path / "1" / "0").mkdir(parents=True)
+    for name in ("hwloc.sm", f"pmix.{host}.tool", "1/pmix-gds"):
+        (path / name).touch()
+    os.mkfifo(path / "1" / "fifo")
+    return path
+
+
+def test_what_is_open_is_in_use(place, old):
+    segment, session = place / "sm_segment.host.0.1.0", make_session(place, 2**22 + 1)
+    segment.touch()
+    with segment.open("rb"), (session / "1" / "pmix-gds").open("rb"):
+        leftovers.remove()
+        assert segment.exists() and (session / "1" / "pmix-gds").exists()
+    leftovers.remove()
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_young_or_not_known_stays(place):
+    dead, living = 2**22 + 1, os.getpid()
+    names = ("sm_segment.host.0.1.0", "vader_segment.host.0.1.0", "mpich_shm_1", "segment")
+    kept = [place / names[-1], *(make_session(place, n) for n in (living,))]
+    kept.append(make_session(place, dead + 1, host="elsewhere"))
+    lacking = make_session(place, dead + 2)
+    (lacking / "hwloc.sm").unlink()
+    gone = [*map(place.joinpath, names[:-1]), make_session(place, dead)]
+    for name in names:
+        (place / name).touch()
+    (place / "sm_segment.link").symlink_to(kept[0])
+    leftovers.remove()
+    assert all(path.exists() for path in (*kept, *gone))
+    before = time.time() - 2 * leftovers.YOUNG_SECONDS
+    for path in place.iterdir():
+        os.utime(path, (before, before), follow_symlinks=False)
+    leftovers.remove()
+    assert set(place.iterdir()) == {*kept, lacking, place / "sm_segment.link"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_what_is_another_users_stays(place, old):
+    paths = [place / "sm_segment.host.0.1.0", make_session(place, 2**22 + 1)]
+    paths[0].touch()
+    for path in paths:
+        os.chown(path, 12345, 12345)
+    leftovers.remove()
+    assert all(path.exists() for path in paths)
+
+
+def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(place, old):
+    """The kernel tells the holder of a lease that somebody opens the file."""
+    segment = place / "sm_segment.host.0.1.0"
+    opener = os.fork()
+    if opener == 0:
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            os.close(os.open(segment, os.O_RDWR | os.O_CREAT))
+        os._exit(0)
+    while os.waitpid(opener, os.WNOHANG) == (0, 0):
+        leftovers.remove()

@@ -1,0 +1,596 @@
+"""The lifeline: whatever becomes of a rank, the others hear of it, and the right one is named.
+
+Most tests have ranks that are nothing but lifelines, without MPI and torch, on made-up nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import facts
+import launchers
+from mpiddp.errors import OWN, PEER, REPEATED
+from mpiddp.lifeline import lifeline
+from mpiddp.lifeline.decision import (
+    ABANDONED_SECONDS,
+    ASKED,
+    Decider,
+    Failure,
+    Leave,
+    Loss,
+    describe_status,
+)
+from mpiddp.lifeline.membership import Membership
+from mpiddp.lifeline.requests import ask
+from mpiddp.process import job_directory
+from mpiddp.process.links import Link
+from mpiddp.process.publication import publish
+
+TOKEN, CLIENTS = "0" * 32, "1" * 32
+SOON = 2.0
+"""Seconds in which the others leave; it takes a quarter of a second on an idle machine."""
+HUNG = 20.0
+"""Seconds after which something is taken to hang, however busy the machine is."""
+LOCAL = "127.0.0.1"
+
+
+class Rank:
+    """One process of `lifeline_rank.py`."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.number = number
+        self._errors = folder / f"stderr-{number}"
+        job = {"MPIDDP_JOB_DIRECTORY": str(folder), "MPIDDP_ATTEMPT_TOKEN": "first"}
+        environment = {**launchers.clean_environment(), **job}
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(launchers.PROGRAMS / "lifeline_rank.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                cwd=launchers.ROOT,
+            )
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(words).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, seconds: float = HUNG) -> list:
+        """The next line that it says."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], seconds)[0], "it says nothing"
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, *words: object) -> list:
+        self.tell(*words)
+        return self.hear()
+
+    @property
+    def companion(self) -> int:
+        """Its process, found by its command line: it is nobody's child."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_text().split("\0")
+                if words[1:4] == ["-I", "-S", "-c"] and words[5] == str(self.process.pid):
+                    return int(path.parent.name)
+        raise AssertionError("no companion")
+
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+
+class Crew:
+    """Ranks whose lifelines are connected."""
+
+    def __init__(self, nodes: list[int], folder: Path, seconds: float) -> None:
+        """``nodes``: the node of each rank."""
+        self.ranks = [Rank(number, folder) for number in range(len(nodes))]
+        self.companions = []
+        first = {node: nodes.index(node) for node in nodes}
+        (root,) = self.ranks[0].ask("listen", LOCAL, TOKEN, CLIENTS)
+        places = {n: self.ranks[rank].ask("listen", "", TOKEN)[0] for n, rank in first.items()}
+        for number, node in enumerate(nodes):
+            leads = first[node] == number
+            membership = Membership(
+                rank=number,
+                size=len(nodes),
+                hostname=f"node{node}",
+                parent=0 if leads else first[node],
+                parent_hostname="node0" if leads else f"node{node}",
+                node_rank=sorted(first).index(node),
+                local_rank=nodes[:number].count(node),
+                seconds=seconds,
+                token=TOKEN,
+                places=() if number == 0 else (root,) if leads else (places[node], root),
+                hostnames=tuple(f"node{each}" for each in nodes) if number == 0 else (),
+            )
+            self.ranks[number].tell("join", asdict(membership))
+        for rank in self.ranks:
+            assert rank.hear() == ["joined"], rank.errors()
+            self.companions.append(rank.companion)
+
+    def __getitem__(self, number: int) -> Rank:
+        return self.ranks[number]
+
+    def expect_end(self, code: int, *numbers: int, seconds: float = SOON) -> None:
+        """These ranks leave with ``code`` soon."""
+        end = time.monotonic() + seconds
+        for number in numbers:
+            assert self.ranks[number].process.wait(HUNG) == code, self.errors()
+        assert time.monotonic() < end
+
+    def errors(self) -> str:
+        """What all have written to standard error, the companions too, once these have ended."""
+        end = time.monotonic() + HUNG
+        while self.find_companions() and time.monotonic() < end:
+            time.sleep(0.01)
+        return "".join(rank.errors() for rank in self.ranks)
+
+    def find_companions(self) -> list[int]:
+        return [each for each in self.companions if is_alive(each)]
+
+
+def is_alive(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator:
+    crews: list[Crew] = []
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+
+    def make(nodes: list[int], seconds: float = 30.0) -> Crew:
+        crews.append(Crew(nodes, folder, seconds))
+        return crews[-1]
+
+    yield make
+    for each in crews:
+        for rank in each.ranks:
+            rank.process.kill()
+            rank.process.communicate()
+        for companion in each.find_companions():
+            os.kill(companion, signal.SIGCONT)
+        end = time.monotonic() + HUNG
+        while each.find_companions():
+            assert time.monotonic() < end, "companions were left behind"
+            time.sleep(0.01)
+
+
+KILLED = r"it was killed by SIGKILL \(by the kernel if memory ran out: see dmesg\)"
+LEFT = "it left with exit code {} without closing its session"
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("nodes", "victim"),
+    [
+        ([0, 0], 0),
+        ([0, 0, 1, 1], 2),
+        pytest.param([0, 0], 1, marks=LONG),
+        pytest.param([0, 1, 0, 1], 3, marks=LONG),
+    ],
+)
+def test_a_rank_that_is_killed_is_named(nodes, victim, crew):
+    job = crew(nodes)
+    job[victim].tell("note_step", 7)
+    job[victim].tell("kill", signal.SIGKILL)
+    others = [number for number in range(len(nodes)) if number != victim]
+    job.expect_end(6, *others)
+    said = rf"rank {victim} of {len(nodes)} on node{nodes[victim]} was lost at step 7: {KILLED}"
+    assert re.fullmatch(f"mpiddp: {said}\n", job.errors()), job.errors()
+
+
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=LONG)])
+def test_a_rank_that_just_leaves_is_named(code, crew):
+    job = crew([0, 0, 0])
+    job[1].tell("exit", code)
+    job.expect_end(6, 0, 2)
+    said = f"mpiddp: rank 1 of 3 on node0 left early: {LEFT.format(code)}\n"
+    assert job.errors() == said
+
+
+def test_ranks_that_all_leave_are_not_lost(crew):
+    job = crew([0, 0, 1])
+    for rank in job.ranks:
+        rank.tell("exit", 0)
+    job.expect_end(0, 0, 1, 2)
+    assert job.errors() == ""
+
+
+def test_ranks_that_are_all_asked_to_end_are_not_lost(crew):
+    job = crew([0, 0, 1])
+    for rank in job.ranks:
+        rank.process.terminate()
+    job.expect_end(-signal.SIGTERM, 0, 1, 2)
+    assert job.errors() == ""
+
+
+def test_the_rank_that_a_launcher_ended_the_others_for_is_named(crew):
+    job = crew([0, 0, 0])
+    # Stopped, it tells its news late.
+    os.kill(job.companions[1], signal.SIGSTOP)
+    job[1].tell("kill", signal.SIGSEGV)
+    job[1].process.wait(HUNG)
+    for number in (0, 2):
+        job[number].process.terminate()
+    os.kill(job.companions[1], signal.SIGCONT)
+    assert re.search("rank 1 of 3 on node0 was lost: it was killed by SIGSEGV", job.errors())
+    assert job.errors().count("\n") == 1
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=LONG)])
+def test_a_rank_that_holds_the_lock_is_ended_all_the_same(victim, crew):
+    job = crew([0, 0])
+    job[1 - victim].tell("lock")
+    time.sleep(0.1)
+    job[victim].tell("kill", signal.SIGKILL)
+    job.expect_end(-signal.SIGKILL, 1 - victim, seconds=SOON + 1)
+    assert f"rank {victim} of 2 on node0 was lost" in job.errors()
+
+
+@pytest.mark.parametrize("stopped", [[1], pytest.param([0, 1], marks=LONG)])
+def test_a_rank_that_is_stopped_for_a_moment_is_not_lost(stopped, crew):
+    job = crew([0, 1, 1], seconds=30 if len(stopped) == 1 else 2.5)
+    for _ in range(2):
+        for rank in stopped:
+            job[rank].process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        for rank in stopped:
+            job[rank].process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+    assert job.find_companions() == job.companions
+    for rank in job.ranks:
+        assert rank.ask("close") == ["closed"]
+    assert job.errors() == ""
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
+def test_a_rank_that_stays_stopped_is_lost(victim, crew):
+    job = crew([0, 0, 1], seconds=1.0)
+    job[victim].tell("note_step", 5)
+    job[victim].tell("stop")
+    job.expect_end(6, *{0, 1, 2} - {victim}, seconds=1.0 + SOON)
+    job.expect_end(-signal.SIGKILL, victim)
+    how = "was lost at step 5: it has been stopped (SIGSTOP) for 1 s\n"
+    assert job.errors() == f"mpiddp: rank {victim} of 3 on node{victim // 2} {how}"
+
+
+def test_a_job_whose_ranks_are_all_stopped_is_suspended(crew):
+    job = crew([0, 0, 1], seconds=0.5)
+    for rank in job.ranks:
+        rank.process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    for rank in job.ranks:
+        rank.process.send_signal(signal.SIGCONT)
+    for rank in job.ranks:
+        assert rank.ask("close") == ["closed"]
+    assert job.errors() == ""
+
+
+def test_time_in_which_all_stood_still_does_not_count(crew):
+    job = crew([0, 0, 1, 1], seconds=1.0)
+    everyone = [*job.companions, *(rank.process.pid for rank in job.ranks)]
+    for process in everyone:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(2.5)
+    for process in everyone:
+        os.kill(process, signal.SIGCONT)
+    time.sleep(0.5)
+    for rank in job.ranks:
+        assert rank.ask("close") == ["closed"]
+    assert job.errors() == ""
+
+
+@pytest.mark.parametrize(
+    ("silent", "named", "leaving"), [(1, 2, (0, 1)), pytest.param(0, 0, (2, 3), marks=LONG)]
+)
+def test_a_node_that_is_silent_is_lost(silent, named, leaving, crew):
+    nodes = [0, 0, 1, 1]
+    job = crew(nodes, seconds=1.0)
+    for number, node in enumerate(nodes):
+        if node == silent:
+            os.kill(job.companions[number], signal.SIGSTOP)
+    job.expect_end(6, *leaving, seconds=1.0 + SOON)
+    said = "nothing has been heard from it for 1 s: its node is down or cut off"
+    assert f"rank {named} of 4 on node{silent} was lost: {said}\n" in "".join(
+        job[number].errors() for number in leaving
+    )
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=LONG)])
+def test_a_companion_that_is_killed_is_noticed(victim, crew):
+    job = crew([0, 0])
+    os.kill(job.companions[victim], signal.SIGKILL)
+    job.expect_end(6, 1 - victim)
+    job.expect_end(99, victim)
+    said = f"rank {victim} of 2 on node0 was lost: its companion process, or its node, has gone"
+    assert said in job.errors()
+
+
+def test_the_first_rank_that_fails_reports(crew):
+    job = crew([0, 0, 1])
+    assert job[2].ask("fail", 5, OWN) == ["decision", "report"]
+    assert job[1].ask("fail", 1, OWN) == ["decision", "silent"]
+    assert job[0].ask("fail", 1, PEER) == ["decision", "silent"]
+    # It was to end the job, and has gone without.
+    job[2].tell("exit", 5)
+    job.expect_end(5, 0, 1, seconds=2 + SOON)
+    assert job.errors() == ""
+
+
+def test_of_ranks_that_find_the_same_mistake_the_lowest_reports():
+    def decide(*failures: tuple[float, int, int, str]) -> tuple[float, int]:
+        """When it is decided, and which rank reports."""
+        decider = Decider(3)
+        for now, rank, code, text in failures:
+            assert decider.decide(now) is None
+            decider.fail(Failure(rank, code, OWN, text), now)
+        due = decider.find_time()
+        decision = decider.decide(due)
+        assert isinstance(decision, Failure)
+        return due, decision.rank
+
+    assert decide((0, 2, 2, "no data"), (0.3, 0, 2, "no data")) == (0.5, 0)
+    assert decide((0, 2, 2, "no data"), (0.02, 1, 2, "other"), (0.03, 0, 1, "no data")) == (0.5, 2)
+    # There is nothing to wait for where all have said it, or it is no mistake of the user's.
+    rows = [(0.02 * number, 2 - number, 2, "no data") for number in range(3)]
+    assert decide(*rows) == (0.05, 0)
+    assert decide((0, 2, 1, "raised"), (0.03, 1, 1, "raised")) == (0.05, 1)
+
+
+def test_a_rank_that_leaves_with_its_own_error_is_not_lost():
+    decider = Decider(2)
+    failure = Failure(0, 2, OWN, "a bad option")
+    decider.fail(failure, 0.0)
+    decider.lose(Loss(0, "node0", describe_status(2 << 8)[0], blames_host=False), 0.2)
+    decider.lose(Loss(1, "node0", describe_status(signal.SIGTERM)[0], ending=ASKED), 0.3)
+    assert decider.decide(1.0) == failure
+    assert decider.decide(1.0) is None and decider.decide(0.2 + ABANDONED_SECONDS) == Leave(2)
+
+
+def test_a_late_reply_answers_no_other_question(monkeypatch):
+    theirs = []
+    monkeypatch.setattr(lifeline, "_start", lambda end, *_: theirs.append(Link(end.dup())))
+    monkeypatch.setattr(lifeline, "ANSWER_SECONDS", 0.05)
+    rank = lifeline.Lifeline(lambda _: None, lambda: None)
+    [companion] = theirs
+
+    def hear() -> int:
+        """The number of the next question."""
+        assert companion.wait(HUNG)
+        [(kind, (number, _))] = companion.receive()
+        assert kind == "fail"
+        return number
+
+    assert rank.ask(1, "its error", OWN) is None
+    late = hear()
+    monkeypatch.setattr(lifeline, "ANSWER_SECONDS", HUNG)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(rank.ask, 1, "its error", OWN)
+        number = hear()
+        companion.send("reply", [late, "silent"])
+        companion.send("reply", [number, "report"])
+        assert answer.result(HUNG) == "report"
+    companion.send("leave", 6)
+    companion.close()
+    rank.wait()
+    # What ended the conversation answers all later questions.
+    assert rank.ask(1, "its error", OWN) == "leave"
+    assert rank.describe_stacks() == ""
+
+
+def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
+    job = crew([0, 0, 1])
+    job[0].tell("fail", 1, PEER)
+    job[1].tell("fail", 1, OWN)
+    job[2].tell("kill", signal.SIGKILL)
+    job.expect_end(6, 0, 1)
+    assert re.fullmatch(rf"mpiddp: rank 2 of 3 on node1 was lost: {KILLED}\n", job.errors())
+
+
+def test_a_suspicion_without_a_lost_rank_is_reported_by_the_one_who_has_it(crew):
+    job = crew([0, 0, 0])
+    began = time.monotonic()
+    # Waited for rank 1, which failed: what that one says is nearer to the cause.
+    job[0].tell("fail", 6, REPEATED)
+    assert job[1].ask("fail", 6, PEER) == ["decision", "report"]
+    assert 1.5 < time.monotonic() - began < 2 + SOON
+    assert job[2].ask("fail", 6, REPEATED) == ["decision", "silent"]
+
+
+def test_a_rank_that_has_closed_its_session_early_is_named(crew):
+    job = crew([0, 0])
+    job[1].tell("note_closing", "node0")
+    time.sleep(0.1)
+    job[0].tell("fail", 1, PEER)
+    job.expect_end(6, 0, 1)
+    said = (
+        "mpiddp: rank 1 of 2 on node0 left early: it has closed its session, at the end of its "
+        "program, while other ranks still called collectives. Rank 0 got: its error\n"
+    )
+    assert job.errors() == said
+
+
+def test_a_rank_that_ends_the_job_is_not_lost(crew):
+    job = crew([0, 0, 1])
+    job[1].tell("announce", 4)
+    job[1].tell("exit", 4)
+    time.sleep(0.3)
+    for number in (0, 2):
+        job[number].process.kill()
+    assert job.errors() == ""
+
+
+def test_a_run_is_told_where_it_looks(crew, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    job = crew([0, 1])
+    job[0].tell("note_run", str(run), 3)
+    job[0].tell("note_step", 12)
+    time.sleep(0.2)
+    job[1].tell("kill", signal.SIGKILL)
+    job.expect_end(6, 0)
+    errors = job.errors()
+    expected = {
+        "code": 6, "rank": 0, "host": "node0", "step": 12, "attempt": 3, "lost_rank": 1,
+        "lost_host": "node1", "reason": errors.removeprefix("mpiddp: ").strip(),
+    }  # fmt: skip
+    assert json.loads((run / "outcome.json").read_text()) == expected
+    assert (run / "logs" / "rank-0.log").read_text() == errors
+
+
+def test_all_ranks_answer_a_request(crew, tmp_path):
+    job = crew([0, 0, 1, 1])
+    for number in range(4):
+        job[number].tell("note_step", 10 * number)
+    time.sleep(0.2)
+    address = tmp_path / "job" / "lifeline.json"
+    assert address.stat().st_mode & 0o777 == 0o600
+    hostnames, answers = ask(tmp_path / "job", "position")
+    assert hostnames == ["node0", "node0", "node1", "node1"]
+    assert answers == {n: f"at step {10 * n}" for n in range(4)}
+    # Two do not answer.
+    for number in (2, 3):
+        os.kill(job.companions[number], signal.SIGSTOP)
+    hostnames, answers = ask(tmp_path / "job", "position")
+    assert len(hostnames) == 4 and sorted(answers) == [0, 1]
+    for number in (2, 3):
+        os.kill(job.companions[number], signal.SIGCONT)
+
+
+def test_nothing_is_left_when_ranks_close(crew):
+    job = crew([0, 0, 1])
+    for rank in job.ranks:
+        assert rank.ask("close") == ["closed"]
+    end = time.monotonic() + HUNG
+    while job.find_companions():
+        assert time.monotonic() < end
+    assert job.errors() == ""
+
+
+def test_a_rank_has_no_child_that_it_did_not_start(crew):
+    job = crew([0])
+    process = job[0].process.pid
+    assert Path(f"/proc/{process}/task/{process}/children").read_text() == ""
+    # Nobody is concerned when it is killed.
+    job[0].tell("kill", signal.SIGKILL)
+    assert job.errors() == ""
+
+
+def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
+    folder = tmp_path / "job"
+    attempt = folder / job_directory.ATTEMPT
+    attempt.write_text("first")
+    job = crew([0, 1], seconds=1.0)
+    # The next one has published its own address.
+    attempt.write_text("second")
+    publish(folder, "127.0.0.1:1", "2" * 32)
+    job.expect_end(6, 0, 1, seconds=HUNG)
+    assert "rank 0 of 2 on node0: the job was restarted without this rank" in job.errors()
+    assert json.loads((folder / "lifeline.json").read_text())["token"] == "2" * 32
+    assert not (folder / "outcome.json").exists()
+
+
+@LONG
+def test_a_companion_takes_less_than_a_thousandth_of_a_core(crew):
+    job = crew([0, 0, 1, 1])
+    before, seconds = [count_seconds(each) for each in job.companions], 12.0
+    time.sleep(seconds)
+    for earlier, companion in zip(before, job.companions, strict=True):
+        assert count_seconds(companion) - earlier < seconds / 1000
+
+
+def count_seconds(process: int) -> float:
+    """Of processor time that a process has taken."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
+
+
+# With MPI
+
+VICTIM = """
+import ctypes, os, signal, sys, time
+how, victim, where = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+import torch, torch.distributed as distributed
+from mpi4py import MPI
+distributed.init_process_group()
+if distributed.get_rank() == victim:
+    distributed.barrier()
+    time.sleep(0.3)
+    print("gone", time.time(), flush=True)
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+distributed.barrier()
+while where == "gloo":
+    distributed.all_reduce(torch.ones(10))
+if where == "MPI":
+    MPI.COMM_WORLD.Barrier()
+ctypes.PyDLL(None).sleep(1000)
+"""
+ENDS = {
+    "is killed": rf"was lost: {KILLED}",
+    "leaves": f"left early: {LEFT.format(0)}",
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "how", "victim", "where"),
+    [
+        ("openmpi", "is killed", 1, "gloo"),
+        ("mpich", "leaves", 2, "lock"),
+        *(
+            pytest.param(name, how, victim, where, marks=LONG)
+            for name in ("openmpi", "mpich")
+            for how in ENDS
+            for victim in (0, 1)
+            for where in ("gloo", "MPI", "lock")
+        ),
+    ],
+)
+def test_a_script_s_rank_is_lost(name, how, victim, where, tmp_path):
+    script = tmp_path / "victim.py"
+    script.write_text(VICTIM)
+    arguments = ["-m", "mpiddp", script, how, str(victim), where]
+    row = launchers.table()[name]
+    result = launchers.run(row, 3, arguments, timeout=60)
+    (gone,) = re.findall(r"gone ([\d.]+)", result.stdout)
+    seconds = time.time() - float(gone)
+    assert seconds < HUNG, str(result)
+    # The launcher's own code for a rank that was killed, or did not close MPI.
+    assert result.returncode in (1, 6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
+    lines = [line for line in facts.messages(result) if "started" not in line]
+    assert len(lines) == 1, str(result)
+    assert re.fullmatch(rf"mpiddp: rank {victim} of 3 on \S+ {ENDS[how]}", lines[0]), lines
+
+
+@LONG
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_nothing_is_left_when_mpirun_is_killed(name):
+    program = "import mpiddp, time\nmpiddp.init()\nprint('up', flush=True)\ntime.sleep(1000)"
+    with launchers.start(launchers.table()[name], 2, ["-c", program], timeout=60) as job:
+        job.until(lambda: job.stdout().count("up") == 2, "all ranks")
+        job.process.kill()
+        job.wait()

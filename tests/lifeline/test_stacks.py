@@ -1,0 +1,946 @@
+"""Where the ranks of a job are: stacks, the table of them, and jobs that stand still."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_lifeline import HUNG, crew
+
+import launchers
+from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.mpi.pauses import wait_until
+from mpiddp.lifeline import stall
+from mpiddp.lifeline.flight_recorder import read_calls, read_record
+from mpiddp.lifeline.movement import Movement
+from mpiddp.lifeline.positions import Position, describe, find_blamed, find_wait
+from mpiddp.lifeline.stack_dump import (
+    LIBRARY,
+    PACKAGE,
+    STANDARD,
+    TRAINER,
+    USER,
+    Frame,
+    StackReader,
+    StackWriter,
+    find_owner,
+    parse_dump,
+    read_thread,
+    read_traceback,
+)
+from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
+from mpiddp.process import job_directory
+from mpiddp.stacks import find_directory, gather
+
+__all__ = ["crew"]
+HOST = socket.gethostname()
+C10D = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+LOADER = "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+GRAPH = "/env/lib/python3.11/site-packages/torch/autograd/graph.py"
+
+# As faulthandler of Python 3.13 wrote it, during a collection of garbage.
+DUMP = """\
+Stack (most recent call first):
+  Garbage-collecting
+  File "/home/me/a \\xfc \\"b\\".py", line 7 in load
+  File "<string>", line ??? in <module>
+  ...
+"""
+
+
+def test_the_frames_of_a_dump():
+    frames = parse_dump(DUMP)
+    assert [(each.file, each.line, each.function) for each in frames] == [
+        ('/home/me/a \\xfc \\"b\\".py', 7, "load"),
+        ("<string>", 0, "<module>"),
+    ]
+    assert parse_dump("") == []
+
+
+def test_whose_code_a_file_is():
+    for owner, files in {
+        USER: ["/home/me/train.py", "train.py", "<string>", "/home/me/mpiddp/model.py"],
+        TRAINER: [PACKAGE / "training" / "trainer.py"],
+        LIBRARY: [
+            PACKAGE / "launch" / "script.py", STANDARD / "queue.py", C10D, "<frozen runpy>",
+            "/usr/lib/python3/dist-packages/numpy/linalg.py",
+        ],
+    }.items():  # fmt: skip
+        for file in files:
+            assert find_owner(str(file)) == owner, file
+
+
+def stack(*rows: tuple[str, int, str]) -> tuple[Frame, ...]:
+    """The innermost row first."""
+    return tuple(Frame(file, line, name, find_owner(file)) for file, line, name in rows)
+
+
+MAIN = ("/home/me/train.py", 9, "<module>")
+REDUCE = stack(
+    (C10D, 3252, "all_reduce"),
+    ("/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper"),
+    ("/home/me/train.py", 80, "train"),
+    MAIN,
+)
+LOAD = stack(
+    (str(STANDARD / "queue.py"), 180, "get"),
+    (LOADER, 1290, "_get_data"),
+    (LOADER, 733, "__next__"),
+    ("/home/me/data.py", 12, "batches"),
+    MAIN,
+)
+BACKWARD = stack(
+    (GRAPH, 824, "_engine_run_backward"),
+    ("/env/lib/python3.11/site-packages/torch/_tensor.py", 581, "backward"),
+    ("/home/me/train.py", 77, "train"),
+    MAIN,
+)
+COMPUTE = stack(("/home/me/model.py", 5, "forward"), MAIN)
+CLOSE = stack((str(PACKAGE / "launch" / "control.py"), 120, "_meet"))
+
+
+def positions(*stacks, **more) -> list[Position]:
+    return [Position(rank, f"node{rank // 4}", each, **more) for rank, each in enumerate(stacks)]
+
+
+def test_equal_positions_are_shown_once_and_the_one_that_is_missing_is_named():
+    assert describe(positions(*[REDUCE] * 7, LOAD)) == (
+        "  ranks 0-6        all_reduce, train.py:80\n"
+        "  rank 7 on node1  DataLoader, data.py:12\n"
+        "  the others wait for rank 7 on node1\n"
+    )
+
+
+def test_the_whole_stack():
+    # Another line of torch's is no other place of the script's, but another stack.
+    later = (Frame(C10D, 3253, "all_reduce", LIBRARY), *REDUCE[1:])
+    found = positions(REDUCE, later)
+    assert describe(found) == "  ranks 0-1  all_reduce, train.py:80\n"
+    lines = describe(found, is_full=True).splitlines()
+    assert lines[0] == "  rank 0 on node0  all_reduce, train.py:80"
+    assert lines[1:5] == [
+        f"      all_reduce, {C10D}:3252",
+        "      wrapper, /env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py:83",
+        "      train, /home/me/train.py:80",
+        "      <module>, /home/me/train.py:9",
+    ]
+    assert lines[5] == "  rank 1 on node0  all_reduce, train.py:80"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "blamed"),
+    [
+        ([REDUCE, COMPUTE], [1]),
+        ([REDUCE, REDUCE], []),
+        # Nobody waits: all work.
+        ([COMPUTE, COMPUTE], []),
+        ([COMPUTE, LOAD], []),
+        # A backward pass may wait for the others, or for nobody.
+        ([BACKWARD, BACKWARD], []),
+        ([BACKWARD, LOAD, BACKWARD], [1]),
+        ([REDUCE, BACKWARD], []),
+        # At the end of a session a rank waits for those that still work.
+        ([CLOSE, COMPUTE, CLOSE, LOAD], [1, 3]),
+        # A rank that says nothing is not where the others are.
+        ([REDUCE, ()], [1]),
+        ([COMPUTE, ()], []),
+    ],
+)
+def test_whom_the_others_wait_for(stacks, blamed):
+    assert [each.rank for each in find_blamed(positions(*stacks))] == blamed
+
+
+def test_a_rank_that_has_finished_is_missed_by_those_in_collectives():
+    def show(*others) -> str:
+        return describe(
+            [Position(0, "node0", CLOSE, finished=True), *positions(REDUCE, *others)[1:]]
+        )
+
+    assert show(BACKWARD, REDUCE) == (
+        "  rank 0 on node0  has closed its session, and waits for the others to close theirs\n"
+        "  rank 1 on node0  backward, train.py:77\n"
+        "  rank 2 on node0  all_reduce, train.py:80\n"
+        "  in collectives the others wait in vain for rank 0 on node0\n"
+    )
+    # One that works may still come to its end, too.
+    assert show(REDUCE, COMPUTE).splitlines()[-1] == "  the others wait for rank 2 on node0"
+
+
+def test_which_files_wait_for_other_ranks():
+    saving = C10D.replace("distributed_c10d", "checkpoint/filesystem")
+    assert [find_wait(files) for files in ([C10D], [GRAPH], [LOADER], [saving])] == [
+        True, None, False, False,
+    ]  # fmt: skip
+    assert find_wait([C10D, saving]) is True and find_wait([]) is False
+
+
+def test_what_cannot_tell_where_it_is():
+    lines = [Position(0, "n", (), state).line for state in ("T", "D", "S", "")]
+    assert lines == [
+        "no answer: stopped (SIGSTOP)",
+        "no answer: waits in the kernel for a device or a file system",
+        "no answer: it has written no stack",
+        "no answer: has ended",
+    ]
+    assert Position(0, "n", REDUCE, failed=True).line == "all_reduce, train.py:80 (failed)"
+    trained = stack((str(PACKAGE / "training" / "trainer.py"), 30, "train_step"))
+    assert Position(0, "n", trained).line == "train_step, trainer.py:30"
+    assert Position(0, "n", stack((C10D, 1, "barrier"))).line == "barrier, distributed_c10d.py:1"
+
+
+@given(st.lists(st.sampled_from([REDUCE, LOAD, COMPUTE, ()]), min_size=1, max_size=40))
+def test_each_rank_is_in_one_row(stacks):
+    rows = describe(positions(*stacks)).splitlines()
+    rows = [row for row in rows if "the others wait" not in row]
+    assert len(rows) == len(set(stacks))
+    found: list[int] = []
+    for row in rows:
+        match = re.match(r"  ranks? ([\d,-]+)", row)
+        assert match is not None
+        for part in match[1].split(","):
+            low, _, high = part.partition("-")
+            found += range(int(low), int(high or low) + 1)
+    assert sorted(found) == list(range(len(stacks)))
+
+
+def test_an_errors_way_is_read_from_within():
+    try:
+        int("x" * pickle.loads(b"garbage"))
+    except Exception as error:
+        frames = read_traceback(error.__traceback__)
+    assert frames[0].function == frames[-1].function == "test_an_errors_way_is_read_from_within"
+    assert (frames[0].file, frames[0].owner) == (__file__, USER)
+    assert read_traceback(None) == []
+
+
+# Stacks of a real process
+
+HANGS = """
+import ctypes, socket, sys
+from mpiddp.lifeline.stack_dump import StackWriter
+writer = StackWriter()
+with socket.socket(fileno=int(sys.argv[1])) as connection:
+    socket.send_fds(connection, [b"1"], [writer.descriptor])
+def hang():
+    # A signal ends a sleep.
+    while True: ctypes.PyDLL(None).sleep(1000)
+hang()
+"""
+
+
+def read_soon(reader: StackReader) -> list[Frame]:
+    reader.ask()
+    while (frames := reader.read()) is None:
+        time.sleep(0.005)
+    return frames
+
+
+@contextlib.contextmanager
+def hanging(program: str):
+    """A process that sends a file, and the reader of its stack."""
+    own, its = socket.socketpair()
+    words = [sys.executable, "-c", program, str(its.fileno())]
+    with own, its, subprocess.Popen(words, pass_fds=[its.fileno()]) as process:
+        own.settimeout(60)
+        _, (descriptor,), _, _ = socket.recv_fds(own, 64, 1)
+        reader = StackReader(process.pid, descriptor)
+        try:
+            yield process, reader
+        finally:
+            process.kill()
+            os.close(descriptor)
+
+
+def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
+    with hanging(HANGS) as (process, reader):
+        end = time.monotonic() + 60
+        while read_soon(reader)[0].function != "hang":
+            assert time.monotonic() < end
+        frames = read_soon(reader)
+        assert [(each.function, each.line) for each in frames] == [("hang", 9), ("<module>", 10)]
+        assert frames[0].owner == USER
+        os.kill(process.pid, signal.SIGSTOP)
+        assert read_soon(reader) == []
+        assert reader.find_state() == "T"
+
+
+BUSY = """
+import socket, sys, threading
+from mpiddp.lifeline.stack_dump import StackWriter
+writer = StackWriter()
+with socket.socket(fileno=int(sys.argv[1])) as connection:
+    socket.send_fds(connection, [b"1"], [writer.descriptor])
+def call(depth):
+    return call(depth - 1) if depth else None
+def run():
+    for _ in range(30): call(20)
+while True:
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_threads_that_come_and_go_survive_a_request():
+    """With the stacks of all threads, faulthandler crashed after 15 requests."""
+    with hanging(BUSY) as (process, reader):
+        for _ in range(500):
+            assert read_soon(reader)[-1].function == "<module>"
+        assert process.poll() is None
+
+
+HEEDLESS = """
+import os, socket, sys, time
+with socket.socket(fileno=int(sys.argv[1])) as connection:
+    socket.send_fds(connection, [b"1"], [os.memfd_create("nothing")])
+time.sleep(1000)
+"""
+
+
+def test_a_process_that_heeds_no_signal_is_not_sent_one():
+    with hanging(HEEDLESS) as (process, reader):
+        assert read_soon(reader) == []
+        assert process.poll() is None
+        assert reader.find_state() == "S"
+    assert reader.find_state() == ""
+
+
+def test_a_writer_gives_the_signal_back():
+    from mpiddp.lifeline import stack_dump
+
+    writer = StackWriter()
+    reader = StackReader(os.getpid(), writer.descriptor)
+    assert read_soon(reader)[-1].function in ("<module>", "_run_module_as_main")
+    writer.close()
+    assert signal.getsignal(stack_dump.SIGNAL) is signal.SIG_DFL
+
+
+# A crew of ranks without MPI and torch
+
+
+def find_line(text: str) -> str:
+    """The position of a rank that is in the one line of its program that has ``text``."""
+    lines = (launchers.PROGRAMS / "lifeline_rank.py").read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if text in line)
+    return f"main, lifeline_rank.py:{number}"
+
+
+def test_sixteen_ranks_answer_soon(crew, tmp_path):
+    job = crew([number // 4 for number in range(16)])
+    job[3].tell("lock")
+    job[5].tell("stop")
+    time.sleep(0.3)
+    begin = time.monotonic()
+    found = gather(tmp_path / "job")
+    # 0.1 s on an idle machine, but for the rank that is stopped.
+    assert time.monotonic() - begin < 2.5
+    assert [each.rank for each in found] == list(range(16))
+    assert found[3].line == find_line("libc.sleep(1000)")
+    assert found[5].line == "no answer: stopped (SIGSTOP)"
+    assert {each.hostname for each in found[4:8]} == {"node1"}
+    text = describe(found)
+    assert re.search(rf"ranks 0-2,4,6-15 +{find_line('in sys.stdin')}\n", text), text
+    os.kill(job[5].process.pid, signal.SIGCONT)
+
+
+def test_an_error_is_where_the_work_of_its_rank_ended(crew, tmp_path):
+    job = crew([0, 1])
+    job[1].tell("raise")
+    time.sleep(0.2)
+    found = gather(tmp_path / "job")
+    assert (found[0].failed, found[1].failed) == (False, True)
+    assert found[1].line == find_line('int("x")') + " (failed)"
+
+
+def test_a_job_in_which_nobody_moves_ends(crew):
+    job = crew([0, 0, 1])
+    for rank in job.ranks:
+        rank.tell("note_move")
+    job[0].tell("watch_stall", 0.8)
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:
+        # One that moves is enough.
+        job[2].tell("note_move")
+        time.sleep(0.05)
+    assert all(rank.process.poll() is None for rank in job.ranks)
+    begin = time.monotonic()
+    job.expect_end(6, 0, 1, 2, seconds=5.0)
+    assert time.monotonic() - begin > 0.3
+    errors = job.errors()
+    assert errors.count("mpiddp: no rank has made progress for 0.8 s\n") == 1
+    assert f"  ranks 0-2  {find_line('in sys.stdin')}\n" in errors
+
+
+def test_a_job_ends_in_which_a_collective_waits_for_a_rank_that_goes_on(crew):
+    job = crew([0, 0, 1])
+    for rank in job.ranks:
+        rank.tell("note_move")
+        rank.tell("note_collective", False)
+    job[1].tell("note_collective", True)
+    job[0].tell("watch_stall", 1.0)
+    end = time.monotonic() + HUNG
+    with contextlib.suppress(BrokenPipeError):
+        while job[0].process.poll() is None and time.monotonic() < end:
+            for number in (0, 2):
+                job[number].tell("note_move")
+            time.sleep(0.05)
+    job.expect_end(6, 0, 1, 2, seconds=HUNG)
+    errors = job.errors()
+    assert errors.count("mpiddp: rank 1 on node0 has been in one collective for 1 s\n") == 1
+
+
+def test_a_rank_that_is_stopped_does_not_stall(crew):
+    job = crew([0, 0])
+    for rank in job.ranks:
+        rank.tell("note_move")
+    job[0].tell("watch_stall", 0.5)
+    job[1].tell("stop")
+    time.sleep(1.5)
+    assert all(rank.process.poll() is None for rank in job.ranks)
+    os.kill(job[1].process.pid, signal.SIGCONT)
+    job.expect_end(6, 0, 1, seconds=5.0)
+
+
+# Ranks that come to their end early
+
+
+def answer(stack, numbers=None, counts=None, own=(0, 0)):
+    """What a rank says of its calls."""
+    return {
+        "frames": [frame.pack() for frame in stack],
+        "numbers": numbers or {},
+        "counts": counts or {},
+        "own": own,
+    }
+
+
+class Asked:
+    """Answers a watch, and keeps what it decides."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        self.answers: dict = {}
+        self.reasons: list[str] = []
+        clock = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(stall, "time", clock)
+        self._due: list = []
+        self.watch = EndWatch(
+            StallHandlers(self._ask, lambda _, work: self._due.append(work), self._end)
+        )
+
+    def _ask(self, callback, name) -> None:
+        hostnames = [f"node{rank}" for rank in range(len(self.answers))]
+        callback.take(hostnames, self.answers if name == "calls" else {})
+
+    def _end(self, reason, table, lost) -> None:
+        self.reasons.append(reason)
+
+    def finish(self, rank, calls=None, session=1) -> None:
+        self.watch.add(Finished(rank, f"node{rank}", 10.0, calls or Calls(), session))
+
+    def look(self, *answers) -> None:
+        """A second later; None is the answer of a rank that has finished."""
+        self.now += 1
+        self.answers = dict(enumerate(answers))
+        due, self._due = self._due, []
+        for work in due:
+            work(self.now)
+
+
+def test_a_collective_that_a_finished_rank_will_never_call_ends_the_job(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1, Calls({"gloo:0": [8, 8]}))
+    # It has made its part of the eighth, in which rank 0 waits for rank 2.
+    asked.look(answer(REDUCE, {"gloo:0": [8, 7]}), None, answer(COMPUTE))
+    # The ninth needed nobody else, such as a broadcast.
+    asked.look(answer(COMPUTE, {"gloo:0": [9, 9]}), None, answer(COMPUTE))
+    # Calls of a group without it.
+    asked.look(answer(REDUCE, {"gloo:2": [40, 39]}), None, answer(COMPUTE))
+    assert asked.reasons == []
+    asked.look(answer(BACKWARD, {"gloo:0": [9, 8], "gloo:2": [40, 40]}), None, answer(COMPUTE))
+    (reason,) = asked.reasons
+    assert reason == (
+        "rank 1 of 3 on node1 left early: it has closed its session, at the end of its program, "
+        "after collective 8 of the default group. Rank 0 on node0 waits in collective 9: backward, "
+        "train.py:77"
+    )
+
+
+def test_mpiddps_own_collectives_are_counted_as_well(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1, Calls({"gloo:0": [8, 8]}, own=(3, 3)))
+    for own in ((3, 2), (3, 3), (4, 4)):
+        asked.look(answer(REDUCE, {"gloo:0": [8, 8]}, own=own), None, answer(COMPUTE))
+    assert asked.reasons == []
+    asked.look(answer(REDUCE, own=(4, 3)), None, answer(COMPUTE))
+    said = "after collective 3 of mpiddp. Rank 0 on node0 waits in collective 4: all_reduce, "
+    assert said in asked.reasons[0]
+
+
+def test_a_rank_that_finished_before_its_first_collective_is_named(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(0, Calls(counts={"0": 0}))
+    asked.look(None, answer(REDUCE, {"gloo:0": [1, 0]}))
+    assert "rank 0 of 2" in asked.reasons[0] and "after collective 0" in asked.reasons[0]
+
+
+def test_ranks_that_wait_for_an_unknown_collective_wait_until_the_time_out(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1)
+    for number in range(40):
+        # Each time in another collective, or one of them computes.
+        asked.look(answer(REDUCE, {"gloo:2": [number, number]}), None, answer(REDUCE))
+        asked.look(answer(COMPUTE), None, answer(REDUCE))
+        # Backward passes may be long.
+        asked.look(answer(BACKWARD), None, answer(BACKWARD))
+    assert asked.reasons == []
+    for _ in range(11):
+        assert asked.reasons == []
+        asked.look(answer(REDUCE), None, answer(BACKWARD))
+    said = "and the others have waited in collectives for 10 s. Rank 0 on node0 waits in one: all_r"
+    assert said in asked.reasons[0]
+
+
+def test_without_the_recorder_a_backward_pass_is_told_by_the_number_of_calls(monkeypatch):
+    asked = Asked(monkeypatch)
+    asked.finish(1, Calls(counts={"0": 8}))
+    for _ in range(12):
+        asked.look(answer(BACKWARD, counts={"0": 8}), None)
+    assert asked.reasons == []
+    for _ in range(11):
+        assert asked.reasons == []
+        asked.look(answer(BACKWARD, counts={"0": 9}), None)
+    assert "for 10 s. Rank 0 on node0 waits in one: backward" in asked.reasons[0]
+
+
+def test_ranks_that_close_a_session_and_go_on_have_not_finished(monkeypatch):
+    asked = Asked(monkeypatch)
+    waits = answer(REDUCE, {"gloo:0": [9, 8]})
+    asked.finish(0, Calls({"gloo:0": [8, 8]}))
+    asked.finish(1, Calls({"gloo:0": [8, 8]}))
+    # Rank 1 hears later that all have come.
+    asked.watch.reopen(1)
+    asked.look(waits, None)
+    asked.finish(0, Calls({"gloo:0": [8, 8]}), session=2)
+    asked.watch.reopen(1)
+    assert asked.reasons == []
+    asked.look(None, waits)
+    assert "rank 0 of 2 on node0 left early" in asked.reasons[0]
+
+
+def call_all_kinds(session):
+    """Each kind of collective once; the numbers of the calls, by group, and the stack of a rank."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = session.world.rank, session.world.size
+    before = read_calls().get("gloo:0", [0])[0]
+    pair = dist.new_group([0, 1])
+    other = dist.new_group([1, 2])
+    x, parts = torch.ones(size), [torch.ones(1) for _ in range(size)]
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    dist.reduce(x, 1)
+    dist.barrier()
+    dist.gather(torch.ones(1), parts if rank == 0 else None, 0)
+    dist.scatter(torch.ones(1), parts if rank == 0 else None, 0)
+    dist.all_gather(parts, torch.ones(1))
+    dist.all_to_all_single(torch.empty(size), x)
+    dist.all_gather_object([None] * size, rank)
+    dist.broadcast_object_list([rank], 0)
+    for _ in range(3 if rank < 2 else 0):
+        dist.all_reduce(x, group=pair)
+    if rank > 0:
+        dist.all_reduce(x, group=other)
+    # A message between two of them.
+    if rank == 0:
+        dist.send(x, 1)
+    if rank == 1:
+        dist.recv(x, 0)
+    handle = dist.all_reduce(x, async_op=True)
+    handle.wait()
+    found = read_calls()
+    mine = {}
+    for name, group in {"pair": pair, "other": other}.items():
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            mine[name] = found[f"gloo:{group.group_name}"][0]
+            dist.destroy_process_group(group)
+    # A collective is noted as complete soon after its call has returned.
+    is_complete = wait_until(lambda: len(set(read_calls()["gloo:0"])) == 1, 20.0)
+    return found["gloo:0"][0] - before, is_complete, mine
+
+
+@pytest.mark.mpi
+def test_calls_are_counted_alike_on_all_ranks(pool):
+    values = pool("openmpi", 3).call(call_all_kinds).values
+    # Those of objects take two; messages between two ranks do not count.
+    assert [value[:2] for value in values] == [(13, True)] * 3
+    pair, other = 3, 1
+    assert [value[2] for value in values] == [
+        {"pair": pair}, {"pair": pair, "other": other}, {"other": other},
+    ]  # fmt: skip
+
+
+def test_the_stack_of_a_thread():
+    frames = read_thread(threading.get_ident())
+    assert [frame.function for frame in frames[:2]] == ["read_thread", "test_the_stack_of_a_thread"]
+    assert read_thread(-1) == []
+
+
+EARLY = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+# Groups stay open as long as the model lives.
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+others = dist.new_group([0, 2])
+for _ in range(10 if rank != 1 and "uneven" in sys.argv else 8):
+    model(torch.ones(4, 10)).sum().backward()
+if rank != 1:
+    for _ in range(3):
+        time.sleep(1.5 * (rank == 2))
+        dist.all_reduce(torch.ones(1), group=others)
+dist.destroy_process_group()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", ["uneven", "even"])
+def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_not(how, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(EARLY))
+    row = launchers.table()["openmpi"]
+    options = ["-m", "mpiddp", "script.py", how]
+    result = launchers.run(row, 3, options, timeout=120, cwd=tmp_path)
+    if how == "even":
+        # Rank 1 waits for longer than the others take to be asked several times.
+        assert result.expect(0).stdout.count("done") == 3
+        return
+    result.expect(6)
+    said = (
+        rf"mpiddp: rank 1 of 3 on {HOST} left early: it has closed its session, at the end of its "
+        rf"program, after collective (\d+) of the default group\. Rank [02] on {HOST} waits in "
+        r"collective (\d+): backward, script\.py:10\n"
+        r"  ranks 0,2 +backward, script\.py:10\n"
+        rf"  rank 1 on {HOST} +has closed its session, .*\n"
+        rf"  in collectives the others wait in vain for rank 1 on {HOST}\n"
+    )
+    found = re.search(said, result.stderr)
+    assert found and int(found[2]) == int(found[1]) + 1, result.stderr
+
+
+OWN_CALLS = """
+import torch, mpiddp
+session = mpiddp.init()
+for _ in range(3 - session.world.rank):
+    mpiddp.all_reduce(torch.ones(1))
+session.close()
+"""
+
+
+@pytest.mark.mpi
+def test_a_rank_with_fewer_calls_of_mpiddp_ends_the_job(tmp_path):
+    (tmp_path / "script.py").write_text(OWN_CALLS)
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, ["script.py"], timeout=120, cwd=tmp_path).expect(6)
+    said = (
+        rf"mpiddp: rank 1 of 2 on {HOST} left early: it has closed its session, at the end of its "
+        rf"program, after collective 2 of mpiddp\. Rank 0 on {HOST} waits in "
+        r"collective 3: all_reduce, script\.py:5\n"
+    )
+    assert re.search(said, result.stderr), result.stderr
+
+
+# Movement
+
+
+def look(work, looks=3) -> list[bool]:
+    """Whether this thread is seen to move at each of some looks while it does ``work(stop)``."""
+    found: list[bool] = []
+    stop = threading.Event()
+    movement = Movement(lambda: None, 1e6)
+
+    def watch() -> None:
+        for _ in range(looks + 1):
+            time.sleep(0.05)
+            found.append(movement.has_moved())
+        stop.set()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    work(stop)
+    thread.join()
+    movement.close()
+    # The first look finds whatever was before.
+    return found[1:]
+
+
+def make_call(file: str, body: str):
+    """A function of a library's file."""
+    space = {"time": time}
+    exec(compile(f"def call(stop):\n    {body}\n", file, "exec"), space)
+    return space["call"]
+
+
+POLL = "while not stop.is_set(): time.sleep(0.001)"
+
+
+def test_while_a_step_is_made_only_its_end_is_movement():
+    steps = iter([1, 1, 1, 2, 2, None, None, 2])
+    movement = Movement(lambda: None, 1e6, lambda: next(steps))
+    # This thread runs Python, and so moves between steps; the first look finds what was before.
+    found = [movement.has_moved() for _ in range(8)]
+    movement.close()
+    assert found[:6] == [True, False, False, True, False, True]
+    assert found[7]
+
+
+def test_a_collective_does_not_move_however_it_waits():
+    assert look(make_call(C10D, POLL)) == [False] * 3
+    # The same call again and again is movement.
+    again = make_call(C10D, "time.sleep(0.001)")
+
+    def work(stop) -> None:
+        while not stop.is_set():
+            again(stop)
+
+    assert look(work) == [True] * 3
+
+
+def test_what_may_wait_for_other_ranks_is_a_collective():
+    found: list[bool] = []
+    movement = Movement(lambda: None, 0.2, note_collective=found.append)
+    for file in (C10D, GRAPH, LOADER):
+        found.clear()
+        make_call(file, "time.sleep(0.4)")(None)
+        assert found[-1] == (file != LOADER), file
+    found.append(True)
+    movement.close()
+    assert found[-1] is False
+
+
+def test_a_script_that_polls_moves_and_one_in_a_long_c_call_does_not():
+    def work(stop) -> None:
+        while not stop.is_set():
+            time.sleep(0.001)
+
+    assert look(work) == [True] * 3
+    assert look(lambda stop: time.sleep(0.4)) == [False] * 3
+    # A script's own data set inside a DataLoader works.
+    call = make_call(LOADER, "work(stop)")
+    call.__globals__["work"] = work
+    assert look(call) == [True] * 3
+
+
+# NCCL's flight recorder
+
+ENTRY = {
+    "profiling_name": "nccl:all_reduce",
+    "collective_seq_id": 17,
+    "p2p_seq_id": 0,
+    "is_p2p": False,
+    "state": "started",
+    "input_sizes": [[1024]],
+    "process_group": ("0", "default_pg"),
+}
+
+
+def test_the_last_collectives_of_nccl(monkeypatch):
+    library = types.ModuleType("torch._C._distributed_c10d")
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    assert read_record() == []
+    entries = [{**ENTRY, "collective_seq_id": number} for number in range(5)]
+    entries.append({**ENTRY, "is_p2p": True, "p2p_seq_id": 4, "profiling_name": "nccl:send"})
+    library._dump_nccl_trace = lambda: pickle.dumps({"entries": entries})
+    assert read_record() == [
+        "nccl:all_reduce 3 of group 0, started, sizes [[1024]]",
+        "nccl:all_reduce 4 of group 0, started, sizes [[1024]]",
+        "nccl:send 4 of group 0, started, sizes [[1024]]",
+    ]
+    library._dump_nccl_trace = lambda: b"garbage"
+    (line,) = read_record()
+    assert line.startswith("NCCL's flight recorder cannot be read: UnpicklingError")
+    shown = describe(positions(REDUCE, record=("nccl:all_reduce 3",)))
+    assert shown.splitlines()[1] == "      nccl:all_reduce 3"
+
+
+def test_a_record_is_asked_for_where_it_is_on_and_not_waited_for(crew, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
+    job = crew([0, 0])
+    job[0].tell("fake_record", "nccl:all_gather")
+    # Its other threads cannot run.
+    job[1].tell("lock")
+    time.sleep(0.3)
+    begin = time.monotonic()
+    found = gather(tmp_path / "job")
+    assert time.monotonic() - begin < 2.0
+    assert found[0].record == ("nccl:all_gather 1 of group 0, scheduled, sizes [[2]]",)
+    assert found[1].record == () and found[1].frames
+
+
+# Which job
+
+
+HOLDER = """
+import sys
+from mpiddp.process import job_directory
+print(job_directory.make(sys.argv[1]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_which_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(ConfigurationError, match="no job of yours runs on this machine: type"):
+        find_directory(None)
+    running = []
+    for name in ("17", "18_2"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        running.append((process, Path(process.stdout.readline().strip())))
+    try:
+        # One that has not come so far that it could be asked is none.
+        assert len(job_directory.list_running()) == 2
+        with pytest.raises(ConfigurationError, match="2 jobs of yours on this machine, but"):
+            find_directory(None)
+        (running[0][1] / "lifeline.json").write_text("{}")
+        assert find_directory(None) == find_directory("17") == running[0][1]
+        (running[1][1] / "lifeline.json").write_text("{}")
+        assert find_directory("18_2") == running[1][1]
+        with pytest.raises(ConfigurationError, match="2 jobs run here: type mpiddp stacks 17, or "):
+            find_directory(None)
+        with pytest.raises(ConfigurationError, match=r"no job '19', .*; running here: 17, 18_2"):
+            find_directory("19")
+        with pytest.raises(ConfigurationError, match="no job that runs writes its logs to"):
+            find_directory(str(tmp_path))
+        with pytest.raises(UnreachableError, match="does not answer"):
+            gather(running[0][1])
+    finally:
+        for process, _ in running:
+            process.communicate("")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "lifeline.json").write_text("{}")
+    assert find_directory(str(logs)) == logs
+
+
+# Real jobs
+
+SCRIPT = """
+import datetime, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
+def load():
+    print("hanging", flush=True)
+    while True: time.sleep(0.01)
+for step in range(3):
+    if dist.get_rank() == 1 and step == 2:
+        load()
+    dist.all_reduce(torch.ones(1000))
+"""
+TABLE = rf"""
+  rank 0 on {re.escape(HOST)}  all_reduce, script\.py:11( \(failed\))?
+  rank 1 on {re.escape(HOST)}  load, script\.py:7
+  the others wait for rank 1 on {re.escape(HOST)}
+"""
+
+
+@pytest.mark.mpi
+def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    row = launchers.table()["mpich"]
+    options = ["-m", "mpiddp", "--log-dir", "logs", "--stall-timeout", "3", "script.py", "100"]
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    with launchers.start(row, 2, options, timeout=60, cwd=tmp_path, env=state) as job:
+        job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
+        time.sleep(0.2)
+        environment = {**launchers.clean_environment(), **state}
+        for words in ([], [str(tmp_path / "logs")]):
+            command = [sys.executable, "-m", "mpiddp", "stacks", *words]
+            asked = subprocess.run(
+                command, capture_output=True, text=True, env=environment, timeout=60
+            )
+            assert asked.returncode == 0, asked.stderr
+            assert re.search(rf": 2 ranks on 1 host{TABLE}", asked.stdout), asked.stdout
+        result = job.wait().expect(6)
+    said = rf"mpiddp: rank 0 on {re.escape(HOST)} has been in one collective for 3 s"
+    assert re.search(f"{said}{TABLE}", result.stderr), result.stderr
+    assert "has been in one collective" in (tmp_path / "logs/rank-0.err").read_text()
+    assert not (tmp_path / "logs" / "lifeline.json").exists()
+    assert list((tmp_path / "state/mpiddp/jobs").iterdir()) == []
+
+
+def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
+    (tmp_path / "script.py").write_text("import time; time.sleep(100)")
+    (tmp_path / "job").mkdir(mode=0o700)
+    # As the front starts a rank that needs no launcher.
+    environment = {**launchers.clean_environment(), "MPIDDP_JOB_DIRECTORY": str(tmp_path / "job")}
+    result = subprocess.run(
+        [sys.executable, "-m", "mpiddp", "--stall-timeout", "2", "script.py"],
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 6, result.stderr
+    assert "no rank has made progress for 2 s" in result.stderr
+    assert "<module>, script.py:1" in result.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    row = launchers.table()[name]
+    result = launchers.run(
+        row, 2, ["-m", "mpiddp", "script.py", "6"], timeout=90, cwd=tmp_path
+    ).expect(1)
+    assert "Timed out waiting 6000ms" in result.stderr
+    assert re.search(TABLE, result.stderr), result.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(150)
+def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    flags = ("--nodelist=node[1-2]", "--nodes=2", "--kill-on-bad-exit=0")
+    options = ["-m", "mpiddp", "--log-dir", "logs", "--label", "--stall-timeout", "8"]
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    arguments = [*options, "script.py", "100"]
+    row = slurm_cluster.srun(*flags)
+    with launchers.start(row, 3, arguments, timeout=100, cwd=tmp_path, env=state) as job:
+        job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
+        (directory,) = (tmp_path / "state/mpiddp/jobs").iterdir()
+        variable = f"XDG_STATE_HOME={state['XDG_STATE_HOME']}"
+        command = ["env", variable, f"PYTHONPATH={launchers.ROOT}", sys.executable, "-m", "mpiddp"]
+        asked = slurm_cluster.must("exec", "node2", *command, "stacks", directory.name)
+        result = job.wait().expect(6)
+    table = (
+        r"  ranks 0,2        all_reduce, script\.py:11\n"
+        r"  rank 1 on node1  load, script\.py:7\n"
+        r"  the others wait for rank 1 on node1\n"
+    )
+    assert re.search(rf"{directory.name}: 3 ranks on 2 hosts\n{table}", asked), asked
+    assert re.search(table, result.stderr.replace("[0@node1] ", "")), result.stderr
+    assert re.findall(r"(?m)^\[\d@node\d\] hanging$", result.stdout) == ["[1@node1] hanging"]
+    assert (tmp_path / "logs/rank-1.out").read_text() == "hanging\n"

@@ -1,0 +1,35 @@
+"""Calls that nobody waits for too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from mpiddp.process.background import BackgroundCall, LateError
+
+
+def test_what_is_done_in_time_is_handed_over():
+    assert BackgroundCall(lambda: 7).finish(5) == 7
+    # Nothing is a result as well, and not lateness.
+    assert BackgroundCall(lambda: None).finish(5) is None
+
+
+def test_what_hangs_is_left_to_itself():
+    release = threading.Event()
+    call = BackgroundCall(lambda: release.wait(60))
+    begin = time.monotonic()
+    with pytest.raises(LateError):
+        call.finish(0.1)
+    assert time.monotonic() - begin < 5
+    release.set()
+    assert call.finish(60) is True
+
+
+def test_what_fails_fails_for_who_asked():
+    def fail():
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        BackgroundCall(fail).finish(5)

@@ -1,0 +1,141 @@
+"""Listening sockets for callers who know a token: who is admitted, and what strangers can do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import resource
+import select
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.process import listener
+from mpiddp.process.listener import ListeningThread
+
+TOKEN, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+SOON = 5.0
+
+
+class Server:
+    """A ListeningThread, and the callers that it has admitted."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN)
+        self.admitted: queue.SimpleQueue[tuple[bytes, socket.socket]] = queue.SimpleQueue()
+        admit = {
+            token: lambda caller, token=token: self.admitted.put((token, caller))
+            for token in (TOKEN, OTHER)
+        }
+        self._thread = ListeningThread([self.socket], admit)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.socket.getsockname(), SOON)
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The token of the next caller that is admitted, and what else it has sent."""
+        token, caller = self.admitted.get(timeout=SOON)
+        with caller:
+            caller.settimeout(SOON)
+            return token, caller.recv(100)
+
+    def close(self) -> None:
+        self._thread.close()
+        self.socket.close()
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Server]:
+    with contextlib.closing(Server()) as server:
+        yield server
+
+
+@pytest.fixture
+def server():
+    with serve() as made:
+        yield made
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from([TOKEN, OTHER]), st.lists(st.integers(0, 16), max_size=3))
+def test_a_token_may_come_in_pieces_and_nothing_after_it_is_read(token, cuts):
+    with serve() as server, server.connect() as caller:
+        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bounds = [0, *sorted(cuts), 16]
+        for begin, end in itertools.pairwise(bounds):
+            caller.sendall(token[begin:end])
+        caller.sendall(b"after")
+        assert server.take() == (token, b"after")
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.binary(min_size=16, max_size=40))
+def test_any_other_bytes_close_the_connection(said):
+    with serve() as server, server.connect() as caller:
+        if said[:16] in (TOKEN, OTHER):
+            return
+        caller.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            assert caller.recv(1) == b""
+        assert server.admitted.empty()
+
+
+def test_a_byte_now_and_then_does_not_extend_the_deadline(server, monkeypatch):
+    monkeypatch.setattr(listener, "GREETING_SECONDS", 0.3)
+    with server.connect() as caller:
+        began = time.monotonic()
+        # A 16th byte would end it as well.
+        for byte in TOKEN[:15]:
+            if select.select([caller], [], [], 0.1)[0]:
+                break
+            caller.sendall(bytes([byte]))
+        assert 0.25 < time.monotonic() - began < 1.4
+
+
+def test_a_token_on_its_way_is_waited_for_while_others_connect(monkeypatch):
+    monkeypatch.setattr(listener, "MOST_UNAUTHENTICATED", 4)
+    with serve() as server, contextlib.ExitStack() as strangers:
+        with server.connect() as caller:
+            for _ in range(20):
+                strangers.enter_context(server.connect())
+            time.sleep(listener.SPARED_SECONDS / 5)
+            caller.sendall(TOKEN + b"x")
+            assert server.take() == (TOKEN, b"x")
+        # The queue of those 20 is worked off, four at a time.
+        with server.connect() as caller:
+            caller.sendall(OTHER + b"y")
+            assert server.take() == (OTHER, b"y")
+
+
+@pytest.fixture
+def few_files():
+    """20 more files than are open now may be opened."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_without_free_descriptors_callers_wait_without_work(few_files, monkeypatch):
+    attempts = []
+    accept = socket.socket.accept
+    monkeypatch.setattr(socket.socket, "accept", lambda own: attempts.append(1) or accept(own))
+    with serve() as server, socket.socket() as waiting:
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(waiting.fileno()))
+        waiting.connect(server.socket.getsockname())
+        waiting.sendall(TOKEN + b"z")
+        time.sleep(1)
+        count, has_admitted = len(attempts), not server.admitted.empty()
+        for descriptor in held:
+            os.close(descriptor)
+        assert 1 <= count <= 1 / listener.SPARED_SECONDS + 1 and not has_admitted
+        assert server.take() == (TOKEN, b"z")

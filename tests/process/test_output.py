@@ -1,0 +1,333 @@
+"""Logs of all ranks, who prints to the console, and labels."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launchers
+from facts import messages
+from mpiddp.errors import ConfigurationError
+from mpiddp.process import output_writer
+from mpiddp.process.output import Output, find_attempt, open_log
+from mpiddp.process.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
+
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("all", {0, 1, 2, 3, 4, 5, 6, 7}),
+        ("none", set()),
+        ("0", {0}),
+        ("0,3-5", {0, 3, 4, 5}),
+        ("7, 1", {1, 7}),
+        ("2-2", {2}),
+    ],
+)
+def test_the_console_is_for_some_ranks(text, ranks):
+    output = Output(console=text)
+    assert {rank for rank in range(8) if output.shows(rank)} == ranks
+
+
+@pytest.mark.parametrize("text", ["", "some", "1,", "3-1", "-1", "1-", "0 1", "²"])
+def test_what_is_no_list_of_ranks_is_refused(text):
+    with pytest.raises(ConfigurationError, match="--console: expected all, none, or ranks"):
+        Output(console=text)
+
+
+PARTS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r"]), max_size=12)
+
+
+@given(st.lists(PARTS, max_size=6))
+def test_whole_lines_come_with_a_label_however_they_are_cut(chunks):
+    # A return at the end of a chunk could be the half of an end of line, and bars begin with one.
+    chunks = [b"".join(chunk) for chunk in chunks]
+    text = b"".join(chunks)
+    lines = Lines(b"[1] ")
+    shown = b"".join(lines.add(chunk, 0.0) for chunk in chunks) + lines.flush()
+    # Nothing is lost, and nothing but labels and a last end is added.
+    assert shown.replace(b"[1] ", b"").removesuffix(b"\n") == text.removesuffix(b"\n")
+    for line in re.split(rb"[\r\n]+", shown):
+        assert line == b"" or (line.count(b"[1] ") == 1 and line.startswith(b"[1] "))
+    if b"\r" not in text:
+        assert shown.count(b"[1] ") == len(text.splitlines())
+
+
+def test_a_line_waits_for_its_end_for_a_while():
+    lines = Lines(b"> ")
+    assert lines.add(b"one\ntw", 10.0) == b"> one\n"
+    assert not lines.is_late(10.0 + PATIENCE_SECONDS / 2)
+    # What is added does not make it younger.
+    assert lines.add(b"o", 10.0 + PATIENCE_SECONDS / 2) == b""
+    assert lines.is_late(10.0 + PATIENCE_SECONDS)
+    assert lines.flush() == b"> two\n"
+    assert not lines.is_late(1e9) and lines.flush() == b""
+    assert lines.add(b"x" * (LONGEST_LINE + 1), 0.0) == b"> " + b"x" * (LONGEST_LINE + 1) + b"\n"
+
+
+def test_a_bar_is_written_over():
+    lines = Lines(b"> ")
+    assert lines.add(b"\r 10 %", 0.0) == b"\r"
+    assert lines.flush() == b"> 10 %".replace(b"10", b" 10")
+    assert lines.add(b"\r 20 %", 1.0) == b"\r"
+    assert lines.add(b"\r 30 %", 1.1) == b">  20 %\r"
+    assert lines.add(b"\r100 %\n", 1.2) == b">  30 %\r> 100 %\n"
+    assert lines.add(b"after", 1.3) + lines.flush() == b"> after\n"
+
+
+PROGRAM = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+from mpiddp.process.output import Output, redirect
+log_dir = Path(sys.argv[1]) if sys.argv[1] else None
+redirection = redirect(Output(log_dir, sys.argv[2], "label" in sys.argv), 3)
+print("from python", flush=True)
+print("warning", file=sys.stderr, flush=True)
+ctypes.CDLL(None).printf(b"from C\\n")
+os.system("echo from a child")
+if "report" in sys.argv:
+    redirection.write_console("mpiddp: report\\n")
+if "bar" in sys.argv:
+    for share in range(4):
+        print(f"\\r{share}/3", end="", file=sys.stderr, flush=True)
+        time.sleep(0.01)
+    print(file=sys.stderr)
+if "terminal" in sys.argv:
+    print(sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns)
+if "wait" in sys.argv:
+    # A script may wait until it has no children any more.
+    try:
+        print(os.waitpid(-1, 0))
+    except ChildProcessError:
+        print("no child")
+if "much" in sys.argv:
+    print("\\n".join(f"line {number} " + "x" * (number % 90) for number in range(20000)))
+sys.stdout.write("no end, ")
+if "cut" in sys.argv:
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+if "killed" in sys.argv:
+    print("the last line")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+SAID = "from python\nfrom C\nfrom a child\nno end, "
+
+
+def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize("console", ["0", "all"])
+def test_a_log_has_all_that_was_printed_up_to_a_sigkill(console, tmp_path):
+    result = run(str(tmp_path / "new" / "logs"), console, "killed")
+    assert result.returncode == -signal.SIGKILL
+    assert (tmp_path / "new/logs/rank-3.out").read_text() == f"{SAID}the last line\n"
+    assert (tmp_path / "new/logs/rank-3.err").read_text() == "warning\n"
+    shown = (f"{SAID}the last line\n", "warning\n") if console == "all" else ("", "")
+    assert (result.stdout, result.stderr) == shown
+
+
+def test_a_report_reaches_the_console_from_a_rank_that_is_not_shown(tmp_path):
+    result = run(str(tmp_path), "0-2,4", "report")
+    assert (result.stdout, result.stderr) == ("", "mpiddp: report\n")
+    assert run("", "none", "report").stderr == "mpiddp: report\n"
+    # It is there already.
+    assert run("", "3", "report").stderr == "warning\n"
+
+
+def test_the_writer_is_no_child_of_the_rank(tmp_path):
+    result = run(str(tmp_path), "all", "wait")
+    assert "no child\n" in result.stdout, result.stdout + result.stderr
+
+
+def test_labels_and_logs_of_much_output(tmp_path):
+    result = run(str(tmp_path), "all", "label", "much")
+    lines = [f"line {number} " + "x" * (number % 90) for number in range(20000)]
+    said = ["from python", "from C", "from a child", *lines, "no end, "]
+    assert (tmp_path / "rank-3.out").read_text() == "\n".join(said)
+    assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
+    assert result.stderr == f"[3@{HOST}] warning\n"
+
+
+def test_a_line_that_a_sigkill_has_cut_is_shown():
+    result = run("", "all", "label", "cut")
+    said = ["from python", "from C", "from a child", "no end, "]
+    assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
+
+
+def test_attempts_follow_each_other_in_a_log(tmp_path):
+    again = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1"}
+    run(str(tmp_path), "none")
+    run(str(tmp_path), "none", "killed", env=again)
+    run(str(tmp_path), "all", env=again)
+    between = rf"mpiddp: attempt 2 on {re.escape(HOST)}, \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\n"
+    logs = [(tmp_path / f"rank-3.{end}").read_text() for end in ("out", "err")]
+    expected = [f"{SAID}\n{between}{SAID}the last line\n{between}{SAID}"]
+    expected += [f"warning\n{between}warning\n{between}warning\n"]
+    for log, pattern in zip(logs, expected, strict=True):
+        assert re.fullmatch(pattern, log), log
+
+
+def test_the_number_of_an_attempt(monkeypatch):
+    for text, attempt in (("", 1), ("0", 1), ("3", 4), ("x", 1)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", text)
+        assert find_attempt() == attempt
+
+
+def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypatch):
+    portions: list[bytes] = []
+    monkeypatch.setattr(output_writer, "write_all", lambda _, data: portions.append(data))
+    lines = [b"x" * length + b"\n" for length in (0, 900, 900, 1600, 5000, 10, 10)]
+    Console(1, is_terminal=True).write_lines(b"".join(lines))
+    # One buffer of Linux's terminals has 1,792 bytes.
+    assert [portion.count(b"\n") for portion in portions] == [2, 1, 1, 1, 2]
+    assert b"".join(portions) == b"".join(lines)
+    portions.clear()
+    Console(1).write_lines(b"".join(lines))
+    assert [portion.count(b"\n") for portion in portions] == [4, 1, 2]
+
+
+def test_a_terminal_stays_one_and_keeps_its_bar(tmp_path):
+    own, its = pty.openpty()
+    with subprocess.Popen(["stty", "cols", "123"], stdin=its, stdout=subprocess.DEVNULL) as setting:
+        assert setting.wait(10) == 0
+    words = [str(tmp_path), "all", "label", "bar", "terminal"]
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=its, stderr=its) as job:
+        os.close(its)
+        shown, end = b"", time.monotonic() + 30
+        while time.monotonic() < end and select.select([own], [], [], 30)[0]:
+            try:
+                shown += os.read(own, 4096)
+            except OSError:  # All of the job has gone.
+                break
+        assert job.wait(10) == 0
+    os.close(own)
+    label = f"[3@{HOST}] ".encode()
+    line = label + b"True True 123\r\n"
+    assert line in shown
+    # Standard output may come between two states of the bar.
+    bar = shown.replace(line, b"")
+    assert b"\r" + label + b"0/3\r" in bar and b"\r" + label + b"3/3\r\n" in bar
+    assert (tmp_path / "rank-3.err").read_bytes() == b"warning\n\r0/3\r1/3\r2/3\r3/3\n"
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    os.close(open_log(tmp_path / "a" / "b" / "rank-0.err"))
+    (tmp_path / "file").write_text("")
+    for path in ("file/log", "file/below/log", "a/b"):
+        with pytest.raises(ConfigurationError, match=r"cannot write to .*; --log-dir names"):
+            open_log(tmp_path / path)
+
+
+SCRIPT = """
+import ctypes, os, sys, time
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+for number in range(200):
+    print(f"line {number} of rank {rank}", "x" * (number * 7 % 300))
+ctypes.CDLL(None).puts(b"from C")
+dist.barrier()
+if rank == 1:
+    raise KeyError("mine")
+time.sleep(60)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.by_default("openmpi")
+def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    options = ["-m", "mpiddp", "--log-dir", "logs", "--label", "--console", "0,2"]
+    result = launchers.run(
+        either_launcher, 3, [*options, "script.py"], timeout=90, cwd=tmp_path
+    ).expect(1)
+    lines = {
+        rank: [f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)] + ["from C"]
+        for rank in range(3)
+    }
+    shown = [line for line in result.stdout.splitlines() if line.startswith("[")]
+    for rank in (0, 2):
+        label = f"[{rank}@{HOST}] "
+        assert [line for line in shown if line.startswith(label)] == [
+            label + line for line in lines[rank]
+        ]
+    assert len(shown) == 2 * 201
+    for rank in range(3):
+        assert (tmp_path / f"logs/rank-{rank}.out").read_text().splitlines() == lines[rank]
+    # The rank that failed is not shown, but its report is, and stands in its log once.
+    assert f"mpiddp: rank 1 of 3 on {HOST}: failed" in messages(result)
+    error = (tmp_path / "logs/rank-1.err").read_text()
+    assert error.count("rank 1 of 3") == error.count("KeyError: 'mine'") == 1
+    assert "mpiddp: started" in (tmp_path / "logs/rank-0.err").read_text()
+
+
+@pytest.mark.mpi
+def test_nothing_starts_where_one_rank_cannot_write_its_log(tmp_path):
+    (tmp_path / "logs" / "rank-1.out").mkdir(parents=True)
+    (tmp_path / "script.py").write_text("print('started')")
+    row = launchers.table()["mpich"]
+    options = ["-m", "mpiddp", "--log-dir", "logs", "script.py"]
+    result = launchers.run(row, 2, options, timeout=60, cwd=tmp_path).expect(2)
+    (line,) = messages(result)
+    assert line.startswith(f"mpiddp: rank 1 of 2 on {HOST}: cannot write to ")
+    assert "started" not in result.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+def test_the_trainers_reports_are_in_the_same_place(tmp_path):
+    row = launchers.table()["openmpi"]
+    options = ["--data", "toy", "--name", "run", "--learning-rate", "1e30", "--log-dir", "logs"]
+    result = launchers.run(
+        row, 2, ["-m", "mpiddp.train", *options, "--console", "none"], timeout=90, cwd=tmp_path
+    )
+    assert result.returncode == 1 and "Starting distributed" not in result.output
+    assert "Starting distributed" in (tmp_path / "logs/rank-0.out").read_text()
+    for rank in range(2):
+        assert (tmp_path / f"logs/rank-{rank}.err").read_text().count(f"rank {rank} of 2") == 1
+    for log in (tmp_path / "runs/run/logs").iterdir():
+        assert "failed" not in log.read_text()
+
+
+def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "script.py").write_text("print('started')")
+    for words in (["--log-dir", "file"], ["--log-dir=file"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "mpiddp", "-n", "2", *words, "script.py"],
+            cwd=tmp_path,
+            env=launchers.clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.returncode == 2 and result.stdout == ""
+        assert re.fullmatch(
+            "mpiddp: cannot write to /.*; --log-dir names another place\n", result.stderr
+        )
+
+
+def test_a_restart_may_have_fewer_ranks_than_the_console_names(monkeypatch):
+    console = Output(console="3-5")
+    console.check_world(4)
+    with pytest.raises(ConfigurationError, match="out of 0-2"):
+        console.check_world(3)
+    Output(console="none").check_world(1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    console.check_world(3)

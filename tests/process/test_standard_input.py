@@ -1,0 +1,145 @@
+"""Standard input reaches rank 0 as a whole, and has an end there and on the other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import launchers
+
+SECONDS = 120
+BYTES = os.urandom(3_000_000)
+READ = """
+import hashlib, os, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+data = sys.stdin.buffer.read()
+sys.stdout.write(f"{rank} {attempt} {hashlib.sha256(data).hexdigest()}\\n")
+sys.stdout.flush()
+if attempt != os.environ["TORCHELASTIC_MAX_RESTARTS"]:
+    raise RuntimeError("the next attempt")
+"""
+LAUNCH = """
+import os, sys
+from mpiddp.front.attempt import Launch
+from mpiddp.launch.launcher.command import OPEN_MPI
+
+code = '''
+import os, sys
+from mpiddp.process.standard_input import take
+assert sys.stdin.read() == ""  # The launcher's.
+sys.stderr.write(str(take(RANK)))
+sys.stdout.write(os.read(0, 100).decode() + os.read(0, 100).decode())
+'''.replace("RANK", sys.argv[1])
+launch = Launch(OPEN_MPI, starts_ranks=True)
+for attempt in range(2):
+    launch.run([sys.executable, "-c", code], os.environ, None, offers_input=True)
+"""
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def start(launcher, ranks: int, words: list[str], stdin):
+    alone = launchers.table()["alone"]
+    options = ["-m", "mpiddp", "-n", str(ranks), "--launcher", launcher.mpirun]
+    return launchers.start(alone, 1, [*options, *words], timeout=SECONDS, stdin=stdin)
+
+
+def read_digests(stdout: str) -> set[str]:
+    return set(launchers.drop_gloo_lines(stdout).splitlines())
+
+
+def test_a_pipe_has_an_end_on_every_rank(recent_launcher, tmp_path):
+    (tmp_path / "read.py").write_text(READ)
+    # More than a pipe holds, and no text.
+    (tmp_path / "bytes").write_bytes(BYTES)
+    with (
+        subprocess.Popen(["cat", tmp_path / "bytes"], stdout=subprocess.PIPE) as writer,
+        start(recent_launcher, 2, [tmp_path / "read.py"], writer.stdout) as job,
+    ):
+        done = job.wait().expect(0)
+    assert read_digests(done.stdout) == {f"0 0 {digest(BYTES)}", f"1 0 {digest(b'')}"}
+
+
+@pytest.mark.by_default("openmpi")
+def test_each_attempt_reads_a_file_from_its_beginning(either_launcher, tmp_path):
+    (tmp_path / "read.py").write_text(READ)
+    (tmp_path / "bytes").write_bytes(BYTES)
+    with open(tmp_path / "bytes", "rb", buffering=0) as source:
+        source.seek(1000)  # Where it is given to the front.
+        with start(either_launcher, 1, ["--restarts", "1", tmp_path / "read.py"], source) as job:
+            done = job.wait().expect(0)
+    found = digest(BYTES[1000:])
+    assert read_digests(done.stdout) == {f"0 0 {found}", f"0 1 {found}"}
+
+
+def launch(stdin, rank: int = 0) -> tuple[str, str]:
+    """What a rank gets in two attempts, and what it reports."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(rank)], cwd=launchers.ROOT, stdin=stdin,
+        capture_output=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def test_what_each_kind_of_input_becomes(tmp_path):
+    (tmp_path / "file").write_text("text")
+    with open(tmp_path / "file") as source:
+        assert launch(source) == ("texttext", "NoneNone")
+        assert launch(source, rank=1) == ("", "NoneNone")
+    assert launch(subprocess.DEVNULL) == ("", "NoneNone")
+    # What is left in a pipe goes to the next attempt.
+    source, end = os.pipe()
+    os.write(end, b"x" * 300)
+    os.close(end)
+    assert launch(source) == ("x" * 300, "NoneNone")
+    os.close(source)
+
+
+def test_a_socket_is_copied():
+    own, its = socket.socketpair()
+    with own, its:
+        own.sendall(b"text")
+        own.shutdown(socket.SHUT_WR)
+        assert launch(its) == ("text", "NoneNone")
+
+
+def test_a_named_pipe_whose_writer_has_gone_holds_up_nobody(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    source = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert launch(source) == ("", "NoneNone")
+    finally:
+        os.close(source)
+
+
+def test_a_closed_standard_input_is_empty():
+    command = f"exec {sys.executable} -c '{LAUNCH.replace(chr(39), chr(34))}' 0 <&-"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=launchers.ROOT, capture_output=True, timeout=SECONDS, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"", b"NoneNone")
+
+
+@pytest.mark.parametrize(
+    ("offered", "problem"),
+    [
+        ("/proc/{process}/fd/0 1 1 0", "it belongs to a different process here"),
+        ("/proc/0/fd/0 1 1 0", "No such file or directory"),
+    ],
+)
+def test_an_input_that_is_not_here_is_empty(offered, problem):
+    code = "import sys; from mpiddp.process.standard_input import take; "
+    offered = offered.format(process=os.getpid())
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(take(0), [sys.stdin.read()])"], cwd=launchers.ROOT,
+        input="text", env={**os.environ, "MPIDDP_STANDARD_INPUT": offered},
+        capture_output=True, text=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{offered.split()[0]} cannot be opened: {problem} ['']\n"
