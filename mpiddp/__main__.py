@@ -1,7 +1,7 @@
 """``python -m mpiddp``, and the command ``mpiddp``: the front, a rank, or one of mpiddp's commands.
 
 Started by a launcher it is a rank, which runs a script (`launch.script`). Started by hand with one
-of the front's options, or in a Slurm job, it starts the ranks (`launch.front`). A first word
+of the front's options, or in a Slurm job, it starts the ranks (`mpiddp.front`). A first word
 that `command_line.COMMANDS` lists is a command of mpiddp. Finding out takes few imports.
 """
 

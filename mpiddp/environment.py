@@ -186,7 +186,7 @@ WAIT = "MPIDDP_WAIT"
 MESSAGE_BYTES = "MPIDDP_MESSAGE_BYTES"
 """The longest message over MPI; longer ones are sent in parts."""
 
-# What the front (`launch/front.py`) tells the ranks that it starts.
+# What the front (`mpiddp/front/`) tells the ranks that it starts.
 STATE_HOME = "XDG_STATE_HOME"
 JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`launch/job_directory.py`)."""

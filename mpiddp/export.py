@@ -10,8 +10,9 @@ from pathlib import Path
 from mpiddp.checkpoints.manifest import MANIFEST
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.hostnames import count_noun, describe_size
+from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.launch.script.arguments import make_parser
+from mpiddp.wording import count_noun
 
 DESCRIPTION = """\
 Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)

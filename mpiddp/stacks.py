@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.script.arguments import make_parser
 from mpiddp.lifeline.positions import Position, describe, read_answers
 from mpiddp.lifeline.requests import ask
 from mpiddp.process import job_directory
 from mpiddp.process.publication import ADDRESS_FILE
+from mpiddp.wording import count_noun
 
 DESCRIPTION = """\
 Show where each rank of a running job is: the innermost line of the script, and the function that it

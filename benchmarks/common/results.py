@@ -19,8 +19,8 @@ import psutil
 from benchmarks.common.targets import Target, describe_targets
 from benchmarks.launching.launchers import ROOT, THREADS, Mpirun, clean_environment
 from benchmarks.launching.srun import Srun
+from mpiddp.files import write_whole
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.process.outcome import write_whole
 
 SCHEMA = 2
 """Version of the records' form; a change that breaks readers raises it."""

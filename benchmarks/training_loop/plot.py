@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
 from benchmarks.common.statistics import summarize
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
-from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.wording import count_noun
 
 
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.common.targets import Target
 from benchmarks.training_loop.measurement import Group
-from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.wording import count_noun
 
 SPEED = 0.98
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from mpiddp.errors import CheckpointError
-from mpiddp.process.outcome import write_whole
+from mpiddp.files import write_whole
 
 FORMAT = 2
 ALGORITHM = "xxh3-128"

@@ -21,8 +21,8 @@ from typing import Any
 from mpiddp import environment
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.errors import ConfigurationError
+from mpiddp.files import write_whole
 from mpiddp.process.directory_lock import DirectoryLock
-from mpiddp.process.outcome import write_whole
 
 FORMAT = 1
 OWNER = "owner.json"

@@ -27,7 +27,7 @@ from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_shards
 from mpiddp.checkpoints.state import clean_name
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.wording import count_noun
 
 SAFETENSORS = ".safetensors"
 AVERAGE = "average.weights."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpiddp.doctor.findings import Finding, describe_range, passed, warned
 from mpiddp.launch.device.device import share_cores
-from mpiddp.launch.launcher.hostnames import count_noun, fold_numbers
+from mpiddp.wording import count_noun, fold_numbers
 
 CORES = "cores"
 THREADS = "threads"

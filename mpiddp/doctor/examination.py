@@ -20,9 +20,10 @@ from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.reports import FORWARD_SECONDS
-from mpiddp.launch.launcher.hostnames import count_noun, is_host
+from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.mpi.world import find_oddities
 from mpiddp.launch.summary import find_slowest
+from mpiddp.wording import count_noun
 
 ALL_REDUCE = "all-reduce"
 THE_REST = "the rest"

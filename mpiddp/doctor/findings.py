@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mpiddp.errors import FAILURE, SUCCESS
-from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.wording import count_noun
 
 PASS, SKIP, WARN, FAIL = "pass", "skip", "warn", "fail"
 STATUSES = (PASS, SKIP, WARN, FAIL)

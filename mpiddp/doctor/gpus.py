@@ -12,7 +12,8 @@ from mpiddp.doctor.findings import Finding, join_some, passed, skipped, warned
 from mpiddp.launch.device.binding import find_near_cpus
 from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.device.nccl import find_version
-from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.wording import count_noun, fold_numbers
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
 from mpiddp.doctor.findings import Finding, describe_range, passed, skipped, warned
-from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames
+from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World
+from mpiddp.wording import count_noun
 
 MPI_LIBRARY = "MPI library"
 RANKS = "ranks"

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import mpiddp
 from mpiddp import environment
 from mpiddp.doctor.findings import FAIL, PASS, WARN, Finding, exit_code, summarise
+from mpiddp.files import write_whole
 from mpiddp.launch.launcher.launcher import Launcher
-from mpiddp.process.outcome import write_whole
 
 COLOURS = {PASS: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 RESET = "\033[0m"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import count_noun, expand_hostnames
+from mpiddp.launch.launcher.hostnames import expand_hostnames
+from mpiddp.wording import count_noun
 
 ANSWER_SECONDS = 10.0
 """How long Slurm may take to answer."""

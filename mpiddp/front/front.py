@@ -28,9 +28,10 @@ from mpiddp.front.layout import Layout
 from mpiddp.front.plan import NONE, Plan, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.launcher.command import OTHER, SRUN
-from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, is_host
+from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine
 from mpiddp.process import job_directory
+from mpiddp.wording import count_noun
 
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
 """Codes after which the trainer's run can go on from its last checkpoint."""

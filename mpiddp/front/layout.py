@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import Allocation, Node
-from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from mpiddp.launch.launcher.command import (
     find_mpirun,
     find_program,
 )
-from mpiddp.launch.launcher.hostnames import count_noun
+from mpiddp.wording import count_noun
 
 NONE = "none"
 """In place of a launcher, for a program that starts its ranks itself."""

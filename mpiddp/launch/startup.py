@@ -22,7 +22,7 @@ from mpiddp.launch.device import device, nccl
 from mpiddp.launch.exported_variables import forget_inherited
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.termination import is_interactive, write_console
+from mpiddp.launch.failure.termination import is_interactive
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel
@@ -44,6 +44,7 @@ from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline
 from mpiddp.lifeline.movement import Movement
 from mpiddp.process import ports
+from mpiddp.process.console import write_console
 
 if TYPE_CHECKING:
     import torch

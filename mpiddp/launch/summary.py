@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpiddp.launch.device import nccl
-from mpiddp.launch.launcher.hostnames import count_noun, fold_hostnames, fold_numbers
+from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World
+from mpiddp.wording import count_noun, fold_numbers
 
 if TYPE_CHECKING:
     import torch

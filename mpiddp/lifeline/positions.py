@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpiddp.launch.launcher.hostnames import fold_numbers
 from mpiddp.lifeline.stack_dump import LIBRARY, TRAINER, USER, Frame
+from mpiddp.wording import fold_numbers
 
 STATES = {
     "T": "stopped (SIGSTOP)",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.errors import PeerLostError
-from mpiddp.launch.failure.termination import print_report
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.membership import Membership
 from mpiddp.process.background import BackgroundCall, LateError
+from mpiddp.process.console import print_report
 from mpiddp.process.outcome import Outcome, find_log, write_report
 
 FORWARD_SECONDS = 0.2

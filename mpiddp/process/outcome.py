@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import SUCCESS
-from mpiddp.launch.failure.error_report import read_message
+from mpiddp.files import write_whole
 from mpiddp.process import job_directory
 from mpiddp.process.background import BackgroundCall, LateError
 from mpiddp.process.job_directory import read_outcome as read_outcome
+from mpiddp.wording import read_message
 
 FILES_SECONDS = 2.0
 """How long the run directory may take to accept a report."""
@@ -114,26 +113,6 @@ def _takes_precedence(outcome: Outcome, job: Path) -> bool:
 
 def _format(row: dict[str, Any]) -> str:
     return json.dumps(row, indent=2) + "\n"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, in UTF-8, so that no reader sees half of it, whichever process is killed.
-
-    Raises OSError where it cannot be written; what stood there before stays then.
-    """
-    # Processes of several hosts may write one file, and a name may be as long as names can be.
-    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            # Some systems say only now that the disk is full, or empty the file after a crash.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def outcome_path(run_directory: Path) -> Path:

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Callable
 from typing import IO
 
-from mpiddp import environment
-
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 """A named pipe without a writer must not hold up the process that opens it."""
 
@@ -54,13 +52,12 @@ def copy_input(stack: contextlib.ExitStack, prepare: Callable[[], object]) -> IO
     return copy.stdout
 
 
-def take(rank: int) -> str | None:
-    """Give rank 0 what the front has offered, and the other ranks an empty input.
+def take(offered: str, rank: int) -> str | None:
+    """Give rank 0 what the front has ``offered``, and the other ranks an empty input.
 
     Call it before anything has read standard input. If rank 0 cannot open it, as in a container
     with process numbers of its own, its input is empty. Returns what is wrong then.
     """
-    offered = os.environ.pop(environment.STANDARD_INPUT, "")
     if not offered:
         return None
     path, device, inode, position = offered.split()

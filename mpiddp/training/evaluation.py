@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from mpiddp.errors import SUCCESS
+from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.process.outcome import write_whole
 from mpiddp.training.data.batches import Cut, EvaluationBatches, make_evaluation_batches
 from mpiddp.training.data.samples import EVALUATION, Batch, Key
 from mpiddp.training.options.config import Configuration

@@ -21,7 +21,6 @@ from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import WriteError
 from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.sync.parameter_server.roles import Serving
@@ -45,6 +44,7 @@ from mpiddp.training.training_state import (
 )
 from mpiddp.training.weights import export_saved, export_trained
 from mpiddp.training.wrapping.parallel import find_bound
+from mpiddp.wording import count_noun
 
 AUTO = "auto"
 DUE, WRITTEN = "checkpoint", "written"

@@ -12,7 +12,6 @@ from mpiddp.checkpoints.manifest import CONFIGURATION
 from mpiddp.checkpoints.plain_weights import check_format
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.training.options.config import Configuration, read_toml
 from mpiddp.training.records import run_directory
@@ -27,6 +26,7 @@ from mpiddp.training.training_state import (
     list_changed,
     name_values,
 )
+from mpiddp.wording import count_noun
 
 
 def find_finished(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.launch.launcher.hostnames import expand_hostnames, fold_hostnames, fold_numbers, is_host
+from mpiddp.launch.launcher.hostnames import expand_hostnames, fold_hostnames, is_host
+from mpiddp.wording import fold_numbers
 
 
 def unfold(text: str) -> list[str]:

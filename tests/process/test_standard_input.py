@@ -32,7 +32,7 @@ code = '''
 import os, sys
 from mpiddp.process.standard_input import take
 assert sys.stdin.read() == ""  # The launcher's.
-sys.stderr.write(str(take(RANK)))
+sys.stderr.write(str(take(os.environ.pop("MPIDDP_STANDARD_INPUT", ""), RANK)))
 sys.stdout.write(os.read(0, 100).decode() + os.read(0, 100).decode())
 '''.replace("RANK", sys.argv[1])
 launch = Launch(OPEN_MPI, starts_ranks=True)
@@ -136,10 +136,10 @@ def test_a_closed_standard_input_is_empty():
 )
 def test_an_input_that_is_not_here_is_empty(offered, problem):
     code = "import sys; from mpiddp.process.standard_input import take; "
+    code += "print(take(sys.argv[1], 0), [sys.stdin.read()])"
     offered = offered.format(process=os.getpid())
     done = subprocess.run(
-        [sys.executable, "-c", code + "print(take(0), [sys.stdin.read()])"], cwd=launchers.ROOT,
-        input="text", env={**os.environ, "MPIDDP_STANDARD_INPUT": offered},
+        [sys.executable, "-c", code, offered], cwd=launchers.ROOT, input="text",
         capture_output=True, text=True, timeout=SECONDS, check=True,
     )  # fmt: skip
     assert done.stdout == f"{offered.split()[0]} cannot be opened: {problem} ['']\n"

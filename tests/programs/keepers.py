@@ -21,7 +21,7 @@ from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.world import World
-from mpiddp.process import outcome
+from mpiddp.process import console, outcome
 from mpiddp.process.outcome import Outcome, write_outcome
 
 BOUND = 0.5
@@ -184,7 +184,7 @@ def fail(case: str, folder: Path) -> None:
     """Fail as rank 3 of 8 at step 17."""
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT), 2)
     reports.READ_SECONDS = reports.HOOK_SECONDS = BOUND
-    termination.CONSOLE_SECONDS = outcome.FILES_SECONDS = BOUND
+    console.CONSOLE_SECONDS = outcome.FILES_SECONDS = BOUND
     with FailureHandler() as failure_handler:
         failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
         failure_handler.step, failure_handler.run_directory = 17, folder

@@ -4,8 +4,8 @@ The floors, from the ground up; a file imports from lower floors, or acyclically
 room:
 
     9  benchmarks
-    8  the doors: mpiddp/__init__.py, calls.py, train.py, plot.py, export.py, stacks.py, __main__.py,
-       doctor/
+    8  the doors: mpiddp/__init__.py, __main__.py, calls.py, train.py, plot.py, export.py,
+       stacks.py, doctor/
     7  training
     6  sync
     5  collectives, checkpoints, front     (they do not know each other)

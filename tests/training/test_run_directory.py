@@ -17,7 +17,7 @@ from test_metrics import writing_forbidden
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.process.outcome import write_whole
+from mpiddp.files import write_whole
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records.run_directory import find_path, forget_outcome, open_run
 from mpiddp.training.shared_run import abandoned_after_error

@@ -19,6 +19,7 @@ from mpiddp.errors import (
     PeerFailedError,
     PeerLostError,
 )
+from mpiddp.wording import read_message
 
 INTERRUPTED = 130
 MOST_CAUSES = 10
@@ -95,14 +96,6 @@ def find_call(trace: TracebackType | None) -> str:
             place, is_call = f" (called at {name}:{line})", False
         trace = trace.tb_next
     return place if is_call else ""
-
-
-def read_message(error: BaseException) -> str:
-    """What ``error`` says of itself; that it cannot be read, where its ``__str__`` fails."""
-    try:
-        return str(error)
-    except BaseException as problem:
-        return f"its message cannot be read ({type(problem).__name__} in __str__)"
 
 
 def has_trace(error: BaseException) -> bool:

@@ -36,12 +36,7 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
-from mpiddp.launch.failure.error_report import (
-    exit_code,
-    find_call,
-    find_origin,
-    read_message,
-)
+from mpiddp.launch.failure.error_report import exit_code, find_call, find_origin
 from mpiddp.launch.failure.missing_ranks import (
     describe_missing,
     explain_expiry,
@@ -74,6 +69,7 @@ from mpiddp.process.background import (
     finish_lasting_calls,
 )
 from mpiddp.process.outcome import write_outcome
+from mpiddp.wording import read_message
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Lifeline(Protocol):
-    """What a rank that fails needs of its lifeline (`mpiddp.launch.lifeline`)."""
+    """What a rank that fails needs of its lifeline (`mpiddp.lifeline`)."""
 
     def note_step(self, step: int | None) -> None:
         """Where this rank is, for the others' reports."""

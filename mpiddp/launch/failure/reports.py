@@ -20,14 +20,15 @@ from mpiddp.launch.failure.error_report import (
     has_own_hook,
     has_trace,
     is_peer_loss,
-    read_message,
     visible_part,
 )
 from mpiddp.launch.failure.peers import Peers
-from mpiddp.launch.failure.termination import flush_output, print_report
+from mpiddp.launch.failure.termination import flush_output
 from mpiddp.process.background import BackgroundCall, LateError
+from mpiddp.process.console import print_report
 from mpiddp.process.outcome import Outcome, find_log, write_report
 from mpiddp.process.output import Redirection
+from mpiddp.wording import read_message
 
 READ_SECONDS = 5.0
 """How long it may take to put an error into words: its text may ask a GPU that hangs, and the lines

@@ -14,9 +14,8 @@ from typing import NoReturn
 
 from mpiddp import environment
 from mpiddp.process.background import BackgroundCall
+from mpiddp.process.console import CONSOLE_SECONDS
 
-CONSOLE_SECONDS = 3.0
-"""How long the console may take to accept a report."""
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""
 HURRY_SECONDS = 0.4
@@ -48,33 +47,6 @@ def may_call_mpi() -> bool:
 
     is_main = threading.current_thread() is threading.main_thread()
     return is_main or MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-
-
-def write_console(text: str) -> None:
-    """Write to whatever the script has made of its standard error, or to the one it was given.
-
-    One write, so that no other rank's output falls in between.
-    """
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    for stream in (sys.stderr, sys.__stderr__):
-        # One that is None fails like one that is closed.
-        with contextlib.suppress(Exception):
-            stream.write(text)  # type: ignore[union-attr]
-            stream.flush()  # type: ignore[union-attr]
-            return
-
-
-def print_report(text: str, write_also: Callable[[str], None] | None = None) -> None:
-    """Write to standard error and by ``write_also``, as far as they take it in CONSOLE_SECONDS."""
-
-    def write() -> None:
-        write_console(text)
-        if write_also is not None:
-            write_also(text)
-
-    with contextlib.suppress(BaseException):  # The log has it as well.
-        BackgroundCall(write).finish(CONSOLE_SECONDS)
 
 
 def flush_output() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from mpiddp.wording import fold_numbers
 
 
 def is_host(name: str, hostname: str) -> bool:
@@ -45,32 +47,6 @@ def fold_hostnames(names: Sequence[str]) -> str:
 
 def _bracket(folded: str) -> str:
     return folded if folded.isdigit() else f"[{folded}]"
-
-
-def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
-    """``0-3,8``: numbers that are not negative, sorted, each once.
-
-    Args:
-        width: digits that every number is filled up to with zeros.
-        most: how many ranges are written out; an ellipsis stands for those that follow.
-    """
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = [
-        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
-        for low, high in ranges
-    ]
-    shown = texts if most is None else texts[:most]
-    return ",".join(shown) + (",…" if len(shown) < len(texts) else "")
-
-
-def count_noun(number: int, noun: str) -> str:
-    """``1 rank``, ``4 ranks``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def describe_size(size: int) -> str:

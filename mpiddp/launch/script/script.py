@@ -19,14 +19,15 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.termination import write_console
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.script.arguments import Parser, make_parser, read_options
 from mpiddp.launch.script.command_line import COMMANDS, FRONT_HELP, split, suggest
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
+from mpiddp.process.console import write_console
 from mpiddp.process.output import redirect
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.standard_input import take
@@ -189,7 +190,7 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
         signals = PreemptionSignals()
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
         failure_handler.output = redirect(options.output, find_rank())
-        problem = take(find_rank())
+        problem = take(os.environ.pop(environment.STANDARD_INPUT, ""), find_rank())
         if problem is not None:
             write_console(
                 f"mpiddp: rank 0 has no standard input: {problem}; give the script a file's name\n"

@@ -16,11 +16,11 @@ from torch import nn
 from mpiddp import environment
 from mpiddp.collectives.bootstrap import find_longest_message
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import ByteCounter, Wire
 from mpiddp.sync.parameter_server.server import Server, UpdateRule, Worker, check_threads
+from mpiddp.wording import count_noun
 
 FOLLOW_SECONDS = 0.002
 """Between two looks at how far the workers are."""

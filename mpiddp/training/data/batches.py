@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.training.data.reading import HERE, Reader, Reading
 from mpiddp.training.data.samples import EVALUATION, Batch, Key, Samples
+from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.process.job_directory import check_attempt
+from mpiddp.wording import count_noun
 
 Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the targets to the sum over the samples, a scalar."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class RankLog:
-    """Appends lines. Reports of failures come into the same file (`launch.failure.outcome`)."""
+    """Appends lines. Reports of failures come into the same file (`mpiddp.process.outcome`)."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
         """``warn`` is told once of a file that cannot be written; its lines are lost then."""

@@ -23,8 +23,9 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.checkpoints.manifest import CONFIGURATION
 from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.files import write_whole
 from mpiddp.process.directory_lock import DirectoryLock
-from mpiddp.process.outcome import outcome_path, read_outcome, write_whole
+from mpiddp.process.outcome import outcome_path, read_outcome
 from mpiddp.training.options.config import Configuration, to_toml
 
 LOGS = "logs"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.wording import count_noun
 
 WARM_UP = 0.05
 """Share of all steps in which the learning rate rises to its peak, where nothing else is said."""

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles
 from mpiddp.training.data.samples import Batch
@@ -29,6 +28,7 @@ from mpiddp.training.wrapping import buckets, overlap
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
 from mpiddp.training.wrapping.parallel import replicate, serve
+from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True)

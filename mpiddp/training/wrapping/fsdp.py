@@ -20,10 +20,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import count_noun
 from mpiddp.launch.session import Session
 from mpiddp.training.options.parallelism import ParallelismOptions
 from mpiddp.training.wrapping.module_groups import count_parameters, find_groups
+from mpiddp.wording import count_noun
 
 
 def shard(module: nn.Module, session: Session, options: ParallelismOptions) -> str:

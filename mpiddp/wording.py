@@ -1,0 +1,39 @@
+"""Words for messages: counts, ranges of numbers, what an error says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
+    """``0-3,8``: numbers that are not negative, sorted, each once.
+
+    Args:
+        width: digits that every number is filled up to with zeros.
+        most: how many ranges are written out; an ellipsis stands for those that follow.
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [
+        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
+        for low, high in ranges
+    ]
+    shown = texts if most is None else texts[:most]
+    return ",".join(shown) + (",…" if len(shown) < len(texts) else "")
+
+
+def count_noun(number: int, noun: str) -> str:
+    """``1 rank``, ``4 ranks``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def read_message(error: BaseException) -> str:
+    """What ``error`` says of itself; that it cannot be read, where its ``__str__`` fails."""
+    try:
+        return str(error)
+    except BaseException as problem:
+        return f"its message cannot be read ({type(problem).__name__} in __str__)"
