@@ -127,7 +127,7 @@ def load_digits(_: Configuration) -> DataSet:
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998
     (digits.LICENSE.txt). The split depends on nothing in the configuration.
     """
-    resource = files("mpiddp.training") / "digits.csv.gz"
+    resource = files("mpiddp.training.data") / "digits.csv.gz"
     with resource.open("rb") as file, gzip.open(file, "rt", encoding="ascii") as text:
         table = np.loadtxt(text, delimiter=",", dtype=np.uint8)
     features = (table[:, :-1] / np.float32(16)).astype(np.float32).reshape(-1, *IMAGE)

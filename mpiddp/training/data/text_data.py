@@ -23,7 +23,7 @@ def load_text(configuration: Configuration) -> DataSet:
     """
     path, length = configuration.text, configuration.context
     if path is None:
-        content = (files("mpiddp.training") / "text.txt").read_bytes()
+        content = (files("mpiddp.training.data") / "text.txt").read_bytes()
     else:
         try:
             content = path.read_bytes()
