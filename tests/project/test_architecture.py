@@ -102,7 +102,7 @@ VIOLATIONS = {
         "from importlib import import_module\nimport_module('mpiddp.sync.ddp_hook')\n",
         "must not import mpiddp.sync.ddp_hook",
     ),
-    "relative": ("mpiddp/launch/mpi/world.py", "from ..training import x\n", "must not import"),
+    "relative": ("mpiddp/launch/mpi/world.py", "from ...training import x\n", "must not import"),
     "relative package": (
         "mpiddp/launch/__init__.py",
         "from ..sync import ddp_hook\n",

@@ -88,7 +88,7 @@ def test_data_types_and_licences_are_inside(members, wheel):
     }
     information = f"mpiddp-{mpiddp.__version__}.dist-info"
     assert f"{information}/licenses/LICENSE" in members
-    assert f"{information}/licenses/mpiddp/training/digits.LICENSE.txt" in members
+    assert f"{information}/licenses/mpiddp/training/data/digits.LICENSE.txt" in members
     with zipfile.ZipFile(wheel) as archive:
         original = launchers.ROOT / "mpiddp" / "training" / "data" / "digits.csv.gz"
         assert archive.read("mpiddp/training/data/digits.csv.gz") == original.read_bytes()
