@@ -1,7 +1,8 @@
-"""Words for messages: counts, ranges of numbers, what an error says."""
+"""Messages: counts, ranges of numbers, what an error says; and how one is printed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 
@@ -29,6 +30,17 @@ def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = N
 def count_noun(number: int, noun: str) -> str:
     """``1 rank``, ``4 ranks``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def describe_error(error: OSError) -> str:
+    """The name of the file, if there is one, and what is wrong."""
+    named = f"{error.filename}: " if error.filename else ""
+    return f"{named}{error.strerror or error}"
+
+
+def print_message(text: str) -> None:
+    """Print a line of mpiddp's own on standard error."""
+    print(f"mpiddp: {text}", file=sys.stderr, flush=True)
 
 
 def read_message(error: BaseException) -> str:

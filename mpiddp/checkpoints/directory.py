@@ -17,7 +17,6 @@ import re
 import secrets
 import shutil
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
 from mpiddp.checkpoints.finding import NOTHING_FOUND, Found, Survey, find_newest
-from mpiddp.checkpoints.manifest import File, Manifest, Patience, describe_error
+from mpiddp.checkpoints.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.owner import Owner
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import (
@@ -50,6 +49,7 @@ from mpiddp.errors import ConfigurationError, StorageError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.process.background import LastingCall, finish_at_exit
 from mpiddp.process.directory_lock import DirectoryLock
+from mpiddp.wording import describe_error, print_message
 
 _PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
 
@@ -385,11 +385,9 @@ class CheckpointDirectory:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                print(
-                    f"mpiddp: in {self.path} not all that is not needed any more can be removed: "
-                    f"{describe_error(error)}: it stays there, and saves go on",
-                    file=sys.stderr,
-                    flush=True,
+                print_message(
+                    f"in {self.path} not all that is not needed any more can be removed: "
+                    f"{describe_error(error)}: it stays there, and saves go on"
                 )
 
     def _discard(self, partial: Path) -> None:
@@ -397,15 +395,13 @@ class CheckpointDirectory:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _describe(self, step: int, parts: list[dict[str, File]], score: float | None) -> Manifest:
-        configuration = dict(self._source.configuration)
         return Manifest(
             sequence=self._sequence + 1,
             step=step,
             attempt=self._attempt,
             owner=self._owner.token,
             world=self._ranks.size,
-            configuration=configuration,
-            configuration_digest=manifests.digest_configuration(configuration),
+            configuration=dict(self._source.configuration),
             versions={
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),
@@ -465,8 +461,4 @@ def _report(aside: Path, problems: list[str], newest: Found | None) -> None:
     """Say what was set aside, why, and what is used instead."""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
-    print(
-        f"mpiddp: damaged checkpoint, set aside as {aside} ({problems[0]}{more}): {used}",
-        file=sys.stderr,
-        flush=True,
-    )
+    print_message(f"damaged checkpoint, set aside as {aside} ({problems[0]}{more}): {used}")

@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.manifest import (
-    DamageError,
-    FormatError,
-    Manifest,
-    Patience,
-    describe_error,
-)
+from mpiddp.checkpoints.manifest import DamageError, FormatError, Manifest, Patience
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_metadata
 from mpiddp.errors import CheckpointError, StorageError
+from mpiddp.wording import describe_error
 
 T = TypeVar("T")
 

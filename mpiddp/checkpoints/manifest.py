@@ -16,7 +16,6 @@ import secrets
 import shutil
 import socket
 import stat
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable
@@ -29,6 +28,7 @@ import xxhash
 
 from mpiddp.errors import CheckpointError
 from mpiddp.files import write_whole
+from mpiddp.wording import describe_error, print_message
 
 FORMAT = 2
 ALGORITHM = "xxh3-128"
@@ -81,7 +81,6 @@ class Manifest:
     """Ranks that wrote it."""
     configuration: dict[str, Any]
     """What the state belongs to."""
-    configuration_digest: str
     versions: dict[str, str]
     """Of Python and libraries, by name."""
     score: float | None = None
@@ -126,21 +125,13 @@ class Patience:
         now = time.monotonic()
         if self._end is None:
             self._end = now + PATIENCE_SECONDS
-            print(
-                f"mpiddp: {self._who}: {reason}: trying again for up to {PATIENCE_SECONDS:g} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            waited = f"trying again for up to {PATIENCE_SECONDS:g} s"
+            print_message(f"{self._who}: {reason}: {waited}")
         if now >= self._end:
             return False
         time.sleep(min(self._pause, self._end - now))
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return True
-
-
-def describe_error(error: OSError) -> str:
-    named = f"{error.filename}: " if error.filename else ""
-    return f"{named}{error.strerror or error}"
 
 
 def make_digest() -> xxhash.xxh3_128:
@@ -150,12 +141,6 @@ def make_digest() -> xxhash.xxh3_128:
 
 class FormatError(CheckpointError):
     """A checkpoint in another format than this release's; it may be whole."""
-
-
-def digest_configuration(configuration: dict[str, Any]) -> str:
-    """A digest of values that JSON can hold, whatever their order."""
-    text = json.dumps(configuration, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -33,6 +33,7 @@ from mpiddp.checkpoints import unpickling
 from mpiddp.checkpoints.manifest import DamageError, File, Patience, make_digest
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.errors import MpiddpError
+from mpiddp.wording import describe_error
 
 BLOCK_BYTES = 1 << 20
 """Smaller parts of a file are gathered before they are written."""
@@ -292,8 +293,7 @@ def attempt(work: Callable[[], object]) -> Problem | None:
 
 def describe_failure(error: Exception) -> Problem:
     if isinstance(error, OSError):
-        named = f"{error.filename}: " if error.filename else ""
-        return error.errno or errno.EIO, f"{named}{error.strerror or error}"
+        return error.errno or errno.EIO, describe_error(error)
     return 0, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

@@ -6,12 +6,13 @@ import atexit
 import contextlib
 import math
 import queue
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
+
+from mpiddp.wording import print_message
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -186,7 +187,7 @@ def _say_all(lines: list[str]) -> None:
 
 def _say(line: str) -> None:
     with contextlib.suppress(Exception):  # Standard error may have gone.
-        print(f"mpiddp: {line}", file=sys.stderr, flush=True)
+        print_message(line)
 
 
 class BackgroundCalls(Generic[K, T]):

@@ -72,11 +72,6 @@ class Training:
     initial: str
     """What the weights were when it was prepared: a line for the console, or nothing."""
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether no worker begins a step before all have finished the one before."""
-        return self.roles is None or find_bound(self.configuration) == 0
-
     def close(self) -> None:
         """There are no more steps. Collective."""
         self.engine.update.close()
