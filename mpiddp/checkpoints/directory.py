@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
-from mpiddp.checkpoints.finding import NOTHING_FOUND, Found, Survey, find_newest
+from mpiddp.checkpoints.finding import NOTHING_FOUND, Found, Survey, ask_rank_0, find_newest
 from mpiddp.checkpoints.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.owner import Owner
 from mpiddp.checkpoints.ranks import Ranks
@@ -208,20 +208,11 @@ class CheckpointDirectory:
 
     def _ask_rank_0(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns on rank 0. Collective. Raises its errors on all ranks."""
-        refusal = failure = value = None
-        if self._ranks.rank == 0:
-            try:
-                value = work()
-            except ConfigurationError as error:
-                refusal = str(error)
-            except OSError as error:
-                failure = f"rank 0 on {socket.gethostname()}: {describe_error(error)}"
-        refusal, failure, value = self._ranks.broadcast((refusal, failure, value))
-        if refusal is not None:
-            raise ConfigurationError(refusal)
-        if failure is not None:
-            raise StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
-        return value
+
+        def refuse(failure: str) -> StorageError:
+            return StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
+
+        return ask_rank_0(self._ranks, work, refuse)
 
     def _enter(self, *, is_read: bool = False) -> None:
         """Lock the directory, and refuse a stranger's. On rank 0."""
