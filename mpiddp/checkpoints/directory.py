@@ -295,11 +295,11 @@ class CheckpointDirectory:
         """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
         Waits for the one before. Older ones that need not be kept are removed at the end.
-        ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
+        ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
         and memory; the tensors must not be changed until ``wait`` returns.
 
-        Raises OSError, or WriteError for whatever else failed, on all ranks alike, where the one
+        Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
         before could not be written.
         """
         self.wait()
@@ -331,7 +331,7 @@ class CheckpointDirectory:
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises OSError, or WriteError for whatever else fails, on all ranks alike, where it could
+        Raises OSError, or WriteError for whatever else fails, on all ranks alike, if it could
         not be written: the older checkpoints are whole then, and nothing is left of this one. Only
         if the directory itself could not be flushed, this one is whole, too.
         """

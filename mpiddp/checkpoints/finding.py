@@ -108,13 +108,7 @@ def _compare(path: Path, manifest: Manifest, name: str) -> str:
 
 def _check_files(path: Path, manifest: Manifest, names: list[str]) -> None:
     """Raise DamageError for what is wrong with these files and the list of all, or OSError."""
-    found = {name: _compare(path, manifest, name) for name in names}
-    try:
-        problems = manifests.find_misfits(path, manifest)
-    except FileNotFoundError:
-        problems = ["it was removed"]
-    problems += [f"{name}: {problem}" for name, problem in found.items() if problem]
-    if problems:
+    if problems := manifests.find_problems(path, manifest, names):
         raise DamageError(problems)
 
 

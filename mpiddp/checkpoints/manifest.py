@@ -84,7 +84,7 @@ class Manifest:
     versions: dict[str, str]
     """Of Python and libraries, by name."""
     score: float | None = None
-    """Of the test samples, where it was measured at this step: the best one has the highest."""
+    """Of the test samples, if it was measured at this step: the best one has the highest."""
     files: dict[str, File]
     """By name."""
 
@@ -203,27 +203,32 @@ def _is_plain(name: str) -> bool:
     return is_file_name and name.isprintable()
 
 
-def find_problems(directory: Path, manifest: Manifest, *, reads: bool = True) -> list[str]:
+def find_problems(
+    directory: Path, manifest: Manifest, names: Iterable[str] | None = None, *, reads: bool = True
+) -> list[str]:
     """One line for each thing that is missing or changed. Raises OSError if one cannot be read.
 
-    Files are read as bytes, and all of them: the first problem does not end the search. Without
-    ``reads`` only their sizes are compared.
+    Files are read as bytes, and all of them, or those of these ``names``: the first problem does
+    not end the search. Without ``reads`` only their sizes are compared.
     """
-    problems = find_misfits(directory, manifest)
-    for name in sorted(manifest.files):
+    problems = _find_misfits(directory, manifest)
+    for name in sorted(manifest.files if names is None else names):
         problem = compare(directory / name, manifest.files[name], reads=reads)
         if problem:
             problems.append(f"{name}: {problem}")
     return problems
 
 
-def find_misfits(directory: Path, manifest: Manifest) -> list[str]:
+def _find_misfits(directory: Path, manifest: Manifest) -> list[str]:
     """What the directory's own name and its list of files tell. Raises OSError."""
     problems = []
     match = _NAME.fullmatch(directory.name)
     if match and int(match[1]) != manifest.step:
         problems.append(f"{MANIFEST} is of step {manifest.step}")
-    extra = sorted(set(os.listdir(directory)) - {MANIFEST, *manifest.files})
+    try:
+        extra = sorted(set(os.listdir(directory)) - {MANIFEST, *manifest.files})
+    except FileNotFoundError:
+        return [*problems, "it was removed"]
     return problems + [f"{name} does not belong to it" for name in extra]
 
 
@@ -264,7 +269,9 @@ def make_partial_name(step: int, attempt: str) -> str:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether it is, by its name or contents, one checkpoint, and no directory of them."""
-    return path.name.startswith("step-") or (path / MANIFEST).exists()
+    patterns = (_NAME, _PARTIAL_NAME, _DAMAGED_NAME)
+    is_named = any(pattern.fullmatch(path.name) for pattern in patterns)
+    return is_named or (path / MANIFEST).exists()
 
 
 def find_directory(path: Path) -> Path:
@@ -282,7 +289,7 @@ def find_directory(path: Path) -> Path:
 def list_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints in ``directory``, the newest first; damaged ones among them.
 
-    ``step-<n>.replaced`` is one of them where ``step-<n>`` is missing: ``publish`` was interrupted
+    ``step-<n>.replaced`` is one of them if ``step-<n>`` is missing: ``publish`` was interrupted
     between its two renames.
 
     A checkpoint without a manifest that can be used counts as newer than all others of its step
@@ -296,7 +303,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
             found.append((int(match[1]), path))
     sequences = {path: _read_sequence(path) for _, path in found}
     found.sort()
-    # One whose manifest is lost stands where its step stands.
+    # One whose manifest is lost comes after those of lower steps.
     last, order = 0, {}
     for step, path in found:
         sequence = sequences[path]

@@ -311,11 +311,6 @@ def raise_first(problems: list[Problem | None]) -> None:
         raise WriteError(f"rank {rank}: {text}")
 
 
-class _Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return read_metadata(Path(self.path))
-
-
 def read_metadata(directory: Path) -> Metadata:
     """The list of a checkpoint's tensors; nothing that it names is run.
 
@@ -372,8 +367,9 @@ def load_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     """
     if not tensors:
         return
-    reader, planner = _Reader(directory), DefaultLoadPlanner()
-    metadata = reader.read_metadata()
+    reader, planner = FileSystemReader(directory), DefaultLoadPlanner()
+    # Not torch's own way to read it, which unpickles whatever is there.
+    metadata = read_metadata(directory)
     planner.set_up_planner(tensors, metadata, True)
     reader.set_up_storage_reader(metadata, True)
     local = reader.prepare_local_plan(planner.create_local_plan())

@@ -1,4 +1,4 @@
-"""Calls that may hang, with a limit to how long they are waited for."""
+"""Calls that may hang, with a timeout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BackgroundCall(Generic[T]):
     """Runs ``work`` in a thread from the moment it is made.
 
     A look-up that no server answers, or a file system that has gone, cannot be interrupted: the
-    thread is left to itself then, and does not keep the process from ending. Where no thread can
+    thread is left to itself then, and does not keep the process from ending. If no thread can
     be started, as while the interpreter shuts down, the work is done at once.
     """
 
@@ -54,7 +54,7 @@ class BackgroundCall(Generic[T]):
 
     @staticmethod
     def check_threads() -> None:
-        """Raise RuntimeError where no thread can be started, so that no call is bounded in time."""
+        """Raise RuntimeError if no thread can be started, so that no call is bounded in time."""
         threading.Thread(target=int, name="mpiddp-check", daemon=True).start()
 
     @property
