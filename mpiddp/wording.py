@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
@@ -30,6 +30,12 @@ def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = N
 def count_noun(number: int, noun: str) -> str:
     """``1 rank``, ``4 ranks``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def fold(lines: Sequence[str]) -> str:
+    """``the first line, and 2 more``; of no lines, nothing."""
+    more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}" if lines else ""
 
 
 def describe_error(error: OSError) -> str:

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
-from mpiddp.checkpoints.finding import NOTHING_FOUND, Found, Survey, ask_rank_0, find_newest
+from mpiddp.checkpoints.finding import NOTHING_FOUND, Survey, ask_rank_0, find_newest
 from mpiddp.checkpoints.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.owner import Owner
 from mpiddp.checkpoints.ranks import Ranks
@@ -49,7 +49,7 @@ from mpiddp.errors import ConfigurationError, StorageError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.process.background import LastingCall, finish_at_exit
 from mpiddp.process.directory_lock import DirectoryLock
-from mpiddp.wording import describe_error, print_message
+from mpiddp.wording import describe_error, fold, print_message
 
 _PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
 
@@ -263,7 +263,7 @@ class CheckpointDirectory:
         patience, path = Patience(self._ranks.rank), self.path / probe
         sees = False
         # Nobody has looked for this name, so that no host remembers that it was not there.
-        while not (sees := _exists(path)) and patience.wait(f"{path} is not there yet"):
+        while not (sees := os.path.exists(path)) and patience.wait(f"{path} is not there yet"):
             pass
         answers = self._ranks.gather((socket.gethostname(), sees))
         if self._ranks.rank == 0:
@@ -413,13 +413,6 @@ def _make_probe(directory: Path) -> str:
     return probe.name
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
 def _check_files(directory: Path, parts: list[dict[str, File]]) -> None:
     """Raise OSError if rank 0 does not see the files of all ranks as they wrote them."""
     patience = Patience(0)
@@ -442,14 +435,10 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def _set_aside(survey: Survey) -> None:
-    """On rank 0."""
+    """On rank 0. Says what was set aside, why, and what is used instead."""
+    newest = survey.newest
+    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
     for path, problems in survey.damaged.items():
         if os.path.lexists(path):
-            _report(manifests.set_aside(path, problems), problems, survey.newest)
-
-
-def _report(aside: Path, problems: list[str], newest: Found | None) -> None:
-    """Say what was set aside, why, and what is used instead."""
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
-    print_message(f"damaged checkpoint, set aside as {aside} ({problems[0]}{more}): {used}")
+            aside = manifests.set_aside(path, problems)
+            print_message(f"damaged checkpoint, set aside as {aside} ({fold(problems)}): {used}")

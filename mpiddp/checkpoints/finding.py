@@ -82,7 +82,9 @@ def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks, patience: Patie
     names = sorted(manifest.files)[ranks.rank :: ranks.size]
     mine, failure = list[str](), None
     try:
-        mine = [name for name in names if patience.read(_compare, path, manifest, name)]
+        for name in names:
+            if patience.read(manifests.compare, path / name, manifest.files[name]):
+                mine.append(name)
     except OSError as error:
         failure = describe_failure(error)
     return sorted(name for found in _gather(path, ranks, mine, failure) for name in found)
@@ -100,10 +102,6 @@ def _gather(path: Path, ranks: Ranks, value: T, failure: str | None) -> list[T]:
 def describe_failure(error: OSError) -> str:
     """The end of ``rank 0 on HOST: FILE: REASON``."""
     return f"{socket.gethostname()}: {describe_error(error)}"
-
-
-def _compare(path: Path, manifest: Manifest, name: str) -> str:
-    return manifests.compare(path / name, manifest.files[name])
 
 
 def _check_files(path: Path, manifest: Manifest, names: list[str]) -> None:

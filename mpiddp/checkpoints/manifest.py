@@ -301,22 +301,17 @@ def list_checkpoints(directory: Path) -> list[Path]:
         match = _NAME.fullmatch(path.name)
         if match and path.is_dir() and not (match[2] and _find_successor(path).exists()):
             found.append((int(match[1]), path))
-    sequences = {path: _read_sequence(path) for _, path in found}
+    manifests = {path: read_or_none(path) for _, path in found}
     found.sort()
     # One whose manifest is lost comes after those of lower steps.
     last, order = 0, {}
     for step, path in found:
-        sequence = sequences[path]
-        if sequence is None and not path.is_dir():
+        manifest = manifests[path]
+        if manifest is None and not path.is_dir():
             continue
-        last = sequence if sequence is not None else last
-        order[path] = (last, sequence is None, step)
+        last = last if manifest is None else manifest.sequence
+        order[path] = (last, manifest is None, step)
     return sorted(order, key=lambda path: order[path], reverse=True)
-
-
-def _read_sequence(path: Path) -> int | None:
-    manifest = read_or_none(path)
-    return None if manifest is None else manifest.sequence
 
 
 def read_or_none(path: Path) -> Manifest | None:

@@ -211,12 +211,12 @@ def restore(parts: Mapping[str, Stateful], found: Found, ranks: Ranks) -> None:
             each.load_state_dicts([reader.read(part, rank, {}) for rank in range(world)])
             continue
         rank = ranks.rank if is_same else 0
-        if not reader.has(part, rank):
+        stored = reader.list(part, rank)
+        if not any(is_structure(name) for name in stored):
             if not getattr(each, "is_optional", False):
                 raise ValueError(f"it has no state of {part!r}")
             each.load_state_dict({})
             continue
-        stored = reader.list(part, rank)
         if hasattr(each, "find_targets"):
             targets = each.find_targets(stored)
         else:
@@ -245,9 +245,6 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stored = list_stored(path)
-
-    def has(self, part: str, rank: int) -> bool:
-        return any(is_structure(name) for name in self.list(part, rank))
 
     def list(self, part: str, rank: int) -> dict[str, Stored]:
         """A rank's tensors of a part, by their names in it."""

@@ -376,13 +376,10 @@ def _take_batch(
     if training.slowdown is not None:
         training.slowdown.wait(place.step - 1)
         training.engine.clock.end(Stage.FORWARD)
-
-    def describe() -> str:
-        return _describe_batch(training, place)
-
     engine = training.engine
     if compute is not None:
         engine = replace(engine, forward=replace(engine.forward, compute=compute))
+    describe = partial(_describe_batch, training, place)
     bad = engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
         warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
