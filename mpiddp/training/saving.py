@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from mpiddp import environment
 from mpiddp.checkpoints.agreement import PREEMPTED, Members, StepAgreement, Wish, wish_to_leave
 from mpiddp.checkpoints.checkpointer import Checkpointer
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
-from mpiddp.checkpoints.finding import Found, Survey, find_demanded
+from mpiddp.checkpoints.finding import Found, Survey, find_demanded, read_together
 from mpiddp.checkpoints.manifest import CHECKPOINTS
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.ranks import Ranks
@@ -81,8 +82,9 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
 
     The directory is locked from now on, so that nobody adds to it; nothing else is changed.
 
-    Raises CheckpointError if there are checkpoints, but none can be used, and ConfigurationError
-    if the directory is another run's or no epoch is left.
+    Raises CheckpointError if there are checkpoints, but none can be used, StorageError if one
+    cannot be read now, and ConfigurationError if the directory is another run's or no epoch is
+    left.
     """
     ranks, directory, survey = Ranks(), None, None
     path = session.broadcast(_find_directory(configuration, find_path(configuration)))
@@ -97,7 +99,7 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
         configuration = keep_measured(configuration, found.manifest.configuration)
         values = name_values(configuration)
         changed = check_fit(found, values)
-        position = read_position(found)
+        position = read_together(found, ranks, partial(read_position, found))
         if position.epoch > configuration.epochs:
             _check_end(values, found, position, changed)
     return Beginning(ranks, directory, survey, found, configuration, changed, position)

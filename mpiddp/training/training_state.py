@@ -103,11 +103,13 @@ class EpochPart:
 
 
 def read_position(found: Found) -> Position:
-    """How far the run was. Not collective. Raises CheckpointError."""
+    """How far the run was. Not collective. Raises CheckpointError, or OSError."""
     try:
         values = read_values(found)["given"]
         row = values.pop("row")
         return Position(**values, row=None if row is None else Row(**row))
+    except OSError:
+        raise  # It says nothing about the checkpoint.
     except Exception as error:  # Whatever names and contents lead to.
         raise CheckpointError(
             f"the checkpoint {found.path} is not one of a training of mpiddp.train: {error}"
