@@ -154,7 +154,6 @@ TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 RESTARTS = (TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS)
-SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
@@ -189,12 +188,12 @@ MESSAGE_BYTES = "MPIDDP_MESSAGE_BYTES"
 # What the front (`mpiddp/front/`) tells the ranks that it starts.
 STATE_HOME = "XDG_STATE_HOME"
 JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
-"""A private directory of the job (`launch/job_directory.py`)."""
+"""A private directory of the job (`process/job_directory.py`)."""
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
 
 STANDARD_INPUT = "MPIDDP_STANDARD_INPUT"
-"""Where rank 0 finds its standard input (`launch/launcher/standard_input.py`)."""
+"""Where rank 0 finds its standard input (`process/standard_input.py`)."""
 
 EXPORTED = "MPIDDP_EXPORTED"
 """What start-up has set in this environment (`launch/exported_variables.py`)."""

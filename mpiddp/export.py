@@ -12,7 +12,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.launch.script.arguments import make_parser
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, print_message
 
 DESCRIPTION = """\
 Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)
@@ -66,8 +66,7 @@ def export(run: Path, file: Path | None, *, is_raw: bool) -> str:
     if found is None:
         raise ConfigurationError(f"export: there is no checkpoint in {run}")
     for path, problems in survey.damaged.items():
-        text = f"mpiddp: {path} is damaged ({problems[0]}): {found.path.name} is taken instead"
-        print(text, file=sys.stderr)
+        print_message(f"{path} is damaged ({problems[0]}): {found.path.name} is taken instead")
     step = found.manifest.step
     target = Path(f"weights-{step}.pt") if file is None else file
     if target.is_dir():

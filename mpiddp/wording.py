@@ -1,8 +1,9 @@
-"""Words for messages: counts, ranges of numbers, what an error says."""
+"""Messages: counts, ranges of numbers, what an error says; and how one is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 
 def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
@@ -29,6 +30,23 @@ def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = N
 def count_noun(number: int, noun: str) -> str:
     """``1 rank``, ``4 ranks``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def fold(lines: Sequence[str]) -> str:
+    """``the first line, and 2 more``; of no lines, nothing."""
+    more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}" if lines else ""
+
+
+def describe_error(error: OSError) -> str:
+    """The name of the file, if there is one, and what is wrong."""
+    named = f"{error.filename}: " if error.filename else ""
+    return f"{named}{error.strerror or error}"
+
+
+def print_message(text: str) -> None:
+    """Print a line of mpiddp's own on standard error."""
+    print(f"mpiddp: {text}", file=sys.stderr, flush=True)
 
 
 def read_message(error: BaseException) -> str:

@@ -13,12 +13,13 @@ from datetime import datetime
 from pathlib import Path
 
 from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.manifest import DamageError, FormatError, Manifest, describe_error
+from mpiddp.checkpoints.manifest import DamageError, FormatError, Manifest
 from mpiddp.checkpoints.owner import UNKNOWN, Owner, read_owner
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.launch.script.arguments import make_parser
+from mpiddp.wording import describe_error, fold
 
 DESCRIPTION = """\
 Show the checkpoints in DIR: a run's directory, a directory of checkpoints, or one checkpoint. All
@@ -137,10 +138,7 @@ def _compare(entry: Entry, *, is_quick: bool) -> list[str]:
 
 
 def _shorten(problems: Sequence[str]) -> str:
-    if not problems:
-        return ""
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return re.sub("expected digest [0-9a-f]+, found [0-9a-f]+", "has changed", problems[0]) + more
+    return re.sub("expected digest [0-9a-f]+, found [0-9a-f]+", "has changed", fold(problems))
 
 
 def _print(row: Sequence[str], widths: Sequence[int]) -> None:

@@ -107,7 +107,7 @@ class Checkpointer:
                 f"{min(taken)}: expected a name that no part of a checkpoint has, found one of "
                 f"{', '.join(sorted(_OWN_NAMES))}: give it another"
             )
-        self._model, self._tell = model, tell or _say_nothing
+        self._model, self._tell = model, tell or (lambda _: None)
         if isinstance(directory, CheckpointDirectory):
             self._ranks, self._directory = directory.ranks, directory
         else:
@@ -293,10 +293,6 @@ def _finish_with_session(checkpointer: Checkpointer) -> None:
 
     if session is not None:
         session.at_close(collect)
-
-
-def _say_nothing(_: Written) -> None:
-    pass
 
 
 def _name_script() -> str | None:

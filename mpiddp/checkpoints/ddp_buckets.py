@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 def read_bucket_order(model: nn.Module) -> list[int] | None:
     """Numbers of the trained parameters in the order of DDP's buckets; between two steps.
 
-    None where DDP has not taken a step yet, or never changes its buckets, and for other models.
+    None if DDP has not taken a step yet, or never changes its buckets, and for other models.
     Collective.
     """
     if not isinstance(model, DistributedDataParallel) or not _can_rebuild(model):

@@ -17,7 +17,6 @@ import re
 import secrets
 import shutil
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -33,8 +32,8 @@ from torch.distributed.tensor import DTensor
 
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
-from mpiddp.checkpoints.finding import NOTHING_FOUND, Found, Survey, find_newest
-from mpiddp.checkpoints.manifest import File, Manifest, Patience, describe_error
+from mpiddp.checkpoints.finding import NOTHING_FOUND, Survey, ask_rank_0, find_newest
+from mpiddp.checkpoints.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.owner import Owner
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import (
@@ -50,6 +49,7 @@ from mpiddp.errors import ConfigurationError, StorageError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.process.background import LastingCall, finish_at_exit
 from mpiddp.process.directory_lock import DirectoryLock
+from mpiddp.wording import describe_error, fold, print_message
 
 _PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
 
@@ -208,20 +208,11 @@ class CheckpointDirectory:
 
     def _ask_rank_0(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns on rank 0. Collective. Raises its errors on all ranks."""
-        refusal = failure = value = None
-        if self._ranks.rank == 0:
-            try:
-                value = work()
-            except ConfigurationError as error:
-                refusal = str(error)
-            except OSError as error:
-                failure = f"rank 0 on {socket.gethostname()}: {describe_error(error)}"
-        refusal, failure, value = self._ranks.broadcast((refusal, failure, value))
-        if refusal is not None:
-            raise ConfigurationError(refusal)
-        if failure is not None:
-            raise StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
-        return value
+
+        def refuse(failure: str) -> StorageError:
+            return StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
+
+        return ask_rank_0(self._ranks, work, refuse)
 
     def _enter(self, *, is_read: bool = False) -> None:
         """Lock the directory, and refuse a stranger's. On rank 0."""
@@ -272,7 +263,7 @@ class CheckpointDirectory:
         patience, path = Patience(self._ranks.rank), self.path / probe
         sees = False
         # Nobody has looked for this name, so that no host remembers that it was not there.
-        while not (sees := _exists(path)) and patience.wait(f"{path} is not there yet"):
+        while not (sees := os.path.exists(path)) and patience.wait(f"{path} is not there yet"):
             pass
         answers = self._ranks.gather((socket.gethostname(), sees))
         if self._ranks.rank == 0:
@@ -304,11 +295,11 @@ class CheckpointDirectory:
         """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
         Waits for the one before. Older ones that need not be kept are removed at the end.
-        ``score``: of the test samples, higher where it is better. ``tell`` is called on rank 0, in
+        ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
         and memory; the tensors must not be changed until ``wait`` returns.
 
-        Raises OSError, or WriteError for whatever else failed, on all ranks alike, where the one
+        Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
         before could not be written.
         """
         self.wait()
@@ -340,7 +331,7 @@ class CheckpointDirectory:
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises OSError, or WriteError for whatever else fails, on all ranks alike, where it could
+        Raises OSError, or WriteError for whatever else fails, on all ranks alike, if it could
         not be written: the older checkpoints are whole then, and nothing is left of this one. Only
         if the directory itself could not be flushed, this one is whole, too.
         """
@@ -385,11 +376,9 @@ class CheckpointDirectory:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                print(
-                    f"mpiddp: in {self.path} not all that is not needed any more can be removed: "
-                    f"{describe_error(error)}: it stays there, and saves go on",
-                    file=sys.stderr,
-                    flush=True,
+                print_message(
+                    f"in {self.path} not all that is not needed any more can be removed: "
+                    f"{describe_error(error)}: it stays there, and saves go on"
                 )
 
     def _discard(self, partial: Path) -> None:
@@ -397,15 +386,13 @@ class CheckpointDirectory:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _describe(self, step: int, parts: list[dict[str, File]], score: float | None) -> Manifest:
-        configuration = dict(self._source.configuration)
         return Manifest(
             sequence=self._sequence + 1,
             step=step,
             attempt=self._attempt,
             owner=self._owner.token,
             world=self._ranks.size,
-            configuration=configuration,
-            configuration_digest=manifests.digest_configuration(configuration),
+            configuration=dict(self._source.configuration),
             versions={
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),
@@ -424,13 +411,6 @@ def _make_probe(directory: Path) -> str:
     probe = directory / f".seen-{secrets.token_hex(8)}"
     probe.touch(exist_ok=False)
     return probe.name
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _check_files(directory: Path, parts: list[dict[str, File]]) -> None:
@@ -455,18 +435,10 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def _set_aside(survey: Survey) -> None:
-    """On rank 0."""
+    """On rank 0. Says what was set aside, why, and what is used instead."""
+    newest = survey.newest
+    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
     for path, problems in survey.damaged.items():
         if os.path.lexists(path):
-            _report(manifests.set_aside(path, problems), problems, survey.newest)
-
-
-def _report(aside: Path, problems: list[str], newest: Found | None) -> None:
-    """Say what was set aside, why, and what is used instead."""
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
-    print(
-        f"mpiddp: damaged checkpoint, set aside as {aside} ({problems[0]}{more}): {used}",
-        file=sys.stderr,
-        flush=True,
-    )
+            aside = manifests.set_aside(path, problems)
+            print_message(f"damaged checkpoint, set aside as {aside} ({fold(problems)}): {used}")

@@ -12,20 +12,16 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.manifest import (
-    DamageError,
-    FormatError,
-    Manifest,
-    Patience,
-    describe_error,
-)
+from mpiddp.checkpoints.manifest import DamageError, FormatError, Manifest, Patience
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_metadata
-from mpiddp.errors import CheckpointError, StorageError
+from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
+from mpiddp.wording import describe_error
 
 T = TypeVar("T")
 
@@ -86,29 +82,31 @@ def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks, patience: Patie
     names = sorted(manifest.files)[ranks.rank :: ranks.size]
     mine, failure = list[str](), None
     try:
-        mine = [name for name in names if patience.read(_compare, path, manifest, name)]
+        for name in names:
+            if patience.read(manifests.compare, path / name, manifest.files[name]):
+                mine.append(name)
     except OSError as error:
-        failure = describe_error(error)
-    answers = ranks.gather((socket.gethostname(), mine, failure))
-    for rank, (host, _, failure) in enumerate(answers):
-        if failure is not None:
-            raise _make_error(path, f"rank {rank} on {host}: {failure}")
-    return sorted(name for _, mine, _ in answers for name in mine)
+        failure = describe_failure(error)
+    return sorted(name for found in _gather(path, ranks, mine, failure) for name in found)
 
 
-def _compare(path: Path, manifest: Manifest, name: str) -> str:
-    return manifests.compare(path / name, manifest.files[name])
+def _gather(path: Path, ranks: Ranks, value: T, failure: str | None) -> list[T]:
+    """Every rank's value. Collective. Raises StorageError on all ranks if one has a failure."""
+    answers = ranks.gather((value, failure))
+    for rank, (_, each) in enumerate(answers):
+        if each is not None:
+            raise _make_error(path, f"rank {rank} on {each}")
+    return [found for found, _ in answers]
+
+
+def describe_failure(error: OSError) -> str:
+    """The end of ``rank 0 on HOST: FILE: REASON``."""
+    return f"{socket.gethostname()}: {describe_error(error)}"
 
 
 def _check_files(path: Path, manifest: Manifest, names: list[str]) -> None:
     """Raise DamageError for what is wrong with these files and the list of all, or OSError."""
-    found = {name: _compare(path, manifest, name) for name in names}
-    try:
-        problems = manifests.find_misfits(path, manifest)
-    except FileNotFoundError:
-        problems = ["it was removed"]
-    problems += [f"{name}: {problem}" for name, problem in found.items() if problem]
-    if problems:
+    if problems := manifests.find_problems(path, manifest, names):
         raise DamageError(problems)
 
 
@@ -137,18 +135,15 @@ def _agree(
         except DamageError as error:
             problems = error.problems
         except OSError as error:
-            failure = describe_error(error)
-        answers = ranks.gather((socket.gethostname(), problems, failure))
-        for rank, (host, _, failure) in enumerate(answers):
-            if failure is not None:
-                raise _make_error(path, f"rank {rank} on {host}: {failure}")
-        finders = [rank for rank, (_, found, _) in enumerate(answers) if found]
+            failure = describe_failure(error)
+        answers = _gather(path, ranks, (socket.gethostname(), problems), failure)
+        finders = [rank for rank, (_, found) in enumerate(answers) if found]
         if not finders:
             return values[0]
         if len(finders) == ranks.size:
             raise DamageError(answers[0][1])
         other = next(rank for rank in range(ranks.size) if rank not in finders)
-        host, found, _ = answers[finders[0]]
+        host, found = answers[finders[0]]
         doubt = (
             f"rank {finders[0]} on {host}: {found[0]}, but not for rank {other} on "
             f"{answers[other][0]} (do all hosts share it?)"
@@ -157,28 +152,32 @@ def _agree(
             raise _make_error(path, doubt)
 
 
-def _ask_rank_0(
-    path: Path, ranks: Ranks, patience: Patience, work: Callable[..., T], *arguments: Any
-) -> T:
+def ask_rank_0(ranks: Ranks, work: Callable[[], T], refuse: Callable[[str], StorageError]) -> T:
     """What ``work`` returns on rank 0. Collective.
 
-    Raises, on all ranks, DamageError if ``work`` does, and StorageError for its OSError.
+    Raises, on all ranks, its ConfigurationError, and what ``refuse`` makes of its OSError.
     """
-    answer: tuple[Any, list[str] | None, str | None] = (None, None, None)
+    value = refusal = failure = None
     if ranks.rank == 0:
         try:
-            answer = (patience.read(work, *arguments), None, None)
-        except DamageError as error:
-            answer = (None, error.problems, None)
+            value = work()
+        except ConfigurationError as error:
+            refusal = str(error)
         except OSError as error:
-            answer = (None, None, f"rank 0 on {socket.gethostname()}: {describe_error(error)}")
-    value, problems, failure = ranks.broadcast(answer)
-    if problems is not None:
-        raise DamageError(problems)
+            failure = describe_failure(error)
+    refusal, failure, found = ranks.broadcast((refusal, failure, value))
+    if refusal is not None:
+        raise ConfigurationError(refusal)
     if failure is not None:
-        raise _make_error(path, failure)
-    found: T = value
-    return found
+        raise refuse(f"rank 0 on {failure}")
+    answer: T = found
+    return answer
+
+
+def _read_on_rank_0(path: Path, ranks: Ranks, work: Callable[[Path], T]) -> T:
+    """What ``work(path)`` returns on rank 0. Collective. Raises StorageError on all ranks."""
+    patience = Patience(ranks.rank)
+    return ask_rank_0(ranks, lambda: patience.read(work, path), partial(_make_error, path))
 
 
 def _make_error(path: Path, failure: str) -> StorageError:
@@ -202,8 +201,7 @@ def find_newest(directory: Path, ranks: Ranks) -> Survey:
         raise _make_error(directory, "another job removes checkpoints there")
     if survey.newest is not None:
         return survey
-    patience = Patience(ranks.rank)
-    aside = _ask_rank_0(directory, ranks, patience, manifests.list_damaged, directory)
+    aside = _read_on_rank_0(directory, ranks, manifests.list_damaged)
     if survey.damaged or aside:
         listed = "; ".join(
             f"{path.name}: {', '.join(problems)}" for path, problems in survey.damaged.items()
@@ -219,13 +217,11 @@ def _search(directory: Path, ranks: Ranks) -> tuple[Survey, bool]:
     """What is there now, and whether some of it was removed meanwhile. Collective."""
     damaged: dict[Path, list[str]] = {}
     has_changed = False
-    patience = Patience(ranks.rank)
-    listed = _ask_rank_0(directory, ranks, patience, manifests.list_checkpoints, directory)
-    for path in listed:
+    for path in _read_on_rank_0(directory, ranks, manifests.list_checkpoints):
         try:
             return Survey(verify(path, ranks), damaged), has_changed
         except DamageError as error:
-            if _ask_rank_0(path, ranks, patience, os.path.lexists, path):
+            if _read_on_rank_0(path, ranks, os.path.lexists):
                 damaged[path] = error.problems
             else:
                 has_changed = True
@@ -237,7 +233,7 @@ def find_demanded(path: Path, ranks: Ranks) -> Survey:
 
     Raises, on all ranks, CheckpointError if it is not valid, and StorageError if it cannot be read.
     """
-    problem = _ask_rank_0(path, ranks, Patience(ranks.rank), _look_for, path)
+    problem = _read_on_rank_0(path, ranks, _look_for)
     if problem:
         raise CheckpointError(problem)
     try:
@@ -275,7 +271,7 @@ def read_together(found: Found, ranks: Ranks, read: Callable[[], T]) -> T:
     try:
         values.append(read())
     except OSError as error:
-        problem = (True, f"rank {ranks.rank} on {socket.gethostname()}: {describe_error(error)}")
+        problem = (True, f"rank {ranks.rank} on {describe_failure(error)}")
     except CheckpointError as error:
         problem = (False, str(error))
     except Exception as error:

@@ -16,7 +16,6 @@ import secrets
 import shutil
 import socket
 import stat
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable
@@ -29,6 +28,7 @@ import xxhash
 
 from mpiddp.errors import CheckpointError
 from mpiddp.files import write_whole
+from mpiddp.wording import describe_error, print_message
 
 FORMAT = 2
 ALGORITHM = "xxh3-128"
@@ -81,11 +81,10 @@ class Manifest:
     """Ranks that wrote it."""
     configuration: dict[str, Any]
     """What the state belongs to."""
-    configuration_digest: str
     versions: dict[str, str]
     """Of Python and libraries, by name."""
     score: float | None = None
-    """Of the test samples, where it was measured at this step: the best one has the highest."""
+    """Of the test samples, if it was measured at this step: the best one has the highest."""
     files: dict[str, File]
     """By name."""
 
@@ -126,21 +125,13 @@ class Patience:
         now = time.monotonic()
         if self._end is None:
             self._end = now + PATIENCE_SECONDS
-            print(
-                f"mpiddp: {self._who}: {reason}: trying again for up to {PATIENCE_SECONDS:g} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            waited = f"trying again for up to {PATIENCE_SECONDS:g} s"
+            print_message(f"{self._who}: {reason}: {waited}")
         if now >= self._end:
             return False
         time.sleep(min(self._pause, self._end - now))
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return True
-
-
-def describe_error(error: OSError) -> str:
-    named = f"{error.filename}: " if error.filename else ""
-    return f"{named}{error.strerror or error}"
 
 
 def make_digest() -> xxhash.xxh3_128:
@@ -150,12 +141,6 @@ def make_digest() -> xxhash.xxh3_128:
 
 class FormatError(CheckpointError):
     """A checkpoint in another format than this release's; it may be whole."""
-
-
-def digest_configuration(configuration: dict[str, Any]) -> str:
-    """A digest of values that JSON can hold, whatever their order."""
-    text = json.dumps(configuration, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -218,27 +203,32 @@ def _is_plain(name: str) -> bool:
     return is_file_name and name.isprintable()
 
 
-def find_problems(directory: Path, manifest: Manifest, *, reads: bool = True) -> list[str]:
+def find_problems(
+    directory: Path, manifest: Manifest, names: Iterable[str] | None = None, *, reads: bool = True
+) -> list[str]:
     """One line for each thing that is missing or changed. Raises OSError if one cannot be read.
 
-    Files are read as bytes, and all of them: the first problem does not end the search. Without
-    ``reads`` only their sizes are compared.
+    Files are read as bytes, and all of them, or those of these ``names``: the first problem does
+    not end the search. Without ``reads`` only their sizes are compared.
     """
-    problems = find_misfits(directory, manifest)
-    for name in sorted(manifest.files):
+    problems = _find_misfits(directory, manifest)
+    for name in sorted(manifest.files if names is None else names):
         problem = compare(directory / name, manifest.files[name], reads=reads)
         if problem:
             problems.append(f"{name}: {problem}")
     return problems
 
 
-def find_misfits(directory: Path, manifest: Manifest) -> list[str]:
+def _find_misfits(directory: Path, manifest: Manifest) -> list[str]:
     """What the directory's own name and its list of files tell. Raises OSError."""
     problems = []
     match = _NAME.fullmatch(directory.name)
     if match and int(match[1]) != manifest.step:
         problems.append(f"{MANIFEST} is of step {manifest.step}")
-    extra = sorted(set(os.listdir(directory)) - {MANIFEST, *manifest.files})
+    try:
+        extra = sorted(set(os.listdir(directory)) - {MANIFEST, *manifest.files})
+    except FileNotFoundError:
+        return [*problems, "it was removed"]
     return problems + [f"{name} does not belong to it" for name in extra]
 
 
@@ -279,7 +269,9 @@ def make_partial_name(step: int, attempt: str) -> str:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether it is, by its name or contents, one checkpoint, and no directory of them."""
-    return path.name.startswith("step-") or (path / MANIFEST).exists()
+    patterns = (_NAME, _PARTIAL_NAME, _DAMAGED_NAME)
+    is_named = any(pattern.fullmatch(path.name) for pattern in patterns)
+    return is_named or (path / MANIFEST).exists()
 
 
 def find_directory(path: Path) -> Path:
@@ -297,7 +289,7 @@ def find_directory(path: Path) -> Path:
 def list_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints in ``directory``, the newest first; damaged ones among them.
 
-    ``step-<n>.replaced`` is one of them where ``step-<n>`` is missing: ``publish`` was interrupted
+    ``step-<n>.replaced`` is one of them if ``step-<n>`` is missing: ``publish`` was interrupted
     between its two renames.
 
     A checkpoint without a manifest that can be used counts as newer than all others of its step
@@ -309,22 +301,17 @@ def list_checkpoints(directory: Path) -> list[Path]:
         match = _NAME.fullmatch(path.name)
         if match and path.is_dir() and not (match[2] and _find_successor(path).exists()):
             found.append((int(match[1]), path))
-    sequences = {path: _read_sequence(path) for _, path in found}
+    manifests = {path: read_or_none(path) for _, path in found}
     found.sort()
-    # One whose manifest is lost stands where its step stands.
+    # One whose manifest is lost comes after those of lower steps.
     last, order = 0, {}
     for step, path in found:
-        sequence = sequences[path]
-        if sequence is None and not path.is_dir():
+        manifest = manifests[path]
+        if manifest is None and not path.is_dir():
             continue
-        last = sequence if sequence is not None else last
-        order[path] = (last, sequence is None, step)
+        last = last if manifest is None else manifest.sequence
+        order[path] = (last, manifest is None, step)
     return sorted(order, key=lambda path: order[path], reverse=True)
-
-
-def _read_sequence(path: Path) -> int | None:
-    manifest = read_or_none(path)
-    return None if manifest is None else manifest.sequence
 
 
 def read_or_none(path: Path) -> Manifest | None:

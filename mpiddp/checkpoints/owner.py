@@ -11,7 +11,6 @@ import errno
 import json
 import secrets
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -23,6 +22,7 @@ from mpiddp.checkpoints import manifest as manifests
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.process.directory_lock import DirectoryLock
+from mpiddp.wording import print_message
 
 FORMAT = 1
 OWNER = "owner.json"
@@ -165,10 +165,8 @@ def lock(directory: Path, mine: Owner, advice: str) -> DirectoryLock | None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(
-            f"mpiddp: {directory} cannot be locked ({error.strerror}): make sure that no other "
-            "job writes checkpoints there",
-            file=sys.stderr,
-            flush=True,
+        print_message(
+            f"{directory} cannot be locked ({error.strerror}): make sure that no other job writes "
+            "checkpoints there"
         )
         return None

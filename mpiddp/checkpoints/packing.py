@@ -32,7 +32,7 @@ def is_structure(name: str) -> bool:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What was packed. Raises KeyError or ValueError where a part is missing."""
+    """What was packed. Raises KeyError or ValueError if a part is missing."""
     skeleton = json.loads(bytes(tensors[_SKELETON].numpy()))
     return _put_together(skeleton, tensors)
 

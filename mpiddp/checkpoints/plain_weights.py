@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.util
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,6 +25,7 @@ from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import read_shards
 from mpiddp.checkpoints.state import clean_name
 from mpiddp.errors import ConfigurationError
+from mpiddp.files import replaced
 from mpiddp.wording import count_noun
 
 SAFETENSORS = ".safetensors"
@@ -278,22 +277,16 @@ def write_weights(path: Path, weights: Mapping[str, Any]) -> None:
     Nobody sees half of the file. ``torch.load(path, weights_only=True)``, or for ``.safetensors``
     ``safetensors.torch.load_file(path)``, reads it. Raises OSError.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        try:
+        with replaced(path) as temporary:
             _write(temporary, weights, is_safe=path.suffix == SAFETENSORS)
-        except OSError:
-            raise
-        except Exception as error:
-            # Both libraries have errors of their own for a disk that is full.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise OSError(errno.EIO, " ".join(str(error).split()), str(path)) from None
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    except OSError:
         raise
+    except Exception as error:
+        # Both libraries have errors of their own for a disk that is full.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise OSError(errno.EIO, " ".join(str(error).split()), str(path)) from None
 
 
 def _write(path: Path, weights: Mapping[str, Any], *, is_safe: bool) -> None:

@@ -48,7 +48,7 @@ class Ranks:
         return [_unpack(*each) for each in zip(found, lengths, strict=True)]
 
     def collect(self, value: Any) -> list[Any]:
-        """Every rank's value, on rank 0; an empty list elsewhere. Collective."""
+        """Every rank's value, on rank 0; an empty list on others. Collective."""
         if self.group is None:
             return [value]
         own, lengths = self._prepare(value)

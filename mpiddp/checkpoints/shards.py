@@ -33,6 +33,7 @@ from mpiddp.checkpoints import unpickling
 from mpiddp.checkpoints.manifest import DamageError, File, Patience, make_digest
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.errors import MpiddpError
+from mpiddp.wording import describe_error
 
 BLOCK_BYTES = 1 << 20
 """Smaller parts of a file are gathered before they are written."""
@@ -292,8 +293,7 @@ def attempt(work: Callable[[], object]) -> Problem | None:
 
 def describe_failure(error: Exception) -> Problem:
     if isinstance(error, OSError):
-        named = f"{error.filename}: " if error.filename else ""
-        return error.errno or errno.EIO, f"{named}{error.strerror or error}"
+        return error.errno or errno.EIO, describe_error(error)
     return 0, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -309,11 +309,6 @@ def raise_first(problems: list[Problem | None]) -> None:
         if number:
             raise OSError(number, f"rank {rank}: {text}")
         raise WriteError(f"rank {rank}: {text}")
-
-
-class _Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return read_metadata(Path(self.path))
 
 
 def read_metadata(directory: Path) -> Metadata:
@@ -372,8 +367,9 @@ def load_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     """
     if not tensors:
         return
-    reader, planner = _Reader(directory), DefaultLoadPlanner()
-    metadata = reader.read_metadata()
+    reader, planner = FileSystemReader(directory), DefaultLoadPlanner()
+    # Not torch's own way to read it, which unpickles whatever is there.
+    metadata = read_metadata(directory)
     planner.set_up_planner(tensors, metadata, True)
     reader.set_up_storage_reader(metadata, True)
     local = reader.prepare_local_plan(planner.create_local_plan())

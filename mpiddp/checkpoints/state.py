@@ -8,10 +8,12 @@ Model and optimizer are alike by their meaning. All else is compared when it is 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -21,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.checkpoints.finding import Found
 from mpiddp.checkpoints.manifest import make_digest
 from mpiddp.checkpoints.packing import is_structure, pack, unpack
-from mpiddp.checkpoints.random_state import read_generators, set_generators
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import Stored, list_stored, load_shards
 
@@ -106,7 +107,7 @@ class Buffers:
 
 
 class RandomState:
-    """The random generators of one rank."""
+    """The random generators of torch, NumPy and ``random`` of one rank, between two draws."""
 
     is_of_rank = True
 
@@ -114,10 +115,27 @@ class RandomState:
         self._device = device
 
     def state_dict(self) -> dict[str, Any]:
-        return read_generators(self._device)
+        is_cuda = self._device.type == "cuda"
+        numbers = np.random.get_state(legacy=False)
+        assert isinstance(numbers, dict)
+        key = torch.from_numpy(numbers["state"]["key"].astype(np.int64))
+        version, internal, gauss = random.getstate()
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(self._device) if is_cuda else None,
+            "numpy": {**numbers, "state": {"key": key, "pos": int(numbers["state"]["pos"])}},
+            "random": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_generators(state, self._device)
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self._device)
+        numbers = dict(state["numpy"])
+        key = numbers["state"]["key"].numpy().astype(np.uint32)
+        np.random.set_state({**numbers, "state": {"key": key, "pos": numbers["state"]["pos"]}})
+        version, internal, gauss = state["random"]
+        random.setstate((version, tuple(internal.tolist()), gauss))
 
 
 def find_module(model: nn.Module) -> nn.Module:
@@ -193,12 +211,12 @@ def restore(parts: Mapping[str, Stateful], found: Found, ranks: Ranks) -> None:
             each.load_state_dicts([reader.read(part, rank, {}) for rank in range(world)])
             continue
         rank = ranks.rank if is_same else 0
-        if not reader.has(part, rank):
+        stored = reader.list(part, rank)
+        if not any(is_structure(name) for name in stored):
             if not getattr(each, "is_optional", False):
                 raise ValueError(f"it has no state of {part!r}")
             each.load_state_dict({})
             continue
-        stored = reader.list(part, rank)
         if hasattr(each, "find_targets"):
             targets = each.find_targets(stored)
         else:
@@ -227,9 +245,6 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stored = list_stored(path)
-
-    def has(self, part: str, rank: int) -> bool:
-        return any(is_structure(name) for name in self.list(part, rank))
 
     def list(self, part: str, rank: int) -> dict[str, Stored]:
         """A rank's tensors of a part, by their names in it."""

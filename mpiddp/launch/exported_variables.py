@@ -72,7 +72,7 @@ def _read_own() -> dict[str, _Entry]:
 
 
 def _read() -> tuple[int | None, dict[str, _Entry]]:
-    """The process that has set variables, and these by name; nothing where the list is damaged."""
+    """The process that has set variables, and these by name; nothing if the list is damaged."""
     try:
         process, rows = json.loads(os.environ[environment.EXPORTED])
         entries = {str(name): _Entry(value, before) for name, (value, before) in rows.items()}

@@ -1,4 +1,4 @@
-"""Calls that may hang, with a limit to how long they are waited for."""
+"""Calls that may hang, with a timeout."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import atexit
 import contextlib
 import math
 import queue
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
+
+from mpiddp.wording import print_message
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class BackgroundCall(Generic[T]):
     """Runs ``work`` in a thread from the moment it is made.
 
     A look-up that no server answers, or a file system that has gone, cannot be interrupted: the
-    thread is left to itself then, and does not keep the process from ending. Where no thread can
+    thread is left to itself then, and does not keep the process from ending. If no thread can
     be started, as while the interpreter shuts down, the work is done at once.
     """
 
@@ -53,7 +54,7 @@ class BackgroundCall(Generic[T]):
 
     @staticmethod
     def check_threads() -> None:
-        """Raise RuntimeError where no thread can be started, so that no call is bounded in time."""
+        """Raise RuntimeError if no thread can be started, so that no call is bounded in time."""
         threading.Thread(target=int, name="mpiddp-check", daemon=True).start()
 
     @property
@@ -186,7 +187,7 @@ def _say_all(lines: list[str]) -> None:
 
 def _say(line: str) -> None:
     with contextlib.suppress(Exception):  # Standard error may have gone.
-        print(f"mpiddp: {line}", file=sys.stderr, flush=True)
+        print_message(line)
 
 
 class BackgroundCalls(Generic[K, T]):

@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.wording import print_message
 
 LONGEST_WAIT = 120.0
 """Seconds that an attempt waits for an earlier one of its job."""
@@ -196,11 +196,9 @@ def _lock(
             return found
         if end is None:
             end = time.monotonic() + longest
-            print(
-                f"mpiddp: waiting up to {longest:g} s for the lock of {directory}, held by "
-                f"{found}, an earlier attempt of this job",
-                file=sys.stderr,
-                flush=True,
+            print_message(
+                f"waiting up to {longest:g} s for the lock of {directory}, held by {found}, an "
+                "earlier attempt of this job"
             )
         if time.monotonic() >= end:
             return found

@@ -22,12 +22,12 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import PeerLostError
+from mpiddp.files import replaced
+from mpiddp.process.directory_lock import HELD
 
 LOCK = "lock"
 ATTEMPT = "attempt"
 OUTCOME = "outcome.json"
-HELD = (BlockingIOError, PermissionError)
-"""What fcntl(2) says where another process holds a lock; other errors mean that there are none."""
 
 
 def choose_name() -> str:
@@ -112,9 +112,8 @@ def list_running() -> list[Path]:
 
 def begin_attempt(path: Path, token: str) -> None:
     """Say which attempt runs from now on; what the one before has left is removed."""
-    temporary = path / f"{ATTEMPT}.new"
-    temporary.write_text(token)
-    temporary.replace(path / ATTEMPT)
+    with replaced(path / ATTEMPT) as temporary:
+        temporary.write_text(token)
     for each in path.iterdir():
         if each.name not in (LOCK, ATTEMPT):
             _remove_entry(each)

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from mpiddp.files import replaced
 from mpiddp.process import job_directory
 
 ADDRESS_FILE = "lifeline.json"
@@ -44,11 +45,12 @@ class Publication:
 
 def publish(directory: Path, place: str, token: str) -> Path:
     """Write a file, which this user alone can read. Raises OSError."""
-    temporary = directory / f".{ADDRESS_FILE}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"address": place, "token": token}, file)
-    return temporary.replace(directory / ADDRESS_FILE)
+    path = directory / ADDRESS_FILE
+    with replaced(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"address": place, "token": token}, file)
+    return path
 
 
 def _withdraw(path: Path, token: str) -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from mpiddp.checkpoints.plain_weights import Selection, load_weights
-from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device.determinism import set_determinism
 from mpiddp.launch.failure.failure import FailureHandler
@@ -25,6 +24,7 @@ from mpiddp.training.data.batches import (
     make_training_batches,
 )
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.checkpoints import CheckpointOptions
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.parallelism import ParallelismOptions
@@ -71,11 +71,6 @@ class Training:
     slowdown: Slowdown | None
     initial: str
     """What the weights were when it was prepared: a line for the console, or nothing."""
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether no worker begins a step before all have finished the one before."""
-        return self.roles is None or find_bound(self.configuration) == 0
 
     def close(self) -> None:
         """There are no more steps. Collective."""

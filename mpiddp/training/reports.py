@@ -27,6 +27,7 @@ from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.training_state import name_values
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.parallel import find_bound
+from mpiddp.wording import print_message
 
 if TYPE_CHECKING:
     from mpiddp.training.records.profiling import StepProfiler
@@ -43,7 +44,7 @@ def warn(session: Session, text: str) -> None:
     """Say what only this rank knows."""
     world = session.world
     where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
-    print(f"mpiddp: {where}{text}", file=sys.stderr, flush=True)
+    print_message(f"{where}{text}")
 
 
 def describe_training(training: Training) -> list[str]:

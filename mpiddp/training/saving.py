@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,27 +15,27 @@ from mpiddp import environment
 from mpiddp.checkpoints.agreement import PREEMPTED, Members, StepAgreement, Wish, wish_to_leave
 from mpiddp.checkpoints.checkpointer import Checkpointer
 from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
-from mpiddp.checkpoints.finding import Found, Survey, find_demanded
+from mpiddp.checkpoints.finding import Found, Survey, find_demanded, read_together
 from mpiddp.checkpoints.manifest import CHECKPOINTS
 from mpiddp.checkpoints.packing import pack
-from mpiddp.checkpoints.random_state import mix_seed, seed_generators
 from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.shards import WriteError
 from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.sync.parameter_server.roles import Serving
+from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.checkpoints import STEP
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.save_interval import NEVER, parse_interval
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory, find_path
+from mpiddp.training.reports import say
 from mpiddp.training.training_state import (
     EpochPart,
     EpochTotals,
     Position,
-    Restored,
     check_fit,
     describe_changes,
     keep_measured,
@@ -81,8 +82,9 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
 
     The directory is locked from now on, so that nobody adds to it; nothing else is changed.
 
-    Raises CheckpointError if there are checkpoints, but none can be used, and ConfigurationError
-    if the directory is another run's or no epoch is left.
+    Raises CheckpointError if there are checkpoints, but none can be used, StorageError if one
+    cannot be read now, and ConfigurationError if the directory is another run's or no epoch is
+    left.
     """
     ranks, directory, survey = Ranks(), None, None
     path = session.broadcast(_find_directory(configuration, find_path(configuration)))
@@ -97,7 +99,7 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
         configuration = keep_measured(configuration, found.manifest.configuration)
         values = name_values(configuration)
         changed = check_fit(found, values)
-        position = read_position(found)
+        position = read_together(found, ranks, partial(read_position, found))
         if position.epoch > configuration.epochs:
             _check_end(values, found, position, changed)
     return Beginning(ranks, directory, survey, found, configuration, changed, position)
@@ -246,23 +248,26 @@ class Saver:
     def _has_shared_batches(self) -> bool:
         return self._training.roles is not None and find_bound(self._training.configuration) is None
 
-    def restore(self) -> Restored:
-        """The state to begin with; the training has it. Collective. Raises CheckpointError."""
-        training, found = self._training, self._beginning.found
-        position = self._beginning.position
+    def restore(self) -> EpochTotals:
+        """Give the training the state to begin with; returns its epoch's sums so far. Collective.
+
+        Raises CheckpointError.
+        """
+        training, session = self._training, self._training.session
+        found, position = self._beginning.found, self._beginning.position
         if found is not None:
             self._checkpointer.restore(found)
-            world = training.session.world
+            world = session.world
             if found.manifest.world != world.size:
                 # No rank has gone on from another's random state, and none repeats its draws.
                 seed = training.configuration.seed
                 seed_generators(mix_seed(seed, world.rank, position.step))
             training.engine.update.begin_at(self._rate_step)
             attempt = training.failure_handler.attempt
-            self._say(describe_resumption(found, position, attempt, self._beginning.changed))
+            say(session, describe_resumption(found, position, attempt, self._beginning.changed))
             if training.configuration.weights is not None:
-                self._say("The weights are the checkpoint's: --weights is not read again")
-        return Restored(position, self._epoch.now)
+                say(session, "The weights are the checkpoint's: --weights is not read again")
+        return self._epoch.now
 
     def after_step(self, position: Position, epoch: EpochTotals) -> None:
         """Do what is due; not after an epoch's last step. Raises PreemptedError."""
@@ -379,16 +384,17 @@ class Saver:
             )
             if is_last or self._training.configuration.on_save_error == "stop":
                 raise MpiddpError(text) from None
-            self._say(f"mpiddp: {text}, and training goes on")
+            say(self._training.session, f"mpiddp: {text}, and training goes on")
 
     def _tell(self, written: Written) -> None:
-        self._say(
+        say(
+            self._training.session,
             f"Checkpoint written: {written.path} ({written.seconds:.2f} s, of which training "
-            f"waited {written.staging_seconds:.2f} s)"
+            f"waited {written.staging_seconds:.2f} s)",
         )
         export = self._training.configuration.export
         if export is not None and STEP in export.name and written.step != self._exported:
-            self._say(export_saved(written, export))
+            say(self._training.session, export_saved(written, export))
 
     def export(self, step: int) -> str:
         """Training is over: write the weights for others, if asked for. Collective.
@@ -417,10 +423,6 @@ class Saver:
             self._finish_write(is_last=True)
         finally:
             self._checkpointer.close()
-
-    def _say(self, line: str) -> None:
-        if self._training.session.world.rank == 0:
-            print(line, flush=True)
 
 
 def find_score(row: Row) -> float | None:

@@ -32,11 +32,11 @@ from mpiddp.wording import count_noun
 def find_finished(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
 ) -> Row | None:
-    """The last row of this run, where an earlier job has finished it; collective.
+    """The last row of this run, if an earlier job has finished it; collective.
 
     None for any other run, also for one of this very job, and unless ``resume`` is "auto".
 
-    Raises ConfigurationError on all ranks where options that decide the result were others.
+    Raises ConfigurationError on all ranks if options that decide the result were others.
     """
     answer: Any = None
     if session.world.rank == 0 and configuration.resume == AUTO:
@@ -91,7 +91,7 @@ def enter_run(
 ) -> tuple[RunDirectory | None, Path]:
     """Open the run on rank 0, and tell all ranks and their failure handlers where it is.
 
-    Returns the opened directory on rank 0, None elsewhere, and its path; collective. Raises
+    Returns the opened directory on rank 0, None on others, and its path; collective. Raises
     ConfigurationError on all ranks.
     """
 

@@ -30,7 +30,7 @@ from mpiddp.training.step.malloc import keep_freed_memory
 from mpiddp.training.step.stages import Stage
 from mpiddp.training.step.step import Compute
 from mpiddp.training.task.task import Task, add_perplexity, find_task
-from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.training_state import EpochTotals, Position
 from mpiddp.training.weights import digest_parameters
 from mpiddp.training.wrapping.parallel import share_buffers
 
@@ -53,7 +53,7 @@ class Step:
     """Counted from 1."""
     number: int
     """Of the run, counted from 1; without a bound on staleness this rank's own count, which is set
-    back to the average of the workers where these pause."""
+    back to the average of the workers when these pause."""
     batch: Batch
     _take: Callable[[Compute | None], None]
     is_taken: bool = False
@@ -142,14 +142,14 @@ def run_steps(
         say(session, *describe_training(training))
         saver = Saver(training, beginning, run, signals)
         after_error.append(saver.abandon)
-        begun = saver.restore()
-        failure_handler.step = begun.position.step or None
-        if failure_handler.attempt > 1 and begun.position == Position():
+        position, epoch = beginning.position, saver.restore()
+        failure_handler.step = position.step or None
+        if failure_handler.attempt > 1 and position == Position():
             say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
-        reports = Reports(session, path, training.configuration, begun.position.step)
+        reports = Reports(session, path, training.configuration, position.step)
         loop = Loop(training, saver, reports, run)
         try:
-            row = yield from _run_epochs(loop, begun)
+            row = yield from _run_epochs(loop, position, epoch)
         except PreemptedError as error:
             loop.preempt(error)
             raise
@@ -231,18 +231,19 @@ class Loop:
         leave_run(self.run, handler, SUCCESS, reason)
 
 
-def _run_epochs(loop: Loop, begun: Restored) -> Generator[Step, None, metrics.Row | None]:
+def _run_epochs(
+    loop: Loop, position: Position, epoch: EpochTotals
+) -> Generator[Step, None, metrics.Row | None]:
     """Returns the last row; None on a rank that only serves, if the others have left."""
     training, saver, reports = loop.training, loop.saver, loop.reports
     epochs = training.configuration.epochs
-    position, epoch = begun.position, begun.epoch
     while position.epoch <= epochs:
         is_last = position.epoch == epochs
         reports.begin_epoch(position.epoch, epoch.totals)
-        found_row = yield from _train_epoch(loop, position, epoch)
-        if found_row is None:
+        trained = yield from _train_epoch(loop, position, epoch)
+        if trained is None:
             return None
-        row = found_row
+        row = trained
         training.engine.update.settle()
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
@@ -375,13 +376,10 @@ def _take_batch(
     if training.slowdown is not None:
         training.slowdown.wait(place.step - 1)
         training.engine.clock.end(Stage.FORWARD)
-
-    def describe() -> str:
-        return _describe_batch(training, place)
-
     engine = training.engine
     if compute is not None:
         engine = replace(engine, forward=replace(engine.forward, compute=compute))
+    describe = partial(_describe_batch, training, place)
     bad = engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
         warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
@@ -432,7 +430,7 @@ def _show_progress(
 ) -> Iterator[Batch | None]:
     """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
 
-    A rank that computes nothing gets as many Nones, one after each of the workers' steps, where
+    A rank that computes nothing gets as many Nones, one after each of the workers' steps, if
     they take equally many. Others pause after ``steps`` on average, if it is given.
     """
     rank = training.session.world.rank

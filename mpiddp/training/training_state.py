@@ -33,7 +33,7 @@ class Position:
     step: int = 0
     """Steps taken so far."""
     row: Row | None = None
-    """Of the last epoch, where the next one has not begun."""
+    """Of the last epoch, if the next one has not begun."""
 
 
 @dataclass
@@ -55,14 +55,6 @@ def name_values(configuration: Any) -> dict[str, Any]:
     """The options, as JSON can hold them."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(configuration), default=str))
     return values
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What training goes on with."""
-
-    position: Position
-    epoch: EpochTotals
 
 
 class EpochPart:
@@ -111,11 +103,13 @@ class EpochPart:
 
 
 def read_position(found: Found) -> Position:
-    """How far the run was. Not collective. Raises CheckpointError."""
+    """How far the run was. Not collective. Raises CheckpointError, or OSError."""
     try:
         values = read_values(found)["given"]
         row = values.pop("row")
         return Position(**values, row=None if row is None else Row(**row))
+    except OSError:
+        raise  # It says nothing about the checkpoint.
     except Exception as error:  # Whatever names and contents lead to.
         raise CheckpointError(
             f"the checkpoint {found.path} is not one of a training of mpiddp.train: {error}"
@@ -166,7 +160,7 @@ def list_changed(before: Mapping[str, Any], values: Mapping[str, Any]) -> list[s
 
 
 def keep_measured(configuration: Configuration, before: Mapping[str, Any]) -> Configuration:
-    """The configuration with what was chosen by measurement ``before``, where it is still open."""
+    """The configuration with what was chosen by measurement ``before``, if it is still open."""
     for name in ("overlap", "bucket_mb"):
         if getattr(configuration, name) == "auto":
             configuration = replace(configuration, **{name: before.get(name, "auto")})

@@ -21,7 +21,7 @@ from mpiddp.training.step.sharded_tensors import collect
 
 
 def export_trained(training: Training, step: int) -> str:
-    """Write the weights to predict with where the options say; collective.
+    """Write the weights to predict with to the options' file, if they name one; collective.
 
     ``step``: the last one. Returns, on all ranks, why they cannot be written; empty if they are.
     """
@@ -72,7 +72,7 @@ def _name_file(path: Path, step: int) -> Path:
 def digest_parameters(model: nn.Module) -> str:
     """Return the SHA-256 over the bytes of all parameters and buffers, in their order.
 
-    Collective where they are sharded.
+    Collective if they are sharded.
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():

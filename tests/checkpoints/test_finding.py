@@ -388,9 +388,9 @@ def test_tensors_that_cannot_be_read_are_tried_again(
         return int(read_shards(found.path, "")["step"])
 
     with monkeypatch.context() as patch:
-        fail(patch, shards._Reader, "read_data", 2)
+        fail(patch, shards.FileSystemReader, "read_data", 2)
         assert read_together(found, Ranks(), read) == 2
-        fail(patch, shards._Reader, "read_data", math.inf)
+        fail(patch, shards.FileSystemReader, "read_data", math.inf)
         with pytest.raises(StorageError, match="Stale file handle"):
             read_together(found, Ranks(), read)
     with pytest.raises(CheckpointError, match="step-2 does not fit: 'no'"):
@@ -452,9 +452,9 @@ def test_what_is_removed_meanwhile_is_no_damage(
 ) -> None:
     compare = manifests.compare
 
-    def remove(path: Path, file: File) -> str:
+    def remove(path: Path, file: File, **options: bool) -> str:
         shutil.rmtree(folder / "step-2", ignore_errors=True)
-        return compare(path, file)
+        return compare(path, file, **options)
 
     monkeypatch.setattr(manifests, "compare", remove)
     survey = find_newest(folder, Ranks())
@@ -467,10 +467,10 @@ def test_another_job_s_newer_one_is_found_in_place_of_those_that_it_removes(
 ) -> None:
     compare = manifests.compare
 
-    def replace_all(path: Path, file: File) -> str:
+    def replace_all(path: Path, file: File, **options: bool) -> str:
         if (folder / "step-2").exists():
             write(folder, 3, keep=1)
-        return compare(path, file)
+        return compare(path, file, **options)
 
     monkeypatch.setattr(manifests, "compare", replace_all)
     survey = find_newest(folder, Ranks())

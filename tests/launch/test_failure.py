@@ -21,11 +21,11 @@ import pytest
 
 import launchers
 from facts import messages
+from failures import shared_failure_handler
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure import failure, termination
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.mpi.world import World
 from mpiddp.process.outcome import read_outcome
 
 OFTEN = tuple(
@@ -319,13 +319,6 @@ def raised(error):
         raise error
     except type(error) as caught:
         return caught
-
-
-def shared_failure_handler():
-    failure_handler = FailureHandler()
-    failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
-    failure_handler.step = 17
-    return failure_handler
 
 
 def test_reports_say_who_where_and_when():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_failure import shared_failure_handler
 
+from failures import shared_failure_handler
 from mpiddp.errors import PeerLostError
 from mpiddp.process import job_directory
 from mpiddp.process.outcome import Outcome, read_outcome, write_outcome

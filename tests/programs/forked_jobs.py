@@ -34,7 +34,7 @@ from histories import BODY, HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints.directory import Source
 from mpiddp.checkpoints.optimizer_state import OptimizerState
-from mpiddp.checkpoints.random_state import seed_generators
+from mpiddp.training.data.seeding import seed_generators
 
 READS = frozenset(
     ("read", "readinto", "readall", "lstat", "stat", "fstat", "listdir", "scandir", "open")

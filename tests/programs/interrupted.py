@@ -19,7 +19,7 @@ from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.preparation import Training
 from mpiddp.training.records import run_directory
 from mpiddp.training.saving import Saver
-from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.training_state import EpochTotals, Position
 from mpiddp.training.weights import digest_parameters
 
 records: list[str | bytes] = []
@@ -37,7 +37,7 @@ class CutSaver(Saver):
 
     cut = 0
 
-    def restore(self) -> Restored:
+    def restore(self) -> EpochTotals:
         restored = super().restore()
         records.append(digest_parameters(self._training.engine.module))
         return restored

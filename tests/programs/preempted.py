@@ -21,7 +21,7 @@ from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import parse
 from mpiddp.training.preparation import Training
 from mpiddp.training.saving import Saver
-from mpiddp.training.training_state import EpochTotals, Position, Restored
+from mpiddp.training.training_state import EpochTotals, Position
 from mpiddp.training.weights import digest_parameters
 
 PERIOD = 0.005
@@ -127,7 +127,7 @@ class RecordingSaver(Saver):
     found: SharedRun
     seconds: float | None = None
 
-    def restore(self) -> Restored:
+    def restore(self) -> EpochTotals:
         restored = super().restore()
         self.found.weights.append(digest_parameters(self._training.engine.module))
         return restored

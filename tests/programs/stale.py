@@ -27,10 +27,10 @@ def find_with_stale_rank(session: mpiddp.Session, folder: Path, stale: int, time
     """
     compare, left = manifests.compare, times if session.world.rank == stale else 0
 
-    def compare_or_miss(*arguments: Any) -> str:
+    def compare_or_miss(*arguments: Any, **options: Any) -> str:
         nonlocal left
         left -= 1
-        return "is missing" if left >= 0 else compare(*arguments)
+        return "is missing" if left >= 0 else compare(*arguments, **options)
 
     with mock.patch.object(manifests, "compare", compare_or_miss):
         return _find(folder)

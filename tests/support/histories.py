@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpiddp.checkpoints.random_state import seed_generators
+from mpiddp.training.data.seeding import seed_generators
 
 History: TypeAlias = tuple[str, ...]
 Gradients: TypeAlias = list[torch.Tensor | None]

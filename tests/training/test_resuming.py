@@ -18,9 +18,9 @@ import interrupted
 import trainings
 from mpiddp.checkpoints.manifest import read_manifest
 from mpiddp.checkpoints.packing import unpack
-from mpiddp.checkpoints.random_state import seed_generators
 from mpiddp.checkpoints.shards import read_shards
 from mpiddp.training.data.data import load
+from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import Configuration
 from pool import Pools
 

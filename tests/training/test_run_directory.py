@@ -16,6 +16,7 @@ import pytest
 from test_metrics import writing_forbidden
 
 from mpiddp import environment
+from mpiddp.checkpoints.manifest import find_directory
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.training.options.config import Configuration, parse
@@ -43,6 +44,16 @@ def configuration(tmp_path: Path) -> Configuration:
 
 def snapshot(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_the_directory_of_checkpoints_is_found_from_anywhere(
+    configuration: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = open_run(replace(configuration, checkpoint_dir=Path("elsewhere")))
+    monkeypatch.chdir("/")
+    assert find_directory(run.path) == tmp_path / "elsewhere"
+    run.close()
 
 
 HOLDER = """

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
+import pytest
 from test_metrics import ROW
 
-from mpiddp.training.saving import find_score
+from mpiddp.checkpoints.finding import Found
+from mpiddp.errors import StorageError
+from mpiddp.training import saving, training_state
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.saving import find_score, look_for_checkpoint
 
 
 def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
@@ -17,3 +26,18 @@ def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
         better = replace(evaluated, test_loss=0.25, test_metrics=metrics)
         score, higher = find_score(replace(evaluated, test_metrics=metrics)), find_score(better)
         assert score is not None and higher is not None and higher > score
+
+
+def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Found) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = Found(tmp_path / "step-1", mock.Mock(configuration={}))
+    session = mock.Mock(broadcast=lambda value: value)
+    monkeypatch.setattr(training_state, "read_values", fail)
+    monkeypatch.setattr(saving, "_choose", lambda *_: found)
+    monkeypatch.setattr(saving, "check_fit", lambda *_: [])
+    with pytest.raises(StorageError, match=r"step-1 cannot be read: rank 0 on .*error"):
+        look_for_checkpoint(Configuration(runs_dir=tmp_path).resolve(), session)

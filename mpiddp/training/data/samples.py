@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from mpiddp.checkpoints.random_state import kept_generators, mix_seed, seed_cpu_generators
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data.data import MapStyle, Split
 from mpiddp.training.data.device_data import DeviceSplit
+from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
 
 SHOWN = 8
 """Sample numbers in a message."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from mpiddp.files import replaced
+
 FOLDER = "profile"
 WAIT, WARM_UP, ACTIVE = 3, 2, 5
 """Steps that are left out, that warm the profiler up, and that are recorded."""
@@ -51,10 +53,9 @@ class StepProfiler:
             self._warn(f"no profile: it begins after {WAIT + WARM_UP} steps")
 
     def _write(self, found: profile) -> None:
-        partial = self._path.with_name(f".{self._path.name}.partial")
         try:
             self._path.parent.mkdir(exist_ok=True)
-            found.export_chrome_trace(str(partial))
-            partial.replace(self._path)
+            with replaced(self._path) as partial:
+                found.export_chrome_trace(str(partial))
         except (OSError, RuntimeError) as error:
             self._warn(f"{self._path} could not be written: {error}")

@@ -80,8 +80,13 @@ def open_run(
         path, is_new = _make_directory(configuration.runs_dir, name, is_fixed)
     except OSError as error:
         raise _unwritable(configuration.runs_dir / name, error) from None
+    checkpoints = configuration.checkpoint_dir
+    if checkpoints is not None:
+        # Others look for it from other working directories.
+        checkpoints = checkpoints.absolute()
+    written = replace(configuration, name=path.name, checkpoint_dir=checkpoints)
     try:
-        return _take(path, replace(configuration, name=path.name), pause)
+        return _take(path, written, pause)
     except OSError as error:
         if is_new:
             shutil.rmtree(path, ignore_errors=True)

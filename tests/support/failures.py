@@ -1,0 +1,13 @@
+"""A failure handler of a rank among others."""
+
+from __future__ import annotations
+
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.mpi.world import World
+
+
+def shared_failure_handler() -> FailureHandler:
+    failure_handler = FailureHandler()
+    failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
+    failure_handler.step = 17
+    return failure_handler
