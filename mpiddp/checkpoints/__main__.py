@@ -65,7 +65,10 @@ def show(path: Path, *, is_quick: bool) -> None:
     """
     if not path.is_dir():
         what = "is no directory" if path.exists() else "does not exist"
-        raise ConfigurationError(f"checkpoints: {path} {what}: give a run's directory")
+        raise ConfigurationError(
+            f"checkpoints: {path} {what}: give a run's directory, a directory of checkpoints, or "
+            "one checkpoint"
+        )
     is_one = manifests.is_checkpoint(path)
     directory = path.resolve().parent if is_one else manifests.find_directory(path)
     entries = [_read(path)] if is_one else list(_list(directory))

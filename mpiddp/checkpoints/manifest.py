@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
-
-import xxhash
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp.errors import CheckpointError
 from mpiddp.files import write_whole
 from mpiddp.wording import describe_error, print_message
+
+if TYPE_CHECKING:
+    import xxhash
 
 FORMAT = 2
 ALGORITHM = "xxh3-128"
@@ -136,6 +137,8 @@ class Patience:
 
 def make_digest() -> xxhash.xxh3_128:
     """A digest by ALGORITHM: as quick as memory, it finds damage and mix-ups, but no forgery."""
+    import xxhash  # The trainer's --help needs none.
+
     return xxhash.xxh3_128()
 
 

@@ -52,6 +52,7 @@ class OptimizerState:
         """State of parameters that the optimizer does not have, by name."""
         self._known: frozenset[int] = frozenset()
         """Ids of the optimizer's parameters when it was last looked for those of ``_waiting``."""
+        self._is_hooked = False
         self._list_names()
 
     def _find_parameters(self) -> dict[str, nn.Parameter]:
@@ -129,7 +130,9 @@ class OptimizerState:
         self._waiting = {name: each for name, each in found.items() if name not in numbers}
         if self._waiting:
             self._known = _list_ids(self._optimizer)
-            self._optimizer.register_step_pre_hook(self._hand_over)
+            if not self._is_hooked:
+                self._is_hooked = True
+                self._optimizer.register_step_pre_hook(self._hand_over)
 
     def _fit_options(
         self, names: list[str], group: dict[str, Any], stored: list[dict[str, Any]]

@@ -481,17 +481,17 @@ def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
         target.parent.mkdir(exist_ok=True)
         copies.copy(source, target)
     (root / "mpiddp").mkdir()
-    front = ("command_line", "front", "front_options", "job_directory", "rank_command")
-    launch = ("__init__", "exported_variables", *front)
-    files = [
-        "__main__.py",
-        "environment.py",
-        "errors.py",
-        *(f"launch/{each}.py" for each in launch),
-    ]
-    for name in (*files, "launch/launcher"):
+    files = ("__main__.py", "environment.py", "errors.py", "files.py", "wording.py")
+    rooms = ("front", "process", "launch/launcher")
+    launch = (
+        "__init__.py",
+        "exported_variables.py",
+        "script/__init__.py",
+        "script/command_line.py",
+    )
+    for name in (*files, *rooms, *(f"launch/{each}" for each in launch)):
         target = root / "mpiddp" / name
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         copies.copy(launchers.ROOT / "mpiddp" / name, target)
     (root / "mpiddp" / "train.py").write_text(BAD_OPTION)
     (root / "mpiddp" / "__init__.py").touch()

@@ -54,9 +54,9 @@ def main() -> None:
     start, wait = CheckpointDirectory.start, CheckpointDirectory.wait
     began, failures = 0.0, 0
 
-    def begin(self: CheckpointDirectory, *arguments: Any) -> None:
+    def begin(self: CheckpointDirectory, *arguments: Any, **options: Any) -> None:
         nonlocal began
-        start(self, *arguments)
+        start(self, *arguments, **options)
         began = time.monotonic()
 
     def finish(self: CheckpointDirectory) -> None:

@@ -173,7 +173,7 @@ def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> No
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_used(field: str) -> None:
     folder = Path(mpiddp.__file__).parent
-    sources = [*folder.glob("training/*.py"), folder / "train.py"]
+    sources = [*folder.glob("training/**/*.py"), folder / "train.py"]
     use = re.compile(rf"\b(configuration|options)\.{field}\b")
     users = [path for path in sources if use.search(path.read_text())]
     assert [path for path in users if path.name != "config.py"]

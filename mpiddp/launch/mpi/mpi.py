@@ -136,12 +136,13 @@ def add_own_variables() -> None:
 
     glibc before 2.41 moves its table when a variable is added, and a thread in getenv reads freed
     memory then: torch's import crashed so, now and then. What exists already is replaced in place.
+    As when MPI sets them, ``os.environ`` does not show them.
     """
-    for name in environment.NO_BACKTRACES:
-        os.environ.setdefault(name, "1")
-    if environment.PMIX_SECURITY_MODE in os.environ:
-        mode = os.environ[environment.PMIX_SECURITY_MODE]
-        os.environ.setdefault(environment.PMIX_SECURITY, mode)
+    found = dict.fromkeys(environment.NO_BACKTRACES, "1")
+    if mode := os.environ.get(environment.PMIX_SECURITY_MODE):
+        found[environment.PMIX_SECURITY] = mode
+    for name in found.keys() - os.environ.keys():
+        os.putenv(name, found[name])
 
 
 def finalize(MPI: Any) -> None:
