@@ -72,7 +72,8 @@ def _make_plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
     plain = tensor.detach()
     if type(plain) is torch.Tensor or isinstance(plain, DTensor):
         return plain
-    if is_traceable_wrapper_subclass(plain):
+    has_parts = is_traceable_wrapper_subclass(plain)
+    if has_parts:
         raise _refuse(path, tensor)
     return plain.as_subclass(torch.Tensor)
 
