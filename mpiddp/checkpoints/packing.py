@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mpiddp.errors import ConfigurationError
 
@@ -43,7 +45,7 @@ def _take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         while name in tensors:
             # Two paths may read alike: {"a.b": …} and {"a": {"b": …}}.
             name += "'"
-        tensors[name] = value.detach()
+        tensors[name] = _make_plain(value, path)
         return {_TENSOR: name}
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -58,6 +60,22 @@ def _take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         parts = [_take_apart(each, f"{prefix}{i}", tensors) for i, each in enumerate(value)]
         return {_TUPLE if isinstance(value, tuple) else _LIST: parts}
     raise _refuse(path, value)
+
+
+def _make_plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """The same memory as a tensor of torch's own types: of other types nothing could be read."""
+    if tensor.is_quantized or tensor.layout is not torch.strided:
+        kind = "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
+        raise ConfigurationError(
+            f"state {path or 'itself'}: expected a dense tensor of plain numbers, found {kind} one"
+        )
+    plain = tensor.detach()
+    if type(plain) is torch.Tensor or isinstance(plain, DTensor):
+        return plain
+    has_parts = is_traceable_wrapper_subclass(plain)
+    if has_parts:
+        raise _refuse(path, tensor)
+    return plain.as_subclass(torch.Tensor)
 
 
 def _refuse(path: str, value: object) -> ConfigurationError:

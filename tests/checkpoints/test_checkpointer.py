@@ -179,3 +179,35 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
         pytest.raises(mpiddp.ConfigurationError, match=r"state given.note: .* found set"),
     ):
         checkpointer.save(1, note={1, 2})
+
+
+class Image(torch.Tensor):
+    """A tensor of another type, as libraries have them."""
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_tensor_of_another_type_comes_back_with_its_values(wait: bool, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mean", torch.tensor([3.0, 4.0, 5.0]).as_subclass(Image))
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
+        checkpointer.save(1, wait=wait)
+    with torch.no_grad():
+        model.bias.zero_()
+        model.get_buffer("mean").zero_()
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
+        assert checkpointer.restore() == {"step": 1}
+    assert model.get_buffer("mean").tolist() == [3.0, 4.0, 5.0] and model.bias.any()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_tensors_that_could_not_be_read_again_are_refused(tmp_path: Path) -> None:
+    ones = torch.ones(3)
+    for kind, value in {
+        "quantized": torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8),
+        "sparse_coo": ones.to_sparse(),
+    }.items():
+        with (
+            mpiddp.Checkpointer(tmp_path / kind, torch.nn.Linear(2, 2)) as checkpointer,
+            pytest.raises(mpiddp.ConfigurationError, match=f"state given.note: .*{kind}"),
+        ):
+            checkpointer.save(1, note=value, wait=True)
