@@ -30,6 +30,7 @@ import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
+from mpiddp import environment
 from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints import owner as owners
 from mpiddp.checkpoints.finding import NOTHING_FOUND, Survey, ask_rank_0, find_newest
@@ -398,6 +399,8 @@ class CheckpointDirectory:
                 "torch": str(torch.__version__),
                 "numpy": np.__version__,
             },
+            job=environment.job_identity(os.environ),
+            front=os.environ.get(environment.JOB_DIRECTORY) or None,
             score=score,
             files={name: file for part in parts for name, file in sorted(part.items())},
         )

@@ -84,6 +84,10 @@ class Manifest:
     """What the state belongs to."""
     versions: dict[str, str]
     """Of Python and libraries, by name."""
+    job: str | None = None
+    """Id of the Slurm job that wrote it."""
+    front: str | None = None
+    """The directory of the front that started the job's ranks; no other front has it."""
     score: float | None = None
     """Of the test samples, if it was measured at this step: the best one has the highest."""
     files: dict[str, File]

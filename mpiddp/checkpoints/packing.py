@@ -42,7 +42,7 @@ def unpack(tensors: Mapping[str, torch.Tensor]) -> Any:
 def _take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         name = path or _TENSOR
-        while name in tensors:
+        while name in tensors or name == _SKELETON:
             # Two paths may read alike: {"a.b": …} and {"a": {"b": …}}.
             name += "'"
         tensors[name] = _make_plain(value, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -91,7 +92,7 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
     if path is not None:
         source = _make_source(configuration, path, "")
         directory = CheckpointDirectory(path, ranks, source, configuration.keep)
-        if configuration.resume != NEVER:
+        if configuration.resume != NEVER or environment.is_restarted():
             survey = directory.look()
     found = _choose(configuration, ranks, directory, survey)
     changed, position = list[str](), Position()
@@ -113,17 +114,29 @@ def _choose(
 ) -> Found | None:
     """The demanded checkpoint if the run begins there, the run's newest one if it goes on.
 
-    One of its own is demanded in the first attempt of a job only: the next attempt goes on from
-    what the first one has saved.
+    A job that begins anew, or at an older one of its own, does so once: the next attempt goes on
+    from what this job has saved.
     """
     newest = None if survey is None else survey.newest
-    if configuration.resume in (AUTO, NEVER):
+    if configuration.resume == AUTO or (newest is not None and _is_this_jobs(newest)):
         return newest
+    if configuration.resume == NEVER:
+        return None
     demanded = Path(configuration.resume)
     is_own = directory is not None and demanded.resolve().parent == directory.path.resolve()
-    if newest is not None and (environment.is_restarted() or not is_own):
+    if newest is not None and not is_own:
         return newest
     return find_demanded(demanded, ranks).newest
+
+
+def _is_this_jobs(found: Found) -> bool:
+    """Whether an earlier attempt of this very job wrote it."""
+    front = os.environ.get(environment.JOB_DIRECTORY)
+    if front and found.manifest.front == front:
+        return True
+    job = environment.job_identity(os.environ)
+    is_requeued = bool(os.environ.get(environment.SLURM_RESTART_COUNT, "0").strip("0"))
+    return is_requeued and job is not None and found.manifest.job == job
 
 
 def _find_directory(configuration: Configuration, run: Path | None) -> Path | None:

@@ -6,7 +6,10 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -317,3 +320,44 @@ def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: P
     assert outcome is not None
     assert [outcome[name] for name in ("code", "reason", "step")] == [0, "left after step 7", 7]
     assert (tmp_path / "runs/left/checkpoints/step-7").is_dir()
+
+
+RESTARTED = """
+import os
+import sys
+import time
+from pathlib import Path
+import mpiddp
+
+trainer = mpiddp.Trainer(data="toy", epochs=1, name="run", save_every="10steps", resume=sys.argv[1])
+crash = int(sys.argv[2]) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0
+for step in trainer.steps():
+    step.take()
+    if step.number == crash:
+        while not Path(f"runs/run/checkpoints/step-{crash // 10 * 10}").exists():
+            time.sleep(0.01)
+        os._exit(9)
+"""
+
+
+@pytest.mark.mpi
+def test_a_restart_goes_on_from_what_its_own_job_has_saved(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(RESTARTED)
+    own = "runs/run/checkpoints/step-"
+
+    def run(resume: str, crash: int, restarts: int) -> list[str]:
+        """The steps at which its attempts went on."""
+        words = ["-n", "1", "--restarts", str(restarts), "script.py", resume, str(crash)]
+        done = subprocess.run(
+            [sys.executable, "-m", "mpiddp", *words], cwd=tmp_path, capture_output=True, text=True,
+            timeout=100, env=launchers.clean_environment(launchers.WAITING),
+        )  # fmt: skip
+        assert (done.returncode == 0) == (restarts > 0), done
+        return re.findall(f"Resumed from {own}([0-9]+):", done.stdout)
+
+    # The first attempt begins anew; the second one goes on from it.
+    assert run("never", 33, 1) == ["30"]
+    shutil.rmtree(tmp_path / "runs")
+    # A job that ended after step 20 without a restart; then one that branches off before.
+    assert run("never", 25, 0) == []
+    assert run(f"{own}10", 13, 1) == ["10", "10"]

@@ -178,6 +178,8 @@ class SharedMemory:
         share one, and their number grows with the logarithm of the memory. Raises
         ConfigurationError.
         """
+        if os.getpid() != self._process:
+            return self.allocate(size)  # A forked child does not take from its parent's.
         with self._lock:
             share = max(SMALLEST_SEGMENT, sum(end - start for start, end, *_ in self.own) // SHARES)
             if 2 * size > share:
