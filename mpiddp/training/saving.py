@@ -114,8 +114,8 @@ def _choose(
 ) -> Found | None:
     """The demanded checkpoint if the run begins there, the run's newest one if it goes on.
 
-    A job that begins anew, or at an older one of its own, does so once: the next attempt goes on
-    from what this job has saved.
+    Only the first attempt of a job begins anew, or at an older one of its own: later attempts go
+    on from what this job has saved.
     """
     newest = None if survey is None else survey.newest
     if configuration.resume == AUTO or (newest is not None and _is_this_jobs(newest)):
@@ -130,7 +130,9 @@ def _choose(
 
 
 def _is_this_jobs(found: Found) -> bool:
-    """Whether an earlier attempt of this very job wrote it."""
+    """Whether this is a later attempt of the job that wrote it."""
+    if not environment.is_restarted():
+        return False  # The script itself has trained this run before, and asks for another start.
     front = os.environ.get(environment.JOB_DIRECTORY)
     if front and found.manifest.front == front:
         return True

@@ -6,6 +6,8 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -41,3 +43,25 @@ def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(
     monkeypatch.setattr(saving, "check_fit", lambda *_: [])
     with pytest.raises(StorageError, match=r"step-1 cannot be read: rank 0 on .*error"):
         look_for_checkpoint(Configuration(runs_dir=tmp_path).resolve(), session)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"MPIDDP_JOB_DIRECTORY": "front", "TORCHELASTIC_RESTART_COUNT": "0"}, False),
+        ({"MPIDDP_JOB_DIRECTORY": "front", "TORCHELASTIC_RESTART_COUNT": "1"}, True),
+        ({"MPIDDP_JOB_DIRECTORY": "other", "TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, False),
+        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RESTART_COUNT": "1"}, False),
+    ],
+)
+def test_only_a_later_attempt_of_a_job_goes_on_from_its_checkpoints(
+    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_ARRAY_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found: Any = SimpleNamespace(manifest=SimpleNamespace(front="front", job="7"))
+    assert saving._is_this_jobs(found) is expected
