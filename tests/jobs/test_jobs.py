@@ -1536,6 +1536,9 @@ import os, pathlib, signal, sys, time
 said = pathlib.Path(f"said-{os.environ['SLURM_PROCID']}")
 
 def leave(number, _):
+    # The first one counts: the end of another rank brings SIGTERM.
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
     # As long as a rank may take to write down why.
     time.sleep(0.3)
     said.write_text(str(number))

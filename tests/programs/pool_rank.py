@@ -31,6 +31,8 @@ from mpiddp.launch.startup import start
 CORES = 2
 """All ranks share this many cores, so that on any machine some of them have to wait."""
 LENGTH = struct.Struct("<Q")
+STACKS = signal.SIGRTMIN + 5
+"""Not SIGUSR2: a training takes that as its preemption."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def main() -> None:
     """Answer requests until there are no more."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     # On this signal a rank writes its stacks to the job's stderr; a call has another stderr.
-    faulthandler.register(signal.SIGUSR2, os.fdopen(os.dup(2), "w"), all_threads=True)
+    faulthandler.register(STACKS, os.fdopen(os.dup(2), "w"), all_threads=True)
     with (
         FailureHandler() as failure_handler,
         start(Options(timeout=60, allow_shared_gpu=True), failure_handler) as session,

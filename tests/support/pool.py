@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import launchers
-from pool_rank import Answer, Request, receive, send
+from pool_rank import STACKS, Answer, Request, receive, send
 
 PROGRAM = launchers.PROGRAMS / "pool_rank.py"
 START_SECONDS = 60.0
@@ -184,7 +183,7 @@ class Pool:
         """Raise PoolError, with the stacks of the ranks that still run."""
         for pid in self._job.ranks().values():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
+                os.kill(pid, STACKS)
         time.sleep(0.5)
         names = ", ".join(map(str, who))
         raise PoolError(f"pool {self.name}: rank {names} {how}\n{self._job.stderr()}")

@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import trainings
 from mpiddp.launch.session import Session
 from mpiddp.training import trainer
 from mpiddp.training.data.samples import Batch, Key, Samples
+from mpiddp.training.options.straggler import Slowdown
 from mpiddp.training.preparation import Training
 from mpiddp.training.step import stages
 from mpiddp.training.step.stages import Costs, Stage, StageClock, time_buffers
@@ -89,6 +91,16 @@ def test_waiting_for_buffers_is_communication(ticks: None) -> None:
 
 
 # On real ranks
+
+
+def train_with_slow_steps(session: Session, *command_lines: list[str]) -> None:
+    """The straggler sleeps for 0.1 s, and not for a multiple of what a pass took by chance."""
+
+    def wait(slowdown: Slowdown, step: int) -> None:
+        time.sleep(0.1 * slowdown.is_slow(step))
+
+    with mock.patch.object(Slowdown, "wait", wait):
+        trainings.run(session, *command_lines)
 
 
 def train_with_slow_reader(session: Session, words: list[str]) -> None:
@@ -175,9 +187,9 @@ def test_weights_that_leave_before_the_servers_rank_comes_are_counted(
 @pytest.mark.mpi
 def test_the_rank_that_the_others_wait_for_is_named(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 2)
-    slow = ["--straggler", "1=1500", "--log-every", "5"]
+    slow = ["--straggler", "1=2", "--log-every", "5"]
     words = [["--name", name, *TOY, *slow, *SYNC[name]] for name in ("framework", "ring")]
-    called = ranks.call(trainings.run, *words, cwd=tmp_path)
+    called = ranks.call(train_with_slow_steps, *words, cwd=tmp_path)
     found = re.findall(
         r"Straggler: rank (\d+) on (\S+) takes \S+ times .* others, (\w+) ", called.printed
     )
