@@ -20,8 +20,8 @@ import torch
 
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import check_tensor
-from mpiddp.collectives.operators import Operator
 from mpiddp.collectives.planner import TRANSPORTS, Request
+from mpiddp.collectives.transport.operators import Operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 

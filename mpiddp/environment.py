@@ -193,10 +193,10 @@ ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
 
 STANDARD_INPUT = "MPIDDP_STANDARD_INPUT"
-"""Where rank 0 finds its standard input (`process/standard_input.py`)."""
+"""Where rank 0 finds its standard input (`process/streams/standard_input.py`)."""
 
 EXPORTED = "MPIDDP_EXPORTED"
-"""What start-up has set in this environment (`launch/exported_variables.py`)."""
+"""What start-up has set in this environment (`launch/launcher/exported_variables.py`)."""
 
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpiddp.checkpoints.manifest import MANIFEST
+from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import describe_size
@@ -56,9 +56,9 @@ def export(run: Path, file: Path | None, *, is_raw: bool) -> str:
     # Here, because they import torch: --help does without.
     import torch
 
-    from mpiddp.checkpoints.finding import find_valid, read_together
     from mpiddp.checkpoints.plain_weights import check_format, read_weights, write_weights
-    from mpiddp.checkpoints.ranks import Ranks
+    from mpiddp.checkpoints.storage.finding import find_valid, read_together
+    from mpiddp.checkpoints.storage.ranks import Ranks
 
     ranks = Ranks()
     survey = find_valid(run, ranks)

@@ -11,8 +11,8 @@ from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.script.arguments import name_as_typed
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
-from mpiddp.process.output import Output, redirect
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.process.streams.output import Output, redirect
 from mpiddp.training.options.config import parse
 from mpiddp.training.records.run_directory import forget_outcome
 

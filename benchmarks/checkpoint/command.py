@@ -12,14 +12,12 @@ from pathlib import Path
 
 from benchmarks.checkpoint import report
 from benchmarks.checkpoint.measurement import Plan, measure
-from benchmarks.checkpoint.plot import draw
-from benchmarks.checkpoint.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import CommandLine, RunOptions, at_least, make
 from benchmarks.common.targets import Target, format_targets
+from benchmarks.common.workloads import SHAPES, parse_workload
 from benchmarks.launching.launchers import Mpirun
-from benchmarks.training_step.workloads import SHAPES, parse_workload
 from mpiddp.errors import ConfigurationError
 
 
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         found = measure(plan, ranks, launcher)
         print(report.format_table(found, plan), flush=True)
         if options.targets:
-            judged = judge(found, plan)
+            judged = report.judge(found, plan)
             print(format_targets(judged))
             targets += judged
         print()
@@ -76,4 +74,4 @@ def main(arguments: Sequence[str]) -> None:
         measured=[asdict(found) for found in measured],
     )
     if options.plot is not None:
-        draw(options.plot, measured, plan, heading)
+        report.draw(options.plot, measured, plan, heading)

@@ -1,9 +1,14 @@
-"""The table of ``python -m benchmarks checkpoint``."""
+"""The table, the picture and the targets of ``python -m benchmarks checkpoint``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from benchmarks.checkpoint.measurement import Measurement, Plan
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.common.targets import Target
 
 EXPLANATION = """\
 Times are of the slowest rank, medians over rounds. A share is of the time of the steps between two
@@ -50,3 +55,66 @@ def format_table(found: Measurement, plan: Plan) -> str:
 def format_seconds(seconds: float) -> str:
     """Three figures; also of a difference, which may be negative."""
     return f"-{describe_seconds(-seconds)}" if seconds < 0 else describe_seconds(seconds)
+
+
+NAMES = {
+    "synchronous": "synchronous save",
+    "asynchronous": "asynchronous save",
+    "raw": "raw write and flush",
+    "digest": "XXH3 alone",
+}
+
+
+def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> None:
+    """A panel for each number of ranks."""
+    title = "Seconds that training waits for a checkpoint, and the raw write of its bytes"
+    with open_figure(path, 6.4 * len(measured), 3.0, title, note) as figure:
+        axes = figure.subplots(1, len(measured), squeeze=False)[0]
+        for axis, found in zip(axes, measured, strict=True):
+            for place, name in enumerate(NAMES):
+                median = found.summarize(name).median
+                values = [getattr(each, name) for each in found.rounds]
+                axis.barh(place, median, height=0.6, color=COLOURS[place], alpha=0.6)
+                axis.plot(values, [place] * len(values), "o", ms=3, color="#333333")
+                share = f"{found.find_share(name, plan.save_every):.2%}"
+                text = f"{format_seconds(median)}, {share} of {plan.save_every} steps"
+                write_beside(axis, text, max(median, *values), place)
+            most = max(max(getattr(each, name) for each in found.rounds) for name in NAMES)
+            axis.set_xlim(0, 1.8 * most)
+            axis.set_xlabel("seconds", fontsize=8)
+            axis.set_title(f"{found.ranks} ranks ({found.device})", loc="left", fontsize=10)
+            finish_bars(axis, list(NAMES.values()))
+
+
+SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
+
+
+LEAST_BYTES = 64 << 20
+"""Smaller checkpoints take what their files' names and lists take, which grows with no bytes."""
+
+
+def judge(found: Measurement, plan: Plan) -> list[Target]:
+    every = f"a checkpoint every {plan.save_every} steps"
+    over_raw = Target(
+        f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush",
+        {"": found.over_raw},
+        at_most=OVER_RAW,
+    )
+    return [
+        Target(
+            f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time",
+            {"": found.find_share("synchronous", plan.save_every)},
+            at_most=SYNCHRONOUS,
+        ),
+        Target(
+            f"{every}, asynchronous: at most {ASYNCHRONOUS:.0%} of training time",
+            {"": found.find_share("asynchronous", plan.save_every)},
+            at_most=ASYNCHRONOUS,
+        ),
+        *([over_raw] if found.file_bytes >= LEAST_BYTES else []),
+        Target(
+            f"agreeing on signals: at most {AGREEMENT:.0%} of a step",
+            {"": found.agreement_share},
+            at_most=AGREEMENT,
+        ),
+    ]

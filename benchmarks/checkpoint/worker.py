@@ -20,11 +20,11 @@ from torch import distributed, nn
 import mpiddp
 from benchmarks.baselines import ddp_step, raw_write
 from benchmarks.checkpoint.measurement import WARM_UP, Agreement, Measurement, Plan, Round
-from benchmarks.training_step.workloads import build, draw_batch, parse_workload
+from benchmarks.common.workloads import build, draw_batch, parse_workload
 from mpiddp.checkpoints.agreement import Members, Preemption
-from mpiddp.checkpoints.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.packing import pack
-from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import PreemptionSignals
 

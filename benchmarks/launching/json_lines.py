@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.process.listener import ListeningThread
+from mpiddp.process.sockets.listener import ListeningThread
 
 GREETING_SECONDS = 5.0
 """Time limit of the greeting that follows the token."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.common import machines
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     ITEM,
@@ -18,7 +19,6 @@ from benchmarks.common.options import (
     describe_size,
     size,
 )
-from benchmarks.models import machines
 from benchmarks.models.drawing.diagram import draw_diagram
 from benchmarks.models.drawing.page import draw_page
 from benchmarks.models.drawing.text import describe

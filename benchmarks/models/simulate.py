@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import results
+from benchmarks.common import machines, results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     CommandLine,
@@ -20,7 +20,6 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
-from benchmarks.models import machines
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price

@@ -20,8 +20,8 @@ from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, configure, measure
 from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.straggler import RANDOM, parse_straggler
-from mpiddp.training.options.synchronisation import UNLIMITED
+from mpiddp.training.options.groups.straggler import RANDOM, parse_straggler
+from mpiddp.training.options.groups.synchronisation import UNLIMITED
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:

@@ -15,7 +15,7 @@ from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 OPTIONS = (
     "name", "data", "model", "epochs", "batch_size", "seed", "evaluate_every", "sync", "staleness",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.common.statistics import Series
 from benchmarks.stragglers.measurement import Contender, TrainingRun
-from mpiddp.training.options.straggler import describe_straggler, parse_straggler
+from mpiddp.training.options.groups.straggler import describe_straggler, parse_straggler
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from benchmarks.common.statistics import Series, summarize
 from benchmarks.common.targets import Target
 from benchmarks.stragglers.measurement import IN_STEP, Contender, TrainingRun, find_median
-from mpiddp.training.options.straggler import parse_straggler
-from mpiddp.training.options.synchronisation import UNLIMITED
+from mpiddp.training.options.groups.straggler import parse_straggler
+from mpiddp.training.options.groups.synchronisation import UNLIMITED
 
 CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
 """Most of the synchronous server's time that the asynchronous one may take with one slow worker,

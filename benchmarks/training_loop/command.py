@@ -16,8 +16,6 @@ from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
 from benchmarks.training_loop.measurement import Plan, measure
-from benchmarks.training_loop.plot import draw
-from benchmarks.training_loop.targets import judge
 from benchmarks.training_loop.workloads import WORKLOADS, find_workload
 
 
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     launcher, plan = check(options), options.plan
     environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
     groups = [group for ranks in options.ranks for group in measure(plan, ranks, launcher)]
-    targets = judge(groups) if options.targets else None
+    targets = report.judge(groups) if options.targets else None
     print(report.format_table(groups))
     print(format_targets(targets or ()), end="\n" if targets else "")
     results.write_measurement(
@@ -67,4 +65,4 @@ def main(arguments: Sequence[str]) -> None:
         groups=[asdict(group) for group in groups],
     )
     if options.plot is not None:
-        draw(options.plot, groups, heading)
+        report.draw(options.plot, groups, heading)

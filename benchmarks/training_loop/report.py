@@ -1,12 +1,16 @@
-"""The table of ``python -m benchmarks training-loop``."""
+"""The table, the picture and the targets of ``python -m benchmarks training-loop``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.common.options import format_rows
+from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
 from benchmarks.common.statistics import summarize
+from benchmarks.common.targets import Target
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
+from mpiddp.wording import count_noun
 
 EXPLANATION = """\
 Samples per second of all ranks: medians over rounds, each of them a whole training's median epoch.
@@ -29,3 +33,39 @@ def format_table(groups: Sequence[Group]) -> str:
             ]
         )
     return "\n".join(format_rows(rows))
+
+
+def draw(path: Path, groups: Sequence[Group], note: str) -> None:
+    title = "Samples per second of the trainer and of a bare loop"
+    with open_figure(path, 7.5, 1.1 * len(groups) + 1.2, title, note) as figure:
+        axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+        for axis, group in zip(axes, groups, strict=True):
+            for place, name in enumerate((TRAINER, BARE)):
+                values = group.series[name].samples
+                median = summarize(values).median
+                axis.barh(place, median, height=0.6, color=COLOURS[place], alpha=0.6)
+                axis.plot(values, [place] * len(values), "o", ms=3, color="#333333")
+                write_beside(axis, f"{median:,.4g}", max(median, *values), place)
+            most = max(max(each.samples) for each in group.series.values())
+            axis.set_xlim(0, 1.2 * most)
+            where = f"{group.model}, {count_noun(group.ranks, 'rank')}"
+            batch = f"batch {group.batch_size} per rank"
+            speed = f"{group.speed.median:.3f} × the bare loop"
+            axis.set_title(f"{where}, {batch}: {speed}", loc="left", fontsize=10)
+            finish_bars(axis, [TRAINER, BARE])
+
+
+SPEED = 0.98
+
+
+def judge(groups: Sequence[Group]) -> list[Target]:
+    return [
+        Target(
+            f"the trainer's samples per second: at least {SPEED:g} × a bare loop's",
+            {
+                f"{each.model}, {count_noun(each.ranks, 'rank')}": each.speed.median
+                for each in groups
+            },
+            at_least=SPEED,
+        )
+    ]

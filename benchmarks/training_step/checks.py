@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from benchmarks.baselines import ddp_step
+from benchmarks.common.workloads import build
 from benchmarks.training_step.contenders import CHECKED_STEPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
 from benchmarks.training_step.loops import Loop, Stopwatch, draw, take_step
-from benchmarks.training_step.workloads import build
 
 if TYPE_CHECKING:
     from benchmarks.training_step.contenders import LoopSpec

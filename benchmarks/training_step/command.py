@@ -20,6 +20,7 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
+from benchmarks.common.workloads import SHAPES, parse_workload
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
 from benchmarks.training_step import report
@@ -34,11 +35,10 @@ from benchmarks.training_step.contenders import (
 from benchmarks.training_step.measurement import LENGTH, Plan, measure
 from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge
-from benchmarks.training_step.workloads import SHAPES, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
-from mpiddp.training.options.straggler import parse_straggler
+from mpiddp.training.options.groups.straggler import parse_straggler
 
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4,)

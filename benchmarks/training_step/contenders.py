@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.workloads import Workload
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
-from benchmarks.training_step.workloads import Workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 ALONE, OWN_ALONE, DATA_PARALLEL = "alone", "alone-mpiddp", "data-parallel"
 FUSED = "framework-fused"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from benchmarks.common.workloads import draw_batch
 from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
-from benchmarks.training_step.workloads import draw_batch
 from mpiddp.training.data.samples import Batch
-from mpiddp.training.options.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.wrapping.rehearsal import rehearse, time_pass
 
 if TYPE_CHECKING:

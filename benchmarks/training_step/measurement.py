@@ -11,6 +11,7 @@ from benchmarks.allreduce.contenders import LINK_BYTES
 from benchmarks.common import trials
 from benchmarks.common.statistics import quantile
 from benchmarks.common.trials import Length, check_answers
+from benchmarks.common.workloads import Workload
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
@@ -24,9 +25,8 @@ from benchmarks.training_step.contenders import (
     LoopSpec,
 )
 from benchmarks.training_step.traffic import Bytes, read_bytes
-from benchmarks.training_step.workloads import Workload
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.synchronisation import UNLIMITED
+from mpiddp.training.options.groups.synchronisation import UNLIMITED
 
 WORKER = "benchmarks.training_step.worker"
 LENGTH = Length(seconds=1.0, fewest=3, most=50)

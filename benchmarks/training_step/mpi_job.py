@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 import mpiddp
+from benchmarks.common.workloads import build
 from benchmarks.launching.worker_loop import SessionMember
 from benchmarks.training_step.contenders import OWN_BASE, LoopSpec
 from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_pushes, list_transfers
-from benchmarks.training_step.workloads import build
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request, select
 from mpiddp.schedules.schedule import Collective

@@ -12,7 +12,7 @@ from benchmarks.launching.paired_jobs import TORCH_JOB
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
 from benchmarks.training_step.measurement import Group, Visit
 from benchmarks.training_step.traffic import Bytes
-from mpiddp.training.options.synchronisation import FRAMEWORK
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 
 EXPLANATION = """\
 A step is the slowest rank's. compute: forward and backward alone, in passes of their own, all ranks

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from benchmarks.common.options import ITEM
 from benchmarks.common.targets import Target
+from benchmarks.common.workloads import MLP, Workload
 from benchmarks.training_step.contenders import AUTO, RANKS, Contender
 from benchmarks.training_step.measurement import Group, TimedLink
 from benchmarks.training_step.report import FRAMEWORKS, Parts, summarize_parts
-from benchmarks.training_step.workloads import MLP, Workload
 from mpiddp.schedules.algorithms import central, direct, ring
 from mpiddp.schedules.cost import flat, simulate
-from mpiddp.training.options.synchronisation import PARAMETER_SERVER
+from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 
 OWN, RING = Contender(AUTO), Contender("ring")
 CENTRAL = Contender(PARAMETER_SERVER)

@@ -9,6 +9,7 @@ import torch
 from torch import distributed, nn
 
 from benchmarks.baselines import ddp_step
+from benchmarks.common.workloads import build
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from benchmarks.training_step.contenders import (
     ALONE,
@@ -21,7 +22,6 @@ from benchmarks.training_step.contenders import (
 )
 from benchmarks.training_step.loops import Loop, draw, make_slowdown
 from benchmarks.training_step.traffic import add_up, describe_traffic, list_transfers
-from benchmarks.training_step.workloads import build
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.manifest import DamageError, FormatError, Manifest
-from mpiddp.checkpoints.owner import UNKNOWN, Owner, read_owner
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage.manifest import DamageError, FormatError, Manifest
+from mpiddp.checkpoints.storage.owner import UNKNOWN, Owner, read_owner
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import describe_size

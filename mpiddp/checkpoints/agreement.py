@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from mpiddp.checkpoints.ranks import find_store
+from mpiddp.checkpoints.storage.ranks import find_store
 from mpiddp.errors import PeerLostError
 from mpiddp.launch.session import find_session
 from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals

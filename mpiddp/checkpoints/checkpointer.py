@@ -19,10 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from mpiddp import environment
 from mpiddp.checkpoints.agreement import Preemption, begin_preemption
 from mpiddp.checkpoints.ddp_buckets import read_bucket_order, restore_bucket_order
-from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
-from mpiddp.checkpoints.finding import Found, Survey, find_valid, read_together
 from mpiddp.checkpoints.optimizer_state import OptimizerState
-from mpiddp.checkpoints.ranks import Ranks
 from mpiddp.checkpoints.state import (
     VALUES,
     Buffers,
@@ -33,6 +30,9 @@ from mpiddp.checkpoints.state import (
     read_values,
     restore,
 )
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
+from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
+from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mpiddp.checkpoints.shards import Stored
 from mpiddp.checkpoints.state import clean_name, find_module
+from mpiddp.checkpoints.storage.shards import Stored
 from mpiddp.errors import ConfigurationError
 
 

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from mpiddp.checkpoints.finding import Found, find_valid, read_together
 from mpiddp.checkpoints.packing import unpack
-from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.checkpoints.shards import read_shards
 from mpiddp.checkpoints.state import clean_name
+from mpiddp.checkpoints.storage.finding import Found, find_valid, read_together
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import replaced
 from mpiddp.wording import count_noun

@@ -20,11 +20,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mpiddp.checkpoints.finding import Found
-from mpiddp.checkpoints.manifest import make_digest
 from mpiddp.checkpoints.packing import is_structure, pack, unpack
-from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.checkpoints.shards import Stored, list_stored, load_shards
+from mpiddp.checkpoints.storage.finding import Found
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import Stored, list_stored, load_shards
 
 VALUES = "values"
 
@@ -172,29 +171,6 @@ def capture(
     if rank == 0:
         tensors |= {f"{VALUES}.{name}": each for name, each in pack(dict(values)).items()}
     return tensors
-
-
-def join_equal(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Rename what is equal on all ranks, so that it is written once. Collective."""
-    prefix = f"rank-{ranks.rank}."
-    own = {name: _digest(each) for name, each in tensors.items() if name.startswith(prefix)}
-    found = ranks.gather({name.removeprefix(prefix): each for name, each in own.items()})
-    equal = {
-        name for name, digest in found[0].items() if all(each.get(name) == digest for each in found)
-    }
-    return {
-        short if (short := name.removeprefix(prefix)) in equal else name: each
-        for name, each in tensors.items()
-    }
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    """Of a tensor: its type, shape and bytes."""
-    found = make_digest()
-    found.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    whole: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    found.update(whole.numpy())
-    return found.hexdigest()
 
 
 def restore(parts: Mapping[str, Stateful], found: Found, ranks: Ranks) -> None:

@@ -25,7 +25,7 @@ from mpiddp.collectives.transport.mpi import (
 from mpiddp.collectives.transport.node_memory import NodeMemory, block_size, is_ordered
 from mpiddp.collectives.transport.shared_memory import SharedMemory, address_of, map_descriptor
 from mpiddp.collectives.transport.single_copy import can_copy
-from mpiddp.collectives.waiting import Waiter, choose_policy, count_cores, find_quota
+from mpiddp.collectives.transport.waiting import Waiter, choose_policy, count_cores, find_quota
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.world import World

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 
 from mpiddp.collectives.executor import Plan, Shortcut
-from mpiddp.collectives.operators import name_type
 from mpiddp.collectives.planner import Planner, Request
-from mpiddp.collectives.waiting import Waiter
+from mpiddp.collectives.transport.operators import name_type
+from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 

@@ -34,7 +34,15 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.operators import (
+from mpiddp.collectives.transport import Messages, Messenger
+from mpiddp.collectives.transport.node_memory import (
+    PRIVATE,
+    SEGMENT,
+    Location,
+    NodeMemory,
+    PeerMemory,
+)
+from mpiddp.collectives.transport.operators import (
     Action,
     Arithmetic,
     Span,
@@ -43,14 +51,6 @@ from mpiddp.collectives.operators import (
     convert,
     copy,
     make_span,
-)
-from mpiddp.collectives.transport import Messages, Messenger
-from mpiddp.collectives.transport.node_memory import (
-    PRIVATE,
-    SEGMENT,
-    Location,
-    NodeMemory,
-    PeerMemory,
 )
 from mpiddp.collectives.transport.shared_memory import SharedMemory, view_of
 from mpiddp.collectives.transport.single_copy import LargePages

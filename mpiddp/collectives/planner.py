@@ -38,15 +38,15 @@ from mpiddp.collectives.executor import (
     Stage,
     Workspace,
 )
-from mpiddp.collectives.operators import (
+from mpiddp.collectives.transport import Messenger
+from mpiddp.collectives.transport.node_memory import BLOCK, MAILBOX, NEXT_CALL, NodeMemory
+from mpiddp.collectives.transport.operators import (
     Arithmetic,
     Operator,
     choose_accumulation,
     find_operator,
     name_type,
 )
-from mpiddp.collectives.transport import Messenger
-from mpiddp.collectives.transport.node_memory import BLOCK, MAILBOX, NEXT_CALL, NodeMemory
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.errors import ConfigurationError, ScheduleError

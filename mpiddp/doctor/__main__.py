@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mpiddp.doctor.options import check_json, parse
+from mpiddp.doctor.common.options import check_json, parse
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
 

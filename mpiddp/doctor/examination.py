@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 
-from mpiddp.doctor import launching, network, software
-from mpiddp.doctor.examiner import Examiner
-from mpiddp.doctor.findings import failed, passed, skipped
-from mpiddp.doctor.gpu_stage import GpuStage
-from mpiddp.doctor.network_stage import examine_network
-from mpiddp.doctor.node_stage import examine_nodes
-from mpiddp.doctor.options import Settings
+from mpiddp.doctor.common.examiner import Examiner
+from mpiddp.doctor.common.findings import failed, passed, skipped
+from mpiddp.doctor.common.options import Settings
+from mpiddp.doctor.gpu.stage import GpuStage
+from mpiddp.doctor.network import routes
+from mpiddp.doctor.network.stage import examine_network
+from mpiddp.doctor.node import launching, software
+from mpiddp.doctor.node.stage import examine_nodes
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FailureHandler
@@ -69,7 +70,7 @@ def _examine(examiner: Examiner) -> str | None:
     if not has_torch:
         return "nothing further works without torch"
     with stage("address"):
-        found_route = examiner.attempt(starter.find_address, network.INTERFACES)
+        found_route = examiner.attempt(starter.find_address, routes.INTERFACES)
     with stage("network"):
         are_linked = found_route and examine_network(examiner)
     gpu_stage = GpuStage(examiner)

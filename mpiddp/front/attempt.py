@@ -20,7 +20,7 @@ from mpiddp.front.allocation import ask
 from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.messages import copy_messages
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
-from mpiddp.process.standard_input import copy_input, offer
+from mpiddp.process.streams.standard_input import copy_input, offer
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""

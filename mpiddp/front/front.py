@@ -244,7 +244,7 @@ def _name_logs(folder: str) -> Files:
     Raises ConfigurationError where they cannot be written. A job's name may hold anything, and be
     long; in srun's --output, % and \\ mean something, too.
     """
-    from mpiddp.process.output import open_log  # Most jobs have no logs.
+    from mpiddp.process.streams.output import open_log  # Most jobs have no logs.
 
     name = os.environ.get(environment.SLURM_JOB_NAME) or "job"
     name = "".join("-" if c.isspace() or not c.isprintable() or c in "/%\\" else c for c in name)
@@ -289,7 +289,7 @@ def _check_output(line: CommandLine, ranks: int | None) -> None:
     console, folder = line.find_rank_option("--console"), line.find_rank_option("--log-dir")
     if console is None and folder is None:
         return
-    from mpiddp.process.output import STREAMS, Output, name_log, open_log
+    from mpiddp.process.streams.output import STREAMS, Output, name_log, open_log
 
     if console is not None:
         Output(console=console).check_world(ranks or sys.maxsize)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
-from mpiddp.launch.exported_variables import ExportedVariables
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.launcher.exported_variables import ExportedVariables
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.lifeline.lifeline import Lifeline

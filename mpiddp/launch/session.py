@@ -15,10 +15,10 @@ from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
-from mpiddp.process import ports
 from mpiddp.process.background import call_at_exit
-from mpiddp.process.output import Output
 from mpiddp.process.preemption_signals import PreemptionSignals
+from mpiddp.process.sockets import ports
+from mpiddp.process.streams.output import Output
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class Options:
     it is set, else any."""
     output: Output = field(default_factory=Output)
     """Where ranks print. The program that starts the session sets it up, before anything else
-    (`mpiddp.process.output.redirect`)."""
+    (`mpiddp.process.streams.output.redirect`)."""
 
     def __post_init__(self) -> None:
         check_kind(self.bind)

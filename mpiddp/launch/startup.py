@@ -19,10 +19,10 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import summary
 from mpiddp.launch.device import device, nccl
-from mpiddp.launch.exported_variables import forget_inherited
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.termination import is_interactive
+from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel
@@ -43,8 +43,8 @@ from mpiddp.launch.session import Options, Session, find_session
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline
 from mpiddp.lifeline.movement import Movement
-from mpiddp.process import ports
-from mpiddp.process.console import write_console
+from mpiddp.process.sockets import ports
+from mpiddp.process.streams.console import write_console
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import PeerLostError
-from mpiddp.lifeline.attempt_watch import AttemptWatch
 from mpiddp.lifeline.decision import (
     FAILED,
     Decider,
@@ -35,16 +34,16 @@ from mpiddp.lifeline.decision import (
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import Callback, Client, Requests
-from mpiddp.lifeline.stack_answers import Reply, StackAnswers
-from mpiddp.lifeline.stack_dump import StackReader
+from mpiddp.lifeline.stacks.answers import Reply, StackAnswers
+from mpiddp.lifeline.stacks.dump import StackReader
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
-from mpiddp.lifeline.stop_watch import StopWatch
 from mpiddp.lifeline.tree import Handlers, Tree
-from mpiddp.process.event_loop import EventLoop
-from mpiddp.process.links import Link
-from mpiddp.process.ports import PortRange
+from mpiddp.lifeline.watches import AttemptWatch, StopWatch
 from mpiddp.process.publication import Publication
 from mpiddp.process.rank_process import POLL_SECONDS, RankProcess
+from mpiddp.process.sockets.event_loop import EventLoop
+from mpiddp.process.sockets.links import Link
+from mpiddp.process.sockets.ports import PortRange
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
 QUESTIONS = frozenset({"listen", "join", "ask", "fail"})

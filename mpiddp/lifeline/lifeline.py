@@ -16,17 +16,17 @@ from typing import Any
 
 from mpiddp.errors import OWN, UnreachableError
 from mpiddp.lifeline.decision import SUSPICION_SECONDS, Failure
-from mpiddp.lifeline.flight_recorder import count_calls, read_calls, read_record
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.positions import describe, read_answers
 from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
-from mpiddp.lifeline.stack_dump import StackWriter, read_thread, read_traceback
+from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
+from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
 from mpiddp.lifeline.stall import Calls, Finished
 from mpiddp.process import detached
-from mpiddp.process.links import Link
-from mpiddp.process.output import Redirection
-from mpiddp.process.ports import PortRange
+from mpiddp.process.sockets.links import Link
+from mpiddp.process.sockets.ports import PortRange
+from mpiddp.process.streams.output import Redirection
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = (

@@ -15,7 +15,7 @@ from functools import cache
 from types import FrameType
 
 from mpiddp.lifeline.positions import find_wait
-from mpiddp.lifeline.stack_dump import LIBRARY, find_owner
+from mpiddp.lifeline.stacks.dump import LIBRARY, find_owner
 
 LOOKS = 10
 """How many looks there are at least in the time after which a job has stalled."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpiddp.lifeline.stack_dump import LIBRARY, TRAINER, USER, Frame
+from mpiddp.lifeline.stacks.dump import LIBRARY, TRAINER, USER, Frame
 from mpiddp.wording import fold_numbers
 
 STATES = {

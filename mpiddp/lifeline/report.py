@@ -11,8 +11,8 @@ from mpiddp.errors import PeerLostError
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.membership import Membership
 from mpiddp.process.background import BackgroundCall, LateError
-from mpiddp.process.console import print_report
 from mpiddp.process.outcome import Outcome, find_log, write_report
+from mpiddp.process.streams.console import print_report
 
 FORWARD_SECONDS = 0.2
 """How long a launcher may take to read a report."""

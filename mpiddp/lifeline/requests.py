@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpiddp.process.links import connect
 from mpiddp.process.publication import ADDRESS_FILE
+from mpiddp.process.sockets.links import connect
 
 ANSWER_SECONDS = 2.0
 """How long answers are waited for."""

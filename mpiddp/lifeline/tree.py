@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpiddp.lifeline.membership import Membership
-from mpiddp.process import links
-from mpiddp.process.event_loop import EventLoop
-from mpiddp.process.links import Link
-from mpiddp.process.listener import TokenListener
-from mpiddp.process.ports import PortRange, listen
+from mpiddp.process.sockets import links
+from mpiddp.process.sockets.event_loop import EventLoop
+from mpiddp.process.sockets.links import Link
+from mpiddp.process.sockets.listener import TokenListener
+from mpiddp.process.sockets.ports import PortRange, listen
 
 BEATS = 10
 """How many heartbeats fit at least into the time after which a silent connection is lost."""

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.operators import Operator, choose_accumulation
 from mpiddp.collectives.planner import AUTO, BOTH, SHARED, Request, Selection, select
+from mpiddp.collectives.transport.operators import Operator, choose_accumulation
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.proof import find_sums

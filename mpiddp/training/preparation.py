@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
 
+from mpiddp import environment
 from mpiddp.checkpoints.plain_weights import Selection, load_weights
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.device.determinism import set_determinism
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.launcher.exported_variables import export_for_good
 from mpiddp.launch.session import Session
-from mpiddp.process.output import refuse_absent_ranks
+from mpiddp.process.streams.output import refuse_absent_ranks
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training.data.batches import (
     Cut,
@@ -25,11 +27,11 @@ from mpiddp.training.data.batches import (
 )
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.seeding import mix_seed, seed_generators
-from mpiddp.training.options.checkpoints import CheckpointOptions
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.parallelism import ParallelismOptions
-from mpiddp.training.options.straggler import Slowdown, check_straggler, parse_straggler
-from mpiddp.training.options.synchronisation import PARAMETER_SERVER
+from mpiddp.training.options.groups.checkpoints import CheckpointOptions
+from mpiddp.training.options.groups.parallelism import ParallelismOptions
+from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
 from mpiddp.training.step.optimizer_step import GuardedUpdate
 from mpiddp.training.step.precision import Precision
@@ -271,3 +273,19 @@ def _share_batches(
     if not isinstance(update, Serving) or find_bound(configuration) is not None:
         return None
     return SharedBatches(static.reader, static.share, lambda: update.ticket)
+
+
+WORKSPACE = ":4096:8"
+"""Of cuBLAS, with which its results do not depend on what else runs (cuBLAS, Reproducibility)."""
+
+
+def set_determinism(is_wanted: bool) -> None:
+    """Take deterministic algorithms only, or the quickest; before the first work on a GPU.
+
+    An operation that has no deterministic algorithm raises an error. The user's own setting of
+    cuBLAS is kept.
+    """
+    if is_wanted and environment.CUBLAS_WORKSPACE_CONFIG not in os.environ:
+        export_for_good({environment.CUBLAS_WORKSPACE_CONFIG: WORKSPACE})
+    torch.use_deterministic_algorithms(is_wanted)
+    torch.backends.cudnn.benchmark = not is_wanted

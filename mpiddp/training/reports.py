@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,22 +13,42 @@ import torch.distributed as dist
 
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import find_log
-from mpiddp.process.output import parse_ranks
+from mpiddp.process.streams.output import parse_ranks
 from mpiddp.sync.parameter_server.roles import describe_roles
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.straggler import describe_straggler, parse_straggler
-from mpiddp.training.options.synchronisation import FRAMEWORK
+from mpiddp.training.options.groups.straggler import describe_straggler, parse_straggler
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 from mpiddp.training.preparation import Training
 from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
 from mpiddp.training.records.history import METRICS
 from mpiddp.training.records.metrics import MetricsFile, Row, Totals, describe_epoch, describe_start
-from mpiddp.training.records.rank_log import RankLog
 from mpiddp.training.records.trackers import Run, Tracker
 from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.training_state import name_values
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.parallel import find_bound
 from mpiddp.wording import print_message
+
+
+class RankLog:
+    """Appends lines. Reports of failures come into the same file (`mpiddp.process.outcome`)."""
+
+    def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
+        """``warn`` is told once of a file that cannot be written; its lines are lost then."""
+        self._path, self._warn = path, warn
+        self._is_good = True
+
+    def write(self, text: str) -> None:
+        if not self._is_good:
+            return
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now().isoformat(timespec='milliseconds')} {text}\n")
+        except OSError as error:
+            self._is_good = False
+            self._warn(f"{self._path} could not be written: {error.strerror}")
+
 
 if TYPE_CHECKING:
     from mpiddp.training.records.profiling import StepProfiler

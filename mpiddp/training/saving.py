@@ -15,20 +15,19 @@ import torch.distributed as dist
 from mpiddp import environment
 from mpiddp.checkpoints.agreement import PREEMPTED, Members, StepAgreement, Wish, wish_to_leave
 from mpiddp.checkpoints.checkpointer import Checkpointer
-from mpiddp.checkpoints.directory import CheckpointDirectory, Source, Written
-from mpiddp.checkpoints.finding import Found, Survey, find_demanded, read_together
-from mpiddp.checkpoints.manifest import CHECKPOINTS
 from mpiddp.checkpoints.packing import pack
-from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.checkpoints.shards import WriteError
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
+from mpiddp.checkpoints.storage.finding import Found, Survey, find_demanded, read_together
+from mpiddp.checkpoints.storage.manifest import CHECKPOINTS
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import WriteError
 from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.training.data.seeding import mix_seed, seed_generators
-from mpiddp.training.options.checkpoints import STEP
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.save_interval import NEVER, parse_interval
+from mpiddp.training.options.groups.checkpoints import NEVER, STEP, parse_interval
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory, find_path

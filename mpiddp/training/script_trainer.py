@@ -13,7 +13,7 @@ from mpiddp.launch.session import Session, find_session
 from mpiddp.launch.startup import open_session
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.training.options.config import Configuration, from_keywords
-from mpiddp.training.options.launch import LaunchOptions
+from mpiddp.training.options.groups.launch import LaunchOptions
 from mpiddp.training.preparation import agree
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.reports import say

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpiddp.checkpoints.manifest import CONFIGURATION
 from mpiddp.checkpoints.plain_weights import check_format
+from mpiddp.checkpoints.storage.manifest import CONFIGURATION
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session

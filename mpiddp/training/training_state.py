@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from mpiddp.checkpoints.finding import Found
 from mpiddp.checkpoints.state import read_values
+from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import CheckpointError
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.effects import FIXED, FREE, list_options
-from mpiddp.training.options.synchronisation import PARAMETER_SERVER
+from mpiddp.training.options.groups.effects import FIXED, FREE, list_options
+from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row, Totals
 from mpiddp.training.step.stages import Costs

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from mpiddp.checkpoints.directory import Written
-from mpiddp.checkpoints.finding import Found
-from mpiddp.checkpoints.manifest import read_manifest
 from mpiddp.checkpoints.plain_weights import read_weights, write_weights
-from mpiddp.training.options.checkpoints import STEP
+from mpiddp.checkpoints.storage.directory import Written
+from mpiddp.checkpoints.storage.finding import Found
+from mpiddp.checkpoints.storage.manifest import read_manifest
+from mpiddp.training.options.groups.checkpoints import STEP
 from mpiddp.training.preparation import Training
 from mpiddp.training.reports import say
 from mpiddp.training.step.sharded_tensors import collect

@@ -10,7 +10,7 @@ import pytest
 import documents
 from benchmarks.checkpoint import command, report
 from benchmarks.checkpoint.measurement import Agreement, Measurement, Round, read_measurement
-from benchmarks.checkpoint.targets import judge
+from benchmarks.checkpoint.report import judge
 from mpiddp.errors import ConfigurationError
 
 PLAN = command.parse([]).plan

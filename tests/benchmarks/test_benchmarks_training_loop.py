@@ -9,8 +9,7 @@ import pytest
 from benchmark_runs import run_benchmark
 from benchmarks.common.statistics import Series
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
-from benchmarks.training_loop.report import format_table
-from benchmarks.training_loop.targets import judge
+from benchmarks.training_loop.report import format_table, judge
 
 
 def make(trainer: list[float], bare: list[float]) -> Group:

@@ -16,6 +16,7 @@ from benchmark_runs import run_benchmark
 from benchmarks.common import results
 from benchmarks.common.statistics import Series
 from benchmarks.common.trials import WrongResultError
+from benchmarks.common.workloads import Workload, parse_workload
 from benchmarks.launching import launchers
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 from benchmarks.training_step import command, measurement, report
@@ -33,7 +34,6 @@ from benchmarks.training_step.measurement import Group, TimedLink, Visit
 from benchmarks.training_step.plot import break_name, draw
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Bytes
-from benchmarks.training_step.workloads import Workload, parse_workload
 from mpiddp.errors import ConfigurationError
 
 FRAMEWORKS = Contender("framework")

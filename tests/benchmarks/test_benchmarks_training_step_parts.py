@@ -18,6 +18,7 @@ from torch import nn
 
 from benchmarks.common.statistics import Series
 from benchmarks.common.trials import RefusedError
+from benchmarks.common.workloads import Workload, build, draw_batch, parse_workload
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 from benchmarks.training_step import checks, loops, measurement
 from benchmarks.training_step.command import parse
@@ -40,11 +41,10 @@ from benchmarks.training_step.traffic import (
     read_counters,
     subtract,
 )
-from benchmarks.training_step.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
 from mpiddp.training.data.samples import Batch
-from mpiddp.training.options.straggler import Slowdown, Straggler
+from mpiddp.training.options.groups.straggler import Slowdown, Straggler
 
 SMALL = Workload("mlp", 0.1)
 counts = st.integers(0, 10_000)

@@ -10,7 +10,7 @@ import torch
 
 import checkpointed
 import mpiddp
-from mpiddp.checkpoints.manifest import list_checkpoints
+from mpiddp.checkpoints.storage.manifest import list_checkpoints
 from pool import Pools
 
 KINDS = [pytest.param("ddp", marks=pytest.mark.long), "fsdp"]
@@ -99,7 +99,7 @@ def test_a_save_that_is_waited_for_needs_no_copies(
 ) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    monkeypatch.delattr("mpiddp.checkpoints.directory.Staging.copy")
+    monkeypatch.delattr("mpiddp.checkpoints.storage.directory.Staging.copy")
     with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
         checkpointer.save(7, wait=True)
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-7"]

@@ -21,17 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stale
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints import shards
-from mpiddp.checkpoints.directory import Written
-from mpiddp.checkpoints.finding import find_demanded, find_newest
-from mpiddp.checkpoints.manifest import MANIFEST
-from mpiddp.checkpoints.owner import OWNER
 from mpiddp.checkpoints.packing import pack, unpack
-from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.checkpoints.shards import read_shards
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage import shards
+from mpiddp.checkpoints.storage.directory import Written
+from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
+from mpiddp.checkpoints.storage.manifest import MANIFEST
+from mpiddp.checkpoints.storage.owner import OWNER
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.save_interval import Interval, parse_interval
+from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
 from pool import Pools
 from saves import METADATA, SHARD, STATE, list_names, make_directory, open_directory, write
 
@@ -348,7 +348,7 @@ def test_a_file_of_another_size_is_not_published(
             file.write(b"x")
         return files
 
-    monkeypatch.setattr("mpiddp.checkpoints.directory.write_shards", lengthen)
+    monkeypatch.setattr("mpiddp.checkpoints.storage.directory.write_shards", lengthen)
     with pytest.raises(OSError, match=r"rank 0 has written it: expected \d+ bytes, found \d+: do"):
         write(tmp_path, 1)
     assert list_names(tmp_path) == []

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mpiddp
-from mpiddp.checkpoints.manifest import MANIFEST
+from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.export import export
 from mpiddp.training.step.moving_average import MovingAverage

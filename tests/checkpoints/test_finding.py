@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 import mpiddp
 import stale
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints import owner as owners
-from mpiddp.checkpoints import shards
-from mpiddp.checkpoints.finding import find_demanded, find_newest, read_together
-from mpiddp.checkpoints.manifest import MANIFEST, DamageError, File
-from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.checkpoints.shards import read_metadata, read_shards
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage import owner as owners
+from mpiddp.checkpoints.storage import shards
+from mpiddp.checkpoints.storage.finding import find_demanded, find_newest, read_together
+from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.front.job_end import FINAL
 from pool import Pools
@@ -118,7 +118,7 @@ def test_all_bad_files_are_named_and_nothing_is_unpickled(
     (folder / "step-2" / "more").touch()
     monkeypatch.setattr(pickle, "Unpickler", refuse)
     monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr("mpiddp.checkpoints.finding.read_metadata", refuse)
+    monkeypatch.setattr("mpiddp.checkpoints.storage.finding.read_metadata", refuse)
     with pytest.raises(CheckpointError) as caught:
         find_demanded(folder / "step-2", Ranks())
     assert caught.value.exit_code == 5

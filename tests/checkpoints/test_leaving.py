@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import launchers
-from mpiddp.checkpoints.manifest import list_checkpoints
+from mpiddp.checkpoints.storage.manifest import list_checkpoints
 
 PROGRAM = launchers.ROOT / "tests/programs/leaving.py"
 OPENMPI = launchers.table()["openmpi"]

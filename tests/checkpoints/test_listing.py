@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.checkpoints import manifest as manifests
 from mpiddp.checkpoints.__main__ import show
+from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.errors import CheckpointError, ConfigurationError
 from saves import METADATA, SHARD, write
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints import owner as owners
-from mpiddp.checkpoints.owner import OWNER, Owner
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage import owner as owners
+from mpiddp.checkpoints.storage.owner import OWNER, Owner
 from mpiddp.errors import ConfigurationError, StorageError
 from saves import list_names, make_directory, open_directory, write
 

@@ -43,8 +43,8 @@ from histories import (
     has_head,
     is_frozen,
 )
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.owner import LOCK, OWNER
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage.owner import LOCK, OWNER
 
 OWN, STRANGER = "a", "b"
 FOREIGN_STEP = 900

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.checkpoint.planner import WriteItemType
 
 import checkpointed
-from mpiddp.checkpoints import unpickling
+from mpiddp.checkpoints.storage import unpickling
 from pool import Pools
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import mpiddp
-from mpiddp.checkpoints.manifest import list_checkpoints
-from mpiddp.checkpoints.shards import list_stored
+from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from mpiddp.checkpoints.storage.shards import list_stored
 from mpiddp.errors import CheckpointError, ConfigurationError
 
 OPTIMIZERS = {

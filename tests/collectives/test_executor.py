@@ -12,7 +12,7 @@ import interleavings
 import promises
 from mpiddp.collectives.compiler.instructions import Message
 from mpiddp.collectives.executor import MOST_BINDINGS, Binding, Description, Recent, Workspace
-from mpiddp.collectives.operators import NARROW, TYPES, Operator
+from mpiddp.collectives.transport.operators import NARROW, TYPES, Operator
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import find_sums

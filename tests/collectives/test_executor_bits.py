@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import oracle
 import promises
-from mpiddp.collectives.operators import NARROW, Operator, choose_accumulation
+from mpiddp.collectives.transport.operators import NARROW, Operator, choose_accumulation
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import find_sums
 from thread_ranks import Team

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import promises
-from mpiddp.collectives.operators import (
+from mpiddp.collectives.transport.operators import (
     NARROW,
     TYPES,
     Arithmetic,

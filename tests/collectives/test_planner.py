@@ -17,9 +17,9 @@ import promises
 from crews import Crew
 from mpiddp.collectives.communicator import MOST_PLANS
 from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
-from mpiddp.collectives.operators import TYPES, Operator
 from mpiddp.collectives.planner import BOTH, MPI, SHARED, Request
 from mpiddp.collectives.transport.node_memory import MAILBOX
+from mpiddp.collectives.transport.operators import TYPES, Operator
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 import launchers
 import mpiddp
-from mpiddp.collectives.operators import TYPES
 from mpiddp.collectives.transport import shared_memory as module
+from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.collectives.transport.shared_memory import (
     MOST_FOREIGN,
     ControlGroup,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mpiddp.collectives.waiting import (
+from mpiddp.collectives.transport.waiting import (
     FIRST_SPINS,
     FIRST_YIELDS,
     LONGEST_PAUSE,

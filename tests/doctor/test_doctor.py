@@ -259,7 +259,8 @@ def test_two_ranks_on_one_gpu(tmp_path):
 # GPUs, InfiniBand and NCCL's log are pretended, and Gloo does NCCL's part: all the rest is real.
 PRETENDED_GPUS = """
 import torch
-from mpiddp.doctor import examiner, gpus
+from mpiddp.doctor.common import examiner
+from mpiddp.doctor.gpu import gpus
 from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 torch.cuda.device_count = lambda: 2
@@ -322,7 +323,7 @@ def test_an_all_reduce_that_fails(tmp_path):
 LATE = """
 import time
 import torch
-from mpiddp.doctor import software
+from mpiddp.doctor.node import software
 if rank == 1:
     software.find_versions = lambda: time.sleep(60)
 """
@@ -348,7 +349,7 @@ def test_a_stage_that_takes_too_long(tmp_path):
 
 
 RAISING = """
-from mpiddp.doctor import cores
+from mpiddp.doctor.node import cores
 def fail(bindings):
     raise ZeroDivisionError("in the doctor itself")
 cores.judge_cores = fail

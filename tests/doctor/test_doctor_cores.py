@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.doctor import cores
-from mpiddp.doctor.cores import Binding
+from mpiddp.doctor.node import cores
+from mpiddp.doctor.node.cores import Binding
 
 MASKS = st.lists(st.frozensets(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=5)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.doctor import directories
-from mpiddp.doctor.directories import Place
+from mpiddp.doctor.node import directories
+from mpiddp.doctor.node.directories import Place
 
 CONTENT = "0123456789abcdef"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor import gpus
-from mpiddp.doctor.gpus import Gpu
+from mpiddp.doctor.gpu import gpus
+from mpiddp.doctor.gpu.gpus import Gpu
 from mpiddp.launch.device.device import Placement
 
 ALL = frozenset(range(8))

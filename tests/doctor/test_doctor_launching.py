@@ -6,7 +6,7 @@ import pytest
 
 import launchers
 from doctors import examine, read_recorded
-from mpiddp.doctor import launching, variables
+from mpiddp.doctor.node import launching, variables
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor import name_resolution
-from mpiddp.doctor.name_resolution import Resolution
+from mpiddp.doctor.network import name_resolution
+from mpiddp.doctor.network.name_resolution import Resolution
 
 
 @pytest.mark.parametrize(

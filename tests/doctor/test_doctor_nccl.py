@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from doctors import RECORDED, read_recorded
-from mpiddp.doctor import nccl
-from mpiddp.doctor.nccl import Transport
+from mpiddp.doctor.gpu import nccl
+from mpiddp.doctor.gpu.nccl import Transport
 
 # Written here, after the formats in NCCL's sources (src/transport/) and in its plugins; what was
 # really recorded is tested at the end.

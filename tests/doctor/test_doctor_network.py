@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor import links, network
-from mpiddp.doctor.links import Counter, Link, Ping
+from mpiddp.doctor.network import links, routes
+from mpiddp.doctor.network.links import Counter, Link, Ping
 from mpiddp.launch.network.interfaces import Interface
 
 TOKEN = b"0123456789abcdef"
@@ -97,11 +97,11 @@ def ring(rates, *, seconds=1e-4, offsets=None, problems=None):
 
 
 def test_one_node_has_no_links():
-    assert network.judge_links([]).status == network.judge_clocks([]).status == "skip"
+    assert routes.judge_links([]).status == routes.judge_clocks([]).status == "skip"
 
 
 def test_good_links_name_the_slowest():
-    finding = network.judge_links(ring([9.4e9, 9.0e9, 9.3e9]))
+    finding = routes.judge_links(ring([9.4e9, 9.0e9, 9.3e9]))
     assert finding.status == "pass"
     assert "at least 9.0 Gbit/s (n0 → n1)" in finding.found and "100 µs" in finding.found
 
@@ -116,19 +116,19 @@ def test_good_links_name_the_slowest():
     ],
 )
 def test_slow_links(rates, named):
-    finding = network.judge_links(ring(rates))
+    finding = routes.judge_links(ring(rates))
     assert finding.status == "warn" and finding.code == 0
     assert all(name in finding.found for name in named)
     assert finding.found.count(" → ") == len(named)
 
 
 def test_a_late_link():
-    finding = network.judge_links(ring([9e9, 9e9], seconds=0.02))
+    finding = routes.judge_links(ring([9e9, 9e9], seconds=0.02))
     assert finding.status == "warn" and "n0 → n1 20.0 ms there and back" in finding.found
 
 
 def test_a_link_that_is_not_there():
-    finding = network.judge_links(ring([9e9, 9e9], problems={1: ("n1 → n0 (10.0.0.1): x",)}))
+    finding = routes.judge_links(ring([9e9, 9e9], problems={1: ("n1 → n0 (10.0.0.1): x",)}))
     assert (finding.status, finding.code) == ("fail", 4)
     assert "n1 → n0 (10.0.0.1): x" in finding.found and "--interface" in finding.advice
 
@@ -136,7 +136,7 @@ def test_a_link_that_is_not_there():
 @given(st.lists(st.floats(1e6, 1e11), min_size=2, max_size=9))
 def test_slow_is_below_half_of_the_median_or_the_least(rates):
     rows = [(f"l{i}", rate) for i, rate in enumerate(rates)]
-    slow = network.find_slow(rows)
+    slow = routes.find_slow(rows)
     ordered = sorted(rates)
     middle = (ordered[(len(rates) - 1) // 2] + ordered[len(rates) // 2]) / 2
     assert {name for name, _ in slow} == {n for n, r in rows if r < max(1e8, 0.5 * middle)}
@@ -156,7 +156,7 @@ def test_slow_is_below_half_of_the_median_or_the_least(rates):
     ],
 )
 def test_clocks(offsets, status, words):
-    finding = network.judge_clocks(ring([1e9] * 3, offsets=offsets))
+    finding = routes.judge_clocks(ring([1e9] * 3, offsets=offsets))
     assert finding.status == status and words in finding.found
     assert ("NTP" in finding.advice) == (status == "warn")
 
@@ -177,7 +177,7 @@ DOCKER = Interface("docker0", ("172.17.0.1",), 100_000)
 )
 def test_interfaces(interfaces, by_user, status, tmp_path):
     told = {"GLOO_SOCKET_IFNAME": "eth0"}
-    way = network.find_way(
+    way = routes.find_way(
         "eth0",
         "10.0.0.1",
         "10.0.0.2",
@@ -186,7 +186,7 @@ def test_interfaces(interfaces, by_user, status, tmp_path):
         chosen_by_user=by_user,
         routes=tmp_path / "none",
     )
-    (finding,) = network.judge_ways([way])
+    (finding,) = routes.judge_ways([way])
     assert finding.status == status
     assert finding.found.startswith("eth0 10.0.0.1 → 10.0.0.2")
     if status == "warn":
@@ -219,7 +219,7 @@ eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 )
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table was recorded on such a machine")
 def test_the_gateway_is_read_from_the_kernels_table(interface, address, gateway):
-    assert network.find_gateway(ROUTES, interface, address) == gateway
+    assert routes.find_gateway(ROUTES, interface, address) == gateway
 
 
 def number(address):
@@ -230,10 +230,10 @@ ROUTE = st.tuples(st.integers(0, 3), st.integers(0, 32), st.integers(0, 2), st.b
 
 
 @given(st.lists(ROUTE, max_size=6), st.integers(0, 3))
-def test_the_most_exact_route_counts(routes, last):
+def test_the_most_exact_route_counts(table, last):
     address = IPv4Address(last)
     lines, fitting = ["header"], []
-    for index, (start, length, metric, is_up) in enumerate(routes):
+    for index, (start, length, metric, is_up) in enumerate(table):
         net = IPv4Network((start, length), strict=False)
         gateway = IPv4Address(1 + index)
         lines.append(
@@ -243,16 +243,16 @@ def test_the_most_exact_route_counts(routes, last):
         if is_up and address in net:
             fitting.append((-length, metric, index, str(gateway)))
     expected = min(fitting)[3] if fitting else None
-    assert network.find_gateway("\n".join(lines), "eth0", str(address)) == expected
+    assert routes.find_gateway("\n".join(lines), "eth0", str(address)) == expected
 
 
 def test_nodes_that_differ_in_their_address_alone_are_folded():
-    here = network.Way("ib0", "10.1.0.1", "10.1.0.1", None, 0, "nothing", None)
+    here = routes.Way("ib0", "10.1.0.1", "10.1.0.1", None, 0, "nothing", None)
     near = [replace(here, address=f"10.1.0.{last}") for last in (2, 3)]
     far = replace(here, address="10.9.0.5", gateway="10.9.0.254", speed=1000)
-    found = [finding.found for finding in network.judge_ways([here, *near, far])]
+    found = [finding.found for finding in routes.judge_ways([here, *near, far])]
     assert len(set(found[:3])) == 1
     assert found[0] == "ib0 10.1.0.[1-3] → 10.1.0.1; NCCL and Gloo are told nothing"
     assert found[3].startswith("ib0 10.9.0.5 → 10.1.0.1 through 10.9.0.254 at 1000 Mbit/s; ")
-    (alone,) = network.judge_ways([here])
+    (alone,) = routes.judge_ways([here])
     assert alone.found.startswith("ib0 10.1.0.1; ")

@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor import node
-from mpiddp.doctor.node import UNLIMITED, Limits
+from mpiddp.doctor.node import limits
+from mpiddp.doctor.node.limits import UNLIMITED, Limits
 from mpiddp.launch.launcher.hostnames import describe_size
 
 GIB = 1 << 30
 
 
-def limits(files=4096, locked=UNLIMITED, shared=8 * GIB, free=4 * GIB, infiniband=()):
+def make_limits(files=4096, locked=UNLIMITED, shared=8 * GIB, free=4 * GIB, infiniband=()):
     return Limits(files, 1 << 20, locked, shared, free, infiniband)
 
 
 @pytest.mark.parametrize(
     ("given_limits", "status", "words"),
     [
-        (limits(locked=65536), "skip", "no active InfiniBand devices"),
-        (limits(infiniband=("mlx5_0",)), "pass", "unlimited, for mlx5_0"),
-        (limits(locked=65536, infiniband=("mlx5_0", "mlx5_1")), "warn", "limited to 64 KiB"),
+        (make_limits(locked=65536), "skip", "no active InfiniBand devices"),
+        (make_limits(infiniband=("mlx5_0",)), "pass", "unlimited, for mlx5_0"),
+        (make_limits(locked=65536, infiniband=("mlx5_0", "mlx5_1")), "warn", "limited to 64 KiB"),
     ],
 )
 def test_locked_memory(given_limits, status, words):
-    finding = node.judge_locked_memory(given_limits)
+    finding = limits.judge_locked_memory(given_limits)
     assert finding.status == status and words in finding.found
     assert ("ulimit -l unlimited" in finding.advice) == (status == "warn")
 
@@ -38,7 +38,7 @@ def test_locked_memory(given_limits, status, words):
     [(1024, 4, "pass"), (256, 4, "warn"), (1024, 1000, "warn"), (UNLIMITED, 10**6, "pass")],
 )
 def test_open_files(files, size, status):
-    finding = node.judge_open_files(limits(files), size)
+    finding = limits.judge_open_files(make_limits(files), size)
     assert finding.status == status
     if status == "warn":
         assert f"limited to {files}; {size} ranks" in finding.found
@@ -56,7 +56,7 @@ def test_open_files(files, size, status):
     ],
 )
 def test_shared_memory(shared, free, status, words):
-    finding = node.judge_shared_memory(limits(shared=shared, free=free))
+    finding = limits.judge_shared_memory(make_limits(shared=shared, free=free))
     assert finding.status == status and words in finding.found
     assert ("--shm-size" in finding.advice) == (status == "warn")
 
@@ -67,17 +67,17 @@ def test_limits_are_this_process(tmp_path):
         port = tmp_path / "ib" / name / "ports" / "1"
         port.mkdir(parents=True)
         (port / "state").write_text(f"{state}\n")
-    found = node.find_limits(tmp_path, tmp_path / "ib")
+    found = limits.find_limits(tmp_path, tmp_path / "ib")
     assert (found.open_files, found.hard_open_files) == (soft, hard)
     assert found.shared_memory >= found.free_shared_memory > 0
     assert found.infiniband == ("mlx5_0", "mlx5_1")
-    absent = node.find_limits(tmp_path / "nowhere", tmp_path / "nowhere")
+    absent = limits.find_limits(tmp_path / "nowhere", tmp_path / "nowhere")
     assert (absent.shared_memory, absent.infiniband) == (None, ())
 
 
 @given(st.integers(1, 1 << 60))
 def test_floor_power(size):
-    power = node.floor_power(size)
+    power = limits.floor_power(size)
     assert power <= size < 2 * power and power & (power - 1) == 0
 
 

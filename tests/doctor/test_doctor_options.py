@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.doctor.options import Settings, check_json, parse
+from mpiddp.doctor.common.options import Settings, check_json, parse
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Options
 

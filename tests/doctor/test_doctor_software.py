@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor import software
+from mpiddp.doctor.node import software
 
 
 def name(rank):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp import environment
-from mpiddp.doctor import variables
+from mpiddp.doctor.node import variables
 
 NAMES = st.one_of(
     st.sampled_from(sorted(environment.HARMLESS)),

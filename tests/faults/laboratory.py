@@ -19,8 +19,8 @@ from typing import Any
 
 import launchers
 import slurm
-from mpiddp.checkpoints.manifest import list_checkpoints
-from mpiddp.checkpoints.shards import read_shards
+from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.process.outcome import read_outcome
 
 SABOTEUR = Path(__file__).with_name("saboteur.py")

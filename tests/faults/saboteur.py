@@ -195,7 +195,7 @@ def watch_news(place: Place) -> None:
 
     No event of Python's tells that: it is when the trainer waits for a save.
     """
-    from mpiddp.checkpoints.directory import CheckpointDirectory
+    from mpiddp.checkpoints.storage.directory import CheckpointDirectory
 
     wait = CheckpointDirectory.wait
 

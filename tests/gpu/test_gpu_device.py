@@ -8,7 +8,7 @@ import pytest
 
 import launchers
 from doctors import examine
-from mpiddp.doctor import gpus
+from mpiddp.doctor.gpu import gpus
 
 pytestmark = pytest.mark.gpu
 

@@ -9,12 +9,12 @@ import torch
 
 import launchers
 from crews import Crew
-from mpiddp.collectives.operators import make_span
 from mpiddp.collectives.planner import Request
+from mpiddp.collectives.transport.operators import make_span
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
-from mpiddp.training.options.straggler import Slowdown, Straggler
+from mpiddp.training.options.groups.straggler import Slowdown, Straggler
 from thread_ranks import Team
 
 pytestmark = pytest.mark.gpu

@@ -18,7 +18,7 @@ from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous import address_agreement
 from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, OfferServer
-from mpiddp.process import listener
+from mpiddp.process.sockets import listener
 
 FIRST = Candidate("127.0.0.2", "eth0")
 SECOND = Candidate("127.0.0.3", "ib0")

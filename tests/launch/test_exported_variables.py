@@ -12,7 +12,11 @@ import pytest
 
 import launchers
 from mpiddp import environment
-from mpiddp.launch.exported_variables import ExportedVariables, export_for_good, forget_inherited
+from mpiddp.launch.launcher.exported_variables import (
+    ExportedVariables,
+    export_for_good,
+    forget_inherited,
+)
 
 NAMES = ("FIRST", "SECOND", "THIRD", environment.EXPORTED)
 

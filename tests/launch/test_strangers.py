@@ -26,13 +26,13 @@ import launchers
 import namespaces
 from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
-from mpiddp.doctor import links
+from mpiddp.doctor.network import links
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
-from mpiddp.process import links as links_of_lifelines
-from mpiddp.process import listener as listener_module
-from mpiddp.process import ports
-from mpiddp.process.listener import TokenListener
+from mpiddp.process.sockets import links as links_of_lifelines
+from mpiddp.process.sockets import listener as listener_module
+from mpiddp.process.sockets import ports
+from mpiddp.process.sockets.listener import TokenListener
 
 HOST = "127.0.0.2"
 SOON = 2.0

@@ -37,8 +37,8 @@ from mpiddp.lifeline.decision import (
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.requests import ask
 from mpiddp.process import job_directory
-from mpiddp.process.links import Link
 from mpiddp.process.publication import publish
+from mpiddp.process.sockets.links import Link
 
 TOKEN, CLIENTS = "0" * 32, "1" * 32
 SOON = 2.0

@@ -25,10 +25,9 @@ import launchers
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import stall
-from mpiddp.lifeline.flight_recorder import read_calls, read_record
 from mpiddp.lifeline.movement import Movement
 from mpiddp.lifeline.positions import Position, describe, find_blamed, find_wait
-from mpiddp.lifeline.stack_dump import (
+from mpiddp.lifeline.stacks.dump import (
     LIBRARY,
     PACKAGE,
     STANDARD,
@@ -42,6 +41,7 @@ from mpiddp.lifeline.stack_dump import (
     read_thread,
     read_traceback,
 )
+from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
 from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
 from mpiddp.process import job_directory
 from mpiddp.stacks import find_directory, gather
@@ -231,7 +231,7 @@ def test_an_errors_way_is_read_from_within():
 
 HANGS = """
 import ctypes, socket, sys
-from mpiddp.lifeline.stack_dump import StackWriter
+from mpiddp.lifeline.stacks.dump import StackWriter
 writer = StackWriter()
 with socket.socket(fileno=int(sys.argv[1])) as connection:
     socket.send_fds(connection, [b"1"], [writer.descriptor])
@@ -280,7 +280,7 @@ def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
 
 BUSY = """
 import socket, sys, threading
-from mpiddp.lifeline.stack_dump import StackWriter
+from mpiddp.lifeline.stacks.dump import StackWriter
 writer = StackWriter()
 with socket.socket(fileno=int(sys.argv[1])) as connection:
     socket.send_fds(connection, [b"1"], [writer.descriptor])
@@ -320,13 +320,13 @@ def test_a_process_that_heeds_no_signal_is_not_sent_one():
 
 
 def test_a_writer_gives_the_signal_back():
-    from mpiddp.lifeline import stack_dump
+    from mpiddp.lifeline.stacks import dump
 
     writer = StackWriter()
     reader = StackReader(os.getpid(), writer.descriptor)
     assert read_soon(reader)[-1].function in ("<module>", "_run_module_as_main")
     writer.close()
-    assert signal.getsignal(stack_dump.SIGNAL) is signal.SIG_DFL
+    assert signal.getsignal(dump.SIGNAL) is signal.SIG_DFL
 
 
 # A crew of ranks without MPI and torch

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.process import listener
-from mpiddp.process.listener import ListeningThread
+from mpiddp.process.sockets import listener
+from mpiddp.process.sockets.listener import ListeningThread
 
 TOKEN, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 SOON = 5.0

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
-from mpiddp.process import output_writer
-from mpiddp.process.output import Output, find_attempt, open_log
-from mpiddp.process.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
+from mpiddp.process.streams import output_writer
+from mpiddp.process.streams.output import Output, find_attempt, open_log
+from mpiddp.process.streams.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
 
 HOST = socket.gethostname()
 
@@ -92,7 +92,7 @@ def test_a_bar_is_written_over():
 PROGRAM = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from mpiddp.process.output import Output, redirect
+from mpiddp.process.streams.output import Output, redirect
 log_dir = Path(sys.argv[1]) if sys.argv[1] else None
 redirection = redirect(Output(log_dir, sys.argv[2], "label" in sys.argv), 3)
 print("from python", flush=True)

@@ -15,8 +15,8 @@ import launchers
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import OfferServer
-from mpiddp.process import ports
-from mpiddp.process.ports import PortRange
+from mpiddp.process.sockets import ports
+from mpiddp.process.sockets.ports import PortRange
 
 HOST = "127.0.0.1"
 RANGE = PortRange(24000, 24999)

@@ -30,7 +30,7 @@ from mpiddp.launch.launcher.command import OPEN_MPI
 
 code = '''
 import os, sys
-from mpiddp.process.standard_input import take
+from mpiddp.process.streams.standard_input import take
 assert sys.stdin.read() == ""  # The launcher's.
 sys.stderr.write(str(take(os.environ.pop("MPIDDP_STANDARD_INPUT", ""), RANK)))
 sys.stdout.write(os.read(0, 100).decode() + os.read(0, 100).decode())
@@ -135,7 +135,7 @@ def test_a_closed_standard_input_is_empty():
     ],
 )
 def test_an_input_that_is_not_here_is_empty(offered, problem):
-    code = "import sys; from mpiddp.process.standard_input import take; "
+    code = "import sys; from mpiddp.process.streams.standard_input import take; "
     code += "print(take(sys.argv[1], 0), [sys.stdin.read()])"
     offered = offered.format(process=os.getpid())
     done = subprocess.run(

@@ -22,10 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
-from mpiddp.checkpoints import unpickling
-from mpiddp.checkpoints.directory import CheckpointDirectory, Source
-from mpiddp.checkpoints.ranks import Ranks
-from mpiddp.checkpoints.shards import list_stored
+from mpiddp.checkpoints.storage import unpickling
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import list_stored
 
 
 def make_model(kind: str) -> nn.Module:

@@ -31,9 +31,9 @@ import torch.distributed as dist
 
 import mpiddp
 from histories import BODY, HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.directory import Source
 from mpiddp.checkpoints.optimizer_state import OptimizerState
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage.directory import Source
 from mpiddp.training.data.seeding import seed_generators
 
 READS = frozenset(

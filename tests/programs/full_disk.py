@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mpiddp.checkpoints.manifest import find_problems, read_manifest
+from mpiddp.checkpoints.storage.manifest import find_problems, read_manifest
 
 FAILURES = 2
 disk = Path(sys.argv[1])
@@ -47,7 +47,7 @@ def describe(began: float, rank: int) -> str:
 
 
 def main() -> None:
-    from mpiddp.checkpoints.directory import CheckpointDirectory
+    from mpiddp.checkpoints.storage.directory import CheckpointDirectory
     from mpiddp.train import main as train
 
     sys.argv[1:] = [*sys.argv[2:], "--runs-dir", str(disk / "runs")]

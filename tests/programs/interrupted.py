@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch
 
-from mpiddp.checkpoints.manifest import list_checkpoints
-from mpiddp.checkpoints.shards import read_shards
+from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.launch.session import Session
 from mpiddp.training import trainer
 from mpiddp.training.data.samples import Batch

@@ -21,8 +21,9 @@ from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.world import World
-from mpiddp.process import console, outcome
+from mpiddp.process import outcome
 from mpiddp.process.outcome import Outcome, write_outcome
+from mpiddp.process.streams import console
 
 BOUND = 0.5
 """Seconds, instead of the real bounds."""

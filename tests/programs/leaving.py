@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import mpiddp
-from mpiddp.checkpoints import directory
+from mpiddp.checkpoints.storage import directory
 from mpiddp.launch.session import find_session
 
 folder, way = sys.argv[1:3]

@@ -9,13 +9,13 @@ from unittest import mock
 import torch
 
 import mpiddp
-from mpiddp.checkpoints import directory as directories
-from mpiddp.checkpoints import finding
-from mpiddp.checkpoints import manifest as manifests
-from mpiddp.checkpoints.directory import CheckpointDirectory, Source
-from mpiddp.checkpoints.finding import find_newest
-from mpiddp.checkpoints.manifest import DamageError
-from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.storage import directory as directories
+from mpiddp.checkpoints.storage import finding
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.finding import find_newest
+from mpiddp.checkpoints.storage.manifest import DamageError
+from mpiddp.checkpoints.storage.ranks import Ranks
 
 PATIENCE = {"PATIENCE_SECONDS": 0.5, "FIRST_PAUSE": 0.01}
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import wrong_algorithms
-from mpiddp.checkpoints.directory import Staging
-from mpiddp.checkpoints.shards import _Writer
+from mpiddp.checkpoints.storage.directory import Staging
+from mpiddp.checkpoints.storage.shards import _Writer
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session
 from mpiddp.training.evaluation import evaluate_only

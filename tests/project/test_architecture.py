@@ -63,6 +63,9 @@ GOOD = {
 }
 
 
+LONG = "# A file that may have one importer.\n" * architecture.FEWEST_LINES
+
+
 def write_tree(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
@@ -71,7 +74,7 @@ def write_tree(root: Path, files: dict[str, str]) -> None:
 
 
 def test_a_tree_that_keeps_the_rules_passes(tmp_path):
-    write_tree(tmp_path, GOOD)
+    write_tree(tmp_path, {name: text + LONG for name, text in GOOD.items()})
     assert architecture.find_violations(tmp_path) == []
 
 
@@ -180,6 +183,12 @@ VIOLATIONS = {
         "import numpy as np\nnp.load(path, allow_pickle=True)\n",
         "numpy.load with pickles",
     ),
+    "circle of a folder with its own files": (
+        "mpiddp/launch/failure/__init__.py",
+        "import mpiddp.launch.session\n",
+        "a circle of imports: mpiddp.launch > mpiddp.launch.failure >",
+    ),
+    "short": ("mpiddp/sync/ddp_hook.py", "HOOK = 1\n", "it belongs to mpiddp.training.trainer"),
     "long": ("mpiddp/train.py", "def f():\n" + "    pass\n" * 60, "f has 61 lines"),
 }
 

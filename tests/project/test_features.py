@@ -12,7 +12,7 @@ import mpiddp
 from benchmarks.__main__ import COMMANDS as BENCHMARKS
 from mpiddp.launch.script.command_line import FRONT, RANKS
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.registry import DATASETS
+from mpiddp.training.options.groups.registry import DATASETS
 
 TEXT = (launchers.ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 ROWS = [

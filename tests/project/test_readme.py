@@ -21,7 +21,7 @@ import launchers
 import mpiddp.schedules.algorithms  # noqa: F401 - importing it registers them
 import slurm
 from mpiddp.schedules import registry
-from mpiddp.training.options.registry import DATASETS, MODELS
+from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
 TESTED_ELSEWHERE = re.compile(
     r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "

@@ -23,6 +23,7 @@ a type calls nothing.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +55,16 @@ MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.front.", SCRIPTS)
 """The front is no rank."""
 MAY_UNPICKLE = (
     "mpiddp.launch.mpi.mpi",
-    "mpiddp.lifeline.flight_recorder",
-    "mpiddp.checkpoints.unpickling",
+    "mpiddp.lifeline.stacks.flight_recorder",
+    "mpiddp.checkpoints.storage.unpickling",
 )
 """What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 LONGEST_FUNCTION = 60
+MOST_FILES = 12
+"""Of a folder, without its ``__init__.py``."""
+FEWEST_LINES = 45
+"""Of a file that only one other imports."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,14 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One source file: its dotted name, whether it is a package's ``__init__``, its tree."""
+    """One source file."""
 
     name: str
+    """With dots."""
     is_package: bool
+    """Whether it is a package's ``__init__``."""
     tree: ast.Module
+    lines: int
 
 
 def read_modules(root: Path) -> dict[str, Module]:
@@ -100,8 +108,9 @@ def read_modules(root: Path) -> dict[str, Module]:
             parts = path.relative_to(root).with_suffix("").parts
             is_package = parts[-1] == "__init__"
             name = ".".join(parts[:-1] if is_package else parts)
-            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-            modules[name] = Module(name, is_package, tree)
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text, str(path))
+            modules[name] = Module(name, is_package, tree, len(text.splitlines()))
     return modules
 
 
@@ -202,10 +211,11 @@ def check_floors(modules: dict[str, Module]) -> Iterator[Violation]:
                 yield Violation(module.name, item.line, f"must not import {item.target}")
 
 
-def find_folder(name: str) -> str:
-    """``mpiddp.launch.network`` for its modules; a module that lies higher is its own folder."""
-    parts = name.split(".")
-    return ".".join(parts[: 3 if parts[0] == "mpiddp" else 2])
+def find_folder(module: Module) -> str:
+    """The folder of a module's file. Files on top of mpiddp lie on several floors: each stands for
+    itself."""
+    parent = module.name.rpartition(".")[0]
+    return module.name if module.is_package or parent == "mpiddp" else parent
 
 
 def check_circles(modules: dict[str, Module]) -> Iterator[Violation]:
@@ -217,7 +227,8 @@ def check_circles(modules: dict[str, Module]) -> Iterator[Violation]:
     yield from _find_circles(arrows)
     folders: dict[str, set[str]] = {}
     for name, targets in arrows.items():
-        folders.setdefault(find_folder(name), set()).update(map(find_folder, targets))
+        found = {find_folder(modules[target]) for target in targets}
+        folders.setdefault(find_folder(modules[name]), set()).update(found)
     yield from _find_circles({name: sorted(targets) for name, targets in folders.items()})
 
 
@@ -229,7 +240,7 @@ def _find_circles(arrows: dict[str, list[str]]) -> Iterator[Violation]:
             circle = [*trail[trail.index(name) :], name]
             yield Violation(name, 1, "a circle of imports: " + " > ".join(circle))
         elif name not in finished:
-            for target in arrows[name]:
+            for target in arrows.get(name, []):
                 if target != name:
                     yield from walk(target, [*trail, name])
             finished.add(name)
@@ -346,6 +357,28 @@ def check_functions(modules: dict[str, Module]) -> Iterator[Violation]:
                     yield Violation(module.name, node.lineno, what)
 
 
+def check_rooms(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Folders with too many files; and files so short that they belong to their one importer."""
+    rooms = Counter(
+        module.name.rpartition(".")[0] for module in modules.values() if not module.is_package
+    )
+    for name, count in rooms.items():
+        if count > MOST_FILES:
+            yield Violation(name, 1, f"has {count} files; {MOST_FILES} are allowed")
+    importers: dict[str, set[str]] = {}
+    for name, module in modules.items():
+        for item in find_imports(module, modules):
+            importers.setdefault(item.target, set()).add(name)
+    for name, found in importers.items():
+        module = modules.get(name)
+        if module is None or module.is_package or name.startswith(SCRIPTS):
+            continue
+        others = found - {name}
+        if len(others) == 1 and module.lines < FEWEST_LINES:
+            (importer,) = others
+            yield Violation(name, 1, f"has {module.lines} lines: it belongs to {importer}")
+
+
 CHECKS = (
     check_floors,
     check_circles,
@@ -354,6 +387,7 @@ CHECKS = (
     check_mpi,
     check_unpickling,
     check_functions,
+    check_rooms,
 )
 
 

@@ -15,7 +15,7 @@ from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import BOTH, MPI, SHARED, Layout, Planner
 from mpiddp.collectives.transport.node_memory import NodeMemory, block_size
 from mpiddp.collectives.transport.shared_memory import SharedMemory
-from mpiddp.collectives.waiting import Policy, Waiter
+from mpiddp.collectives.transport.waiting import Policy, Waiter
 
 SEGMENTS = 1_000_000
 """The most that a rank of a crew makes."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from mpiddp.collectives.compiler.instructions import Message
 from mpiddp.collectives.compiler.lowering import Cut
-from mpiddp.collectives.operators import Action, View, copy
 from mpiddp.collectives.transport import Describe
-from mpiddp.collectives.waiting import Waiter
+from mpiddp.collectives.transport.operators import Action, View, copy
+from mpiddp.collectives.transport.waiting import Waiter
 
 
 class _Address(NamedTuple):

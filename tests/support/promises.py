@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpiddp.collectives.compiler.hazards import find_part
 from mpiddp.collectives.compiler.instructions import RankProgram
 from mpiddp.collectives.compiler.lowering import Cut, compile_part
-from mpiddp.collectives.operators import Operator
+from mpiddp.collectives.transport.operators import Operator
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import (
     Schedule,

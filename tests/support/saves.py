@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mpiddp.checkpoints.directory import CheckpointDirectory, Source
-from mpiddp.checkpoints.finding import Survey
-from mpiddp.checkpoints.owner import LOCK, OWNER
-from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.finding import Survey
+from mpiddp.checkpoints.storage.owner import LOCK, OWNER
+from mpiddp.checkpoints.storage.ranks import Ranks
 
 SHARD, METADATA = "__0_0.distcp", ".metadata"
 STATE = {"weights": torch.arange(3000.0), "counts": torch.tensor([4, 5])}

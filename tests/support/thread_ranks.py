@@ -12,7 +12,6 @@ import torch
 from in_process import InProcessMessenger, Office
 from mpiddp.collectives.compiler.lowering import Cut
 from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
-from mpiddp.collectives.operators import Arithmetic, Operator, Span, make_span, map_memory
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     Location,
@@ -21,8 +20,9 @@ from mpiddp.collectives.transport.node_memory import (
     PeerMemory,
     block_size,
 )
+from mpiddp.collectives.transport.operators import Arithmetic, Operator, Span, make_span, map_memory
 from mpiddp.collectives.transport.shared_memory import SharedMemory
-from mpiddp.collectives.waiting import Policy, Waiter
+from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.schedules.schedule import Schedule
 from promises import compile_program
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mpiddp.sync.optimizer_state import load_optimizer_state
+from mpiddp.sync.parameter_server.server import load_optimizer_state
 
 
 def test_moments_are_loaded_and_options_stay() -> None:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 import mpiddp
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.checks import REFERENCE
 from mpiddp.training.options.config import GROUPS, Configuration, parse, read_toml, to_toml
-from mpiddp.training.options.optimisation import LEARNING_RATES
-from mpiddp.training.options.registry import DATASETS, MODELS
+from mpiddp.training.options.groups.checks import REFERENCE
+from mpiddp.training.options.groups.optimisation import LEARNING_RATES
+from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
 WriteToml = Callable[[str], Path]
 

@@ -16,7 +16,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.data import DataSet, Split, load, split_by_hash
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.registry import DATASETS
+from mpiddp.training.options.groups.registry import DATASETS
 from mpiddp.training.task.loading import read_first
 
 

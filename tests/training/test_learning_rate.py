@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.training.step.learning_rate import LearningRate, describe_scaling, make_learning_rate
 
 

@@ -13,7 +13,7 @@ import data_files
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.data import load
 from mpiddp.training.data.samples import Key, Samples
-from mpiddp.training.options.registry import DATASETS, MODELS
+from mpiddp.training.options.groups.registry import DATASETS, MODELS
 from mpiddp.training.task.models import build
 
 IMAGE_MODELS = sorted(set(MODELS) - {"transformer"})

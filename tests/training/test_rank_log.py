@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpiddp.training.records.rank_log import RankLog
+from mpiddp.training.reports import RankLog
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import torch
 import data_files
 import interrupted
 import trainings
-from mpiddp.checkpoints.manifest import read_manifest
 from mpiddp.checkpoints.packing import unpack
-from mpiddp.checkpoints.shards import read_shards
+from mpiddp.checkpoints.storage.manifest import read_manifest
+from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.training.data.data import load
 from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import Configuration

@@ -16,7 +16,7 @@ import pytest
 from test_metrics import writing_forbidden
 
 from mpiddp import environment
-from mpiddp.checkpoints.manifest import find_directory
+from mpiddp.checkpoints.storage.manifest import find_directory
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.training.options.config import Configuration, parse

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from test_metrics import ROW
 
-from mpiddp.checkpoints.finding import Found
+from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import StorageError
 from mpiddp.training import saving, training_state
 from mpiddp.training.options.config import Configuration

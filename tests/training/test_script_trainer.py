@@ -20,8 +20,8 @@ from torch import nn
 
 import launchers
 import mpiddp
-from mpiddp.checkpoints import directory
-from mpiddp.checkpoints.finding import Found
+from mpiddp.checkpoints.storage import directory
+from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
@@ -89,7 +89,7 @@ def test_a_step_computes_what_the_script_says(session: Session) -> None:
 
 
 def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
-    from mpiddp.checkpoints.shards import read_shards
+    from mpiddp.checkpoints.storage.shards import read_shards
 
     found = read_shards(path, "model.")
     return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}

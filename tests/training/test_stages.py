@@ -19,7 +19,7 @@ import trainings
 from mpiddp.launch.session import Session
 from mpiddp.training import trainer
 from mpiddp.training.data.samples import Batch, Key, Samples
-from mpiddp.training.options.straggler import Slowdown
+from mpiddp.training.options.groups.straggler import Slowdown
 from mpiddp.training.preparation import Training
 from mpiddp.training.step import stages
 from mpiddp.training.step.stages import Costs, Stage, StageClock, time_buffers

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options import straggler
-from mpiddp.training.options.straggler import (
+from mpiddp.training.options.groups import straggler
+from mpiddp.training.options.groups.straggler import (
     Slowdown,
     Straggler,
     check_straggler,

@@ -25,7 +25,7 @@ from mpiddp.training.data.data import load
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.evaluation import evaluate
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.registry import MODELS
+from mpiddp.training.options.groups.registry import MODELS
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.task import models

@@ -14,8 +14,8 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+from benchmarks.common.machines import GIGABIT, GIGABYTE, MICROSECOND
 from benchmarks.models.drawing.figures import Loads, describe_bound, describe_states, find_ends
-from benchmarks.models.machines import GIGABIT, GIGABYTE, MICROSECOND
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import Machine, flat, split_in_two
 from mpiddp.schedules.registry import Choice, find, names

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mpiddp.collectives.compiler.instructions import Message
 from mpiddp.collectives.compiler.lowering import Cut
-from mpiddp.collectives.operators import Action, View
+from mpiddp.collectives.transport.operators import Action, View
 
 Describe = Callable[[Message], str]
 """Says for whom and where a rank waits, for errors."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from mpiddp.collectives.compiler.instructions import Message
 from mpiddp.collectives.compiler.lowering import Cut
-from mpiddp.collectives.operators import Action, View
 from mpiddp.collectives.transport import Describe
-from mpiddp.collectives.waiting import Waiter
+from mpiddp.collectives.transport.operators import Action, View
+from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mpiddp.collectives.operators import Action, Span, View, copy, map_memory
+from mpiddp.collectives.transport.operators import Action, Span, View, copy, map_memory
 from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
 from mpiddp.collectives.transport.single_copy import bind_copy
-from mpiddp.collectives.waiting import Waiter
+from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerFailedError, PeerLostError
 
 WORDS = 32

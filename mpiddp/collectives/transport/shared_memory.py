@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from mpiddp.collectives.operators import map_memory
+from mpiddp.collectives.transport.operators import map_memory
 from mpiddp.errors import ConfigurationError
 
 NAME = "mpiddp"

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from mpiddp.collectives.operators import Action
+from mpiddp.collectives.transport.operators import Action
 from mpiddp.errors import ConfigurationError, PeerLostError
 
 COLLAPSE = 25

@@ -16,8 +16,8 @@ from torch import distributed
 
 from mpiddp.collectives.compiler.instructions import Message
 from mpiddp.collectives.compiler.lowering import Cut
-from mpiddp.collectives.operators import Action, View
 from mpiddp.collectives.transport import Describe
+from mpiddp.collectives.transport.operators import Action, View
 from mpiddp.errors import PeerLostError
 
 LONGEST_MESSAGE = 1 << 30

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from mpiddp import environment
 from mpiddp.launch.mpi import mpi
-from mpiddp.process.peer_user import find_user
+from mpiddp.process.sockets.peer_user import find_user
 
 if TYPE_CHECKING:
     from mpi4py import MPI

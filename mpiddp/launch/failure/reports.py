@@ -25,9 +25,9 @@ from mpiddp.launch.failure.error_report import (
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
 from mpiddp.process.background import BackgroundCall, LateError
-from mpiddp.process.console import print_report
 from mpiddp.process.outcome import Outcome, find_log, write_report
-from mpiddp.process.output import Redirection
+from mpiddp.process.streams.console import print_report
+from mpiddp.process.streams.output import Redirection
 from mpiddp.wording import read_message
 
 READ_SECONDS = 5.0

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from mpiddp import environment
 from mpiddp.process.background import BackgroundCall
-from mpiddp.process.console import CONSOLE_SECONDS
+from mpiddp.process.streams.console import CONSOLE_SECONDS
 
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
-from mpiddp.launch.exported_variables import export_for_good
+from mpiddp.launch.launcher.exported_variables import export_for_good
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,

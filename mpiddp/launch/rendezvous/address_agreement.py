@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network.interfaces import Candidate, find_interface, list_interfaces
 from mpiddp.process.background import BackgroundCalls
-from mpiddp.process.listener import ListeningThread, Serve
-from mpiddp.process.ports import PortRange, listen
+from mpiddp.process.sockets.listener import ListeningThread, Serve
+from mpiddp.process.sockets.ports import PortRange, listen
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator

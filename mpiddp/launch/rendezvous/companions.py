@@ -11,7 +11,7 @@ from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.launch.mpi.world import Neighbourhood, Roster
 from mpiddp.lifeline.lifeline import Lifeline
 from mpiddp.lifeline.membership import Membership
-from mpiddp.process.ports import PortRange
+from mpiddp.process.sockets.ports import PortRange
 
 TOKEN_BYTES = 16
 

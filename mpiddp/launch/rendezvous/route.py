@@ -19,7 +19,7 @@ from mpiddp.launch.rendezvous.address_agreement import (
     tell_no_offer,
 )
 from mpiddp.launch.rendezvous.store import Meeting
-from mpiddp.process.ports import PortRange, find_range
+from mpiddp.process.sockets.ports import PortRange, find_range
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Options
-from mpiddp.process.output import Output
+from mpiddp.process.streams.output import Output
 
 
 class Parser(argparse.ArgumentParser):

@@ -27,10 +27,10 @@ from mpiddp.launch.script.arguments import Parser, make_parser, read_options
 from mpiddp.launch.script.command_line import COMMANDS, FRONT_HELP, split, suggest
 from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
-from mpiddp.process.console import write_console
-from mpiddp.process.output import redirect
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.process.standard_input import take
+from mpiddp.process.streams.console import write_console
+from mpiddp.process.streams.output import redirect
+from mpiddp.process.streams.standard_input import take
 
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ import torch
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.pauses import Pauses
-from mpiddp.sync.optimizer_state import load_optimizer_state
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import LONGEST_PAUSE, Array, PendingMessage, Wire
 from mpiddp.sync.parameter_server.staleness import Clock
@@ -418,3 +417,16 @@ def _stage(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_cpu:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load momentum and the like from what ``state_dict`` returned.
+
+    Decay, betas and the form of the implementation stay this optimizer's: the options that are
+    given now decide on them, and FSDP's parameters have no fused SGD.
+    """
+    groups = [
+        {**before, **{name: value for name, value in now.items() if name != "params"}}
+        for before, now in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})

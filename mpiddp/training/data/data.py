@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mpiddp.training.data.factories import call_factory, find_factory
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.data import parse_shape
-from mpiddp.training.options.registry import DATASETS
+from mpiddp.training.options.groups.data import parse_shape
+from mpiddp.training.options.groups.registry import DATASETS
 
 DIGITS = 10
 IMAGE = (1, 8, 8)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.data.vision import import_torchvision
-from mpiddp.training.options.checks import did_you_mean
+from mpiddp.training.options.groups.checks import did_you_mean
 
 T = TypeVar("T")
 Factory = Callable[..., Any]

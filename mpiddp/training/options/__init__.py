@@ -1,4 +1,4 @@
-"""The trainer's options: a frozen dataclass for each component, in a module of its name.
+"""The trainer's options: a frozen dataclass for each component, in `groups`.
 
 To add an option, add a field with a docstring to the dataclass of its component, and a check of its
 value to ``__post_init__``. The command line, TOML files and ``--help`` know it then. What it cannot

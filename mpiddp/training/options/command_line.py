@@ -16,7 +16,7 @@ import tyro
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.script.other_launchers import find_counterpart
-from mpiddp.training.options.checks import did_you_mean, quote
+from mpiddp.training.options.groups.checks import did_you_mean, quote
 
 PROGRAM = "python -m mpiddp.train"
 HELP = ("-h", "--help")

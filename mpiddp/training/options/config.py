@@ -13,16 +13,16 @@ from typing import Any, get_type_hints
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options import command_line, toml
-from mpiddp.training.options.checkpoints import CheckpointOptions
-from mpiddp.training.options.checks import did_you_mean
 from mpiddp.training.options.contradictions import refuse_contradictions
-from mpiddp.training.options.data import DataOptions
-from mpiddp.training.options.launch import LaunchOptions
-from mpiddp.training.options.model import AUTO, ModelOptions, choose_model
-from mpiddp.training.options.optimisation import LEARNING_RATES, OptimisationOptions
-from mpiddp.training.options.output import OutputOptions
-from mpiddp.training.options.parallelism import ParallelismOptions
-from mpiddp.training.options.synchronisation import SynchronisationOptions
+from mpiddp.training.options.groups.checkpoints import CheckpointOptions
+from mpiddp.training.options.groups.checks import did_you_mean
+from mpiddp.training.options.groups.data import DataOptions
+from mpiddp.training.options.groups.launch import LaunchOptions
+from mpiddp.training.options.groups.model import AUTO, ModelOptions, choose_model
+from mpiddp.training.options.groups.optimisation import LEARNING_RATES, OptimisationOptions
+from mpiddp.training.options.groups.output import OutputOptions
+from mpiddp.training.options.groups.parallelism import ParallelismOptions
+from mpiddp.training.options.groups.synchronisation import SynchronisationOptions
 
 GROUPS: Mapping[str, type[Any]] = {
     "data": DataOptions,

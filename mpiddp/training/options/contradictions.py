@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.checks import quote
-from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.checks import quote
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 
 @dataclass(frozen=True)

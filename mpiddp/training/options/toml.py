@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.checks import check_choice, did_you_mean, quote
+from mpiddp.training.options.groups.checks import check_choice, did_you_mean, quote
 
 _TYPES: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),

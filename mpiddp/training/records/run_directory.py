@@ -4,7 +4,7 @@ config.toml      the resolved configuration
 metrics.jsonl    one row per epoch and attempt
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler
-checkpoints/     what the run can go on from (`mpiddp.checkpoints.directory`)
+checkpoints/     what the run can go on from (`mpiddp.checkpoints.storage.directory`)
 predictions.csv  of --evaluate-only, a row per sample
 lock             who holds the run now
 """
@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mpiddp import environment
-from mpiddp.checkpoints.manifest import CONFIGURATION
+from mpiddp.checkpoints.storage.manifest import CONFIGURATION
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.process.directory_lock import DirectoryLock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.wording import count_noun
 
 WARM_UP = 0.05

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpiddp.checkpoints.optimizer_state import OptimizerState
-from mpiddp.training.options.optimisation import OptimisationOptions
+from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.sharded_tensors import collect, is_sharded
 

@@ -16,7 +16,7 @@ from torch import nn
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.factories import call_factory, find_factory
 from mpiddp.training.data.vision import import_torchvision
-from mpiddp.training.options.registry import MODELS
+from mpiddp.training.options.groups.registry import MODELS
 from mpiddp.training.task.transformer import Transformer
 
 HIDDEN = 50

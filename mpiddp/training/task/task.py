@@ -16,8 +16,8 @@ from mpiddp.training.data.data import DataSet, load
 from mpiddp.training.data.factories import Factory, call_factory, describe, failed, find_factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.data import DataOptions
-from mpiddp.training.options.model import AUTO, choose_model
+from mpiddp.training.options.groups.data import DataOptions
+from mpiddp.training.options.groups.model import AUTO, choose_model
 from mpiddp.training.records.metrics import Average, Metric, Row
 from mpiddp.training.task import models
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.parallelism import AUTO_BUCKET
+from mpiddp.training.options.groups.parallelism import AUTO_BUCKET
 from mpiddp.training.step.step import Compute
 from mpiddp.training.wrapping.overlap import warm_up
 from mpiddp.training.wrapping.parallel import replicate

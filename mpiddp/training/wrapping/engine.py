@@ -16,7 +16,7 @@ from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.parallelism import ParallelismOptions
+from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.step.divergence import LossGuard, MarkedModel, SharedRefusal
 from mpiddp.training.step.learning_rate import LearningRate
 from mpiddp.training.step.moving_average import MovingAverage

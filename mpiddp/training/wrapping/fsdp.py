@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
-from mpiddp.training.options.parallelism import ParallelismOptions
+from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.wrapping.module_groups import count_parameters, find_groups
 from mpiddp.wording import count_noun
 

@@ -16,8 +16,8 @@ from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
 from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.parallelism import ParallelismOptions
-from mpiddp.training.options.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.parallelism import ParallelismOptions
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 from mpiddp.training.step.divergence import MarkedModel
 from mpiddp.training.step.optimizer_step import make_optimizer
 

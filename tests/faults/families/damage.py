@@ -16,9 +16,9 @@ import torch
 
 from attempts import Family, Finding
 from laboratory import Laboratory, Training, find_resumed
-from mpiddp.checkpoints import finding
-from mpiddp.checkpoints.manifest import MANIFEST, list_checkpoints
-from mpiddp.checkpoints.ranks import Ranks
+from mpiddp.checkpoints.storage import finding
+from mpiddp.checkpoints.storage.manifest import MANIFEST, list_checkpoints
+from mpiddp.checkpoints.storage.ranks import Ranks
 
 RANKS = 2
 SHARDS = ("__0_0.distcp", "__1_0.distcp")

@@ -14,7 +14,7 @@ from typing import Any
 import launchers
 from attempts import Family, Finding
 from laboratory import INTERVAL, Laboratory, Training, find_resumed
-from mpiddp.checkpoints.manifest import find_problems, list_checkpoints, read_manifest
+from mpiddp.checkpoints.storage.manifest import find_problems, list_checkpoints, read_manifest
 
 RANKS = 2
 KINDS = ("full", "quota")

@@ -19,7 +19,7 @@ from typing import Any
 import launchers
 from attempts import Family, Finding
 from laboratory import Laboratory, Training, find_resumed
-from mpiddp.checkpoints.manifest import (
+from mpiddp.checkpoints.storage.manifest import (
     MANIFEST,
     File,
     list_checkpoints,

@@ -1,0 +1,447 @@
+"""Where a job writes checkpoints: whole or not at all, and verified before they are used.
+
+``step-<n>/``    the shards of torch.distributed.checkpoint and, written last, a manifest
+``owner.json``   whose directory it is (`mpiddp.checkpoints.storage.owner`)
+``lock``         who writes there now
+
+A checkpoint is made under another name, each of its files flushed to the disk and seen by rank 0,
+and then renamed. What the owner has not written is never deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import secrets
+import shutil
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
+
+from mpiddp import environment
+from mpiddp.checkpoints.storage import manifest as manifests
+from mpiddp.checkpoints.storage import owner as owners
+from mpiddp.checkpoints.storage.finding import NOTHING_FOUND, Survey, ask_rank_0, find_newest
+from mpiddp.checkpoints.storage.manifest import File, Manifest, Patience
+from mpiddp.checkpoints.storage.owner import Owner
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.shards import (
+    Frames,
+    WriteError,
+    attempt,
+    describe_failure,
+    join_equal,
+    raise_first,
+    write_shards,
+)
+from mpiddp.errors import ConfigurationError, StorageError
+from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.process.background import LastingCall, finish_at_exit
+from mpiddp.process.directory_lock import DirectoryLock
+from mpiddp.wording import describe_error, fold, print_message
+
+_PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who writes checkpoints, and what the state in them belongs to."""
+
+    run: str | None = None
+    """Name of the run or script; None if it has none."""
+    attempt: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Letters, digits, ``_`` and ``-``; no other attempt at the run has this one, which becomes
+    part of a name. Rank 0's counts."""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """What decides the state, in values that JSON can hold."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values that must not differ from the owner's."""
+    advice: str = "choose another directory"
+    """What to do about a directory that is another owner's; {path} is the newest checkpoint."""
+    is_current: Callable[[], bool] = lambda: True
+    """Whether no later attempt writes there, asked on rank 0."""
+    replaces: bool = False
+    """Whether a training that begins anew may take the place of the owner's checkpoints."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that is on the disk."""
+
+    path: Path
+    step: int
+    seconds: float
+    """From its beginning until now."""
+    staging_seconds: float
+    """The part of them in which the caller waited for copies."""
+
+
+class Staging:
+    """Copies in the CPU's memory, which is used again for the next ones."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of ``tensors``; those that it returned before are overwritten."""
+        copies, on_gpu = {}, False
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                copies[name] = BlockingAsyncStager().stage({name: tensor})[name]
+                continue
+            buffer = self._buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
+            on_gpu |= tensor.is_cuda
+        if on_gpu:
+            torch.cuda.synchronize()
+        self._buffers = copies
+        return copies
+
+
+class CheckpointDirectory:
+    """Where a job's checkpoints are written; all its ranks use it together.
+
+    A thread of each rank writes, from copies, one checkpoint at a time. Meanwhile ``ranks`` is the
+    thread's. From ``look`` or ``open`` on, until ``close``, no other job can open the directory.
+    """
+
+    def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
+        """Touches nothing. ``keep``: how many of the newest checkpoints to keep."""
+        self.path = path
+        self._ranks = ranks
+        self._source = source
+        self._keep = keep
+        self._attempt = source.attempt
+        self._owner = Owner.make(source.run, source.identity)
+        """On rank 0, from ``open`` on, the directory's."""
+        self._lock: DirectoryLock | None = None
+        """On rank 0."""
+        self._release: Callable[[], object] = lambda: None
+        self._is_open = False
+        self._has_warned = False
+        self._sequence = 0
+        self._staging = Staging()
+        self._frames: Frames = {}
+        """Of the save before; the thread's."""
+        self._save: LastingCall[None] | None = None
+        finish_at_exit()
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks of the job."""
+        return self._ranks
+
+    def look(self) -> Survey:
+        """Find the newest valid checkpoint. Collective; nothing is changed but the lock.
+
+        A directory that cannot be written is looked at without a lock.
+
+        Raises, on all ranks, ConfigurationError if the directory is another owner's or another job
+        writes there, CheckpointError if there are checkpoints, but none can be used, and
+        StorageError if the directory cannot be read for a while.
+        """
+
+        def enter() -> bool:
+            if not Patience(0).read(self.path.is_dir):
+                return False
+            self._enter(is_read=True)
+            return True
+
+        return find_newest(self.path, self._ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
+
+    def open(self, survey: Survey | None = None, source: Source | None = None) -> None:
+        """Make the directory this owner's, and ready for saves. Collective, before the first one.
+
+        Sets aside what is damaged, and removes what interrupted saves of this owner left.
+
+        Args:
+            survey: what ``look`` has found; None if nobody has looked. If that is nothing, a
+                directory with checkpoints is refused, unless the source replaces them.
+            source: what is known of it by now, if that is more than at first.
+
+        A second call does nothing.
+
+        Raises, on all ranks, ConfigurationError as ``look``, or if not all hosts share the
+        directory, and StorageError if it cannot be written.
+        """
+
+        if self._is_open:
+            return
+        if source is not None:
+            self._source, self._owner = source, Owner.make(source.run, source.identity)
+
+        def enter() -> tuple[str, str]:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._enter()
+            # Another job may have written since somebody looked, and has let go of the lock.
+            if (survey or NOTHING_FOUND).newest is None and not self._source.replaces:
+                Patience(0).read(self._refuse_any)
+            return self._source.attempt, _make_probe(self.path)
+
+        self._attempt, probe = self._ask_rank_0(enter)
+        self._check_shared(probe)
+        self._ask_rank_0(lambda: self._put_in_order(survey or NOTHING_FOUND))
+        self._is_open = True
+
+    def set_aside(self, survey: Survey) -> None:
+        """Rename what ``look`` has found to be damaged. Collective, while nothing is written.
+
+        Opens the directory. Raises as ``open``.
+        """
+        if self._is_open:
+            self._ask_rank_0(lambda: _set_aside(survey))
+        else:
+            self.open(survey)
+
+    def _ask_rank_0(self, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns on rank 0. Collective. Raises its errors on all ranks."""
+
+        def refuse(failure: str) -> StorageError:
+            return StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
+
+        return ask_rank_0(self._ranks, work, refuse)
+
+    def _enter(self, *, is_read: bool = False) -> None:
+        """Lock the directory, and refuse a stranger's. On rank 0."""
+        advice, problem = self._source.advice, None
+        if self._lock is None:
+            try:
+                self._lock = lock = owners.lock(self.path, self._owner, advice)
+            except OSError as error:
+                if error.errno not in owners.READ_ONLY:
+                    raise
+                lock, problem = None, error
+            if lock is not None:
+                self._release = weakref.finalize(self, lock.close)
+                return
+        refuse = owners.refuse_stranger
+        Patience(0).read(lambda: refuse(self.path, self._owner, advice))
+        if problem is not None and not is_read:
+            # Another user's lock, for example: its holder may be writing.
+            raise problem
+
+    def _refuse_any(self) -> None:
+        newest = next(iter(manifests.list_checkpoints(self.path)), None)
+        if newest is not None:
+            owner = owners.read_owner(self.path) or self._owner
+            raise ConfigurationError(
+                f"checkpoints: {self.path} holds checkpoints of {owner.describe()}, the newest "
+                f"{newest.name}: restore() goes on from them; to begin anew choose another "
+                "directory"
+            )
+
+    def _put_in_order(self, survey: Survey) -> None:
+        """On rank 0."""
+        patience = Patience(0)
+        advice = self._source.advice
+        found = patience.read(owners.refuse_stranger, self.path, self._owner, advice)
+        if found is None:
+            owners.write_owner(self.path, self._owner)
+        else:
+            self._owner = found
+        _set_aside(survey)
+        self._tidy(lambda: manifests.clean(self.path, self._owner.token))
+        listed = patience.read(manifests.list_checkpoints, self.path)
+        read = [patience.read(manifests.read_or_none, each) for each in listed]
+        self._sequence = max((each.sequence for each in read if each), default=0)
+
+    def _check_shared(self, probe: str) -> None:
+        """Refuse a directory that not all hosts see. Collective. ``probe``: a new file there."""
+        patience, path = Patience(self._ranks.rank), self.path / probe
+        sees = False
+        # Nobody has looked for this name, so that no host remembers that it was not there.
+        while not (sees := os.path.exists(path)) and patience.wait(f"{path} is not there yet"):
+            pass
+        answers = self._ranks.gather((socket.gethostname(), sees))
+        if self._ranks.rank == 0:
+            with suppress(OSError):  # The next attempt removes it.
+                path.unlink()
+        blind = [(rank, host) for rank, (host, sees) in enumerate(answers) if not sees]
+        if blind:
+            hosts = fold_hostnames([host for _, host in blind])
+            raise ConfigurationError(
+                f"checkpoints: {self.path} is not one directory for all hosts: rank {blind[0][0]} "
+                f"({hosts}) does not see what rank 0 ({answers[0][0]}) writes there: choose one "
+                "on a file system that all hosts share"
+            )
+
+    def close(self) -> None:
+        """Release the lock. Not collective; waits for nothing, and may be called twice."""
+        self._release()
+        self._lock, self._is_open = None, False
+
+    def start(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        score: float | None = None,
+        tell: Callable[[Written], None] = lambda _: None,
+        *,
+        is_copied: bool = True,
+    ) -> None:
+        """Begin a checkpoint; the tensors may be changed afterwards. Collective.
+
+        Waits for the one before. Older ones that need not be kept are removed at the end.
+        ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
+        a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
+        and memory; the tensors must not be changed until ``wait`` returns.
+
+        Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
+        before could not be written.
+        """
+        self.wait()
+        begin = time.monotonic()
+        staged, problem = dict[str, torch.Tensor](), None
+        try:
+            staged = self._staging.copy(tensors) if is_copied else dict(tensors)
+        except (RuntimeError, MemoryError) as error:
+            # Too little memory, for example. The other ranks learn of it when they write.
+            problem = describe_failure(error)
+        staging = time.monotonic() - begin
+
+        def write() -> None:
+            found = self._ranks.gather((step, problem))
+            raise_first([each for _, each in found])
+            if len(steps := {each for each, _ in found}) > 1:
+                raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
+            path = self._write(step, join_equal(staged, self._ranks), score)
+            if self._ranks.rank == 0:
+                tell(Written(path, step, time.monotonic() - begin, staging))
+
+        self._save = LastingCall(write, f"the checkpoint of step {step}")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._save is not None and not self._save.is_done
+
+    def wait(self) -> None:
+        """Wait until what was begun is on the disk. Collective.
+
+        Raises OSError, or WriteError for whatever else fails, on all ranks alike, if it could
+        not be written: the older checkpoints are whole then, and nothing is left of this one. Only
+        if the directory itself could not be flushed, this one is whole, too.
+        """
+        save, self._save = self._save, None
+        if save is not None:
+            save.finish()
+
+    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], score: float | None) -> Path:
+        target = self.path / manifests.make_name(step)
+        partial = self.path / manifests.make_partial_name(step, self._attempt)
+        try:
+            parts = write_shards(partial, tensors, self._ranks, self._frames)
+        except (OSError, WriteError):
+            # On all ranks.
+            self._discard(partial)
+            raise
+
+        def complete() -> None:
+            _check_files(partial, parts)
+            manifest = self._describe(step, parts, score)
+            manifests.write_manifest(partial, manifest)
+            if not self._is_current():
+                raise OSError(errno.ESTALE, "another attempt has taken the run over")
+            # Counted first: it may have its name though publishing failed.
+            self._sequence = manifest.sequence
+            manifests.publish(partial, target, manifest.owner)
+            self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
+
+        problem = self._ranks.broadcast(attempt(complete) if self._ranks.rank == 0 else None)
+        if problem:
+            self._discard(partial)
+        raise_first([problem])
+        return target
+
+    def _is_current(self) -> bool:
+        return self._source.is_current() and (self._lock is None or self._lock.is_current())
+
+    def _tidy(self, work: Callable[[], None]) -> None:
+        """Remove what is not needed; what cannot be removed stays, and is told of once."""
+        try:
+            work()
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                print_message(
+                    f"in {self.path} not all that is not needed any more can be removed: "
+                    f"{describe_error(error)}: it stays there, and saves go on"
+                )
+
+    def _discard(self, partial: Path) -> None:
+        if self._ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _describe(self, step: int, parts: list[dict[str, File]], score: float | None) -> Manifest:
+        return Manifest(
+            sequence=self._sequence + 1,
+            step=step,
+            attempt=self._attempt,
+            owner=self._owner.token,
+            world=self._ranks.size,
+            configuration=dict(self._source.configuration),
+            versions={
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+            },
+            job=environment.job_identity(os.environ),
+            front=os.environ.get(environment.JOB_DIRECTORY) or None,
+            score=score,
+            files={name: file for part in parts for name, file in sorted(part.items())},
+        )
+
+
+def _make_probe(directory: Path) -> str:
+    """A new file, by its name. What an attempt that was killed has left is removed."""
+    for path in directory.iterdir():
+        if _PROBE_NAME.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    probe = directory / f".seen-{secrets.token_hex(8)}"
+    probe.touch(exist_ok=False)
+    return probe.name
+
+
+def _check_files(directory: Path, parts: list[dict[str, File]]) -> None:
+    """Raise OSError if rank 0 does not see the files of all ranks as they wrote them."""
+    patience = Patience(0)
+    for rank, files in enumerate(parts):
+        for name, file in files.items():
+            try:
+                patience.read(_check_size, directory / name, file.size)
+            except OSError as error:
+                text = f"rank {rank} has written it: {error.strerror}: do all hosts share it?"
+                raise OSError(error.errno, text, str(directory / name)) from None
+
+
+def _check_size(path: Path, expected: int) -> None:
+    # To open a file has NFS ask the server for its size.
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+    if size != expected:
+        text = f"expected {expected} bytes, found {size}"
+        raise OSError(errno.EIO, text, str(path))
+
+
+def _set_aside(survey: Survey) -> None:
+    """On rank 0. Says what was set aside, why, and what is used instead."""
+    newest = survey.newest
+    used = f"{newest.path.name} is used instead" if newest is not None else "none is left"
+    for path, problems in survey.damaged.items():
+        if os.path.lexists(path):
+            aside = manifests.set_aside(path, problems)
+            print_message(f"damaged checkpoint, set aside as {aside} ({fold(problems)}): {used}")

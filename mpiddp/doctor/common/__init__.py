@@ -1,0 +1,1 @@
+"""What all examinations share: findings, the examiner, options, the report."""

@@ -1,0 +1,1 @@
+"""Names, routes and links between nodes."""

@@ -1,0 +1,1 @@
+"""What one node gives its ranks, and the launch on it."""

@@ -1,0 +1,198 @@
+"""Whether the directories of runs and of data are the same from all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from mpiddp.doctor.common.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.node.limits import floor_power
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.hostnames import describe_size
+from mpiddp.process.background import BackgroundCall, LateError
+
+T = TypeVar("T")
+
+RUNS = "run directory"
+DATA = "data directory"
+
+PATIENCE_SECONDS = 2.0
+"""How long a file of another node may take to appear: network file systems cache what is not
+there for a moment."""
+PAUSE_SECONDS = 0.05
+LEAST_FREE = 1 << 30
+"""Bytes: checkpoints of a small model."""
+MOST_NAMES = 100_000
+"""A data directory that holds more is not compared: reading all names takes too long."""
+MOST_SIZES = 1_000
+"""How many sizes are compared: a network file system is asked for each."""
+
+
+@dataclass(frozen=True)
+class Place:
+    is_there: bool
+    problem: str = ""
+    """What did not work, if something did not."""
+    free: int = 0
+    """Bytes."""
+    listing: str = ""
+    """Digest of names and sizes."""
+    entries: int = 0
+    """How many names the top level holds; with MOST_NAMES + 1 there are more."""
+
+
+class Token:
+    """A small file of rank 0's in the run directory, and the directory where there was none."""
+
+    def __init__(self, folder: Path, content: str) -> None:
+        self.path = token_path(folder, content)
+        above = (folder, *folder.parents)
+        self._made = list(itertools.takewhile(lambda path: not path.exists(), above))
+        """The innermost first."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(content)
+
+    def remove(self) -> None:
+        """Take away what was made, except what others have filled meanwhile."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def token_path(folder: Path, content: str) -> Path:
+    return folder / f".mpiddp-doctor-{content}"
+
+
+def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
+    """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
+    make = functools.partial(Token, folder, content)
+    return _try(make, PATIENCE_SECONDS, "cannot be written by rank 0: ")
+
+
+def look_at_runs(folder: Path, content: str) -> Place:
+    """Every node's part: read rank 0's token, write a file, and remove it."""
+    look = functools.partial(_look_at_runs, folder, content)
+    place, problem = _try(look, 2 * PATIENCE_SECONDS, "cannot be written: ")
+    return place or Place(False, problem)
+
+
+def _look_at_runs(folder: Path, content: str) -> Place:
+    path = token_path(folder, content)
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not _holds(path, content):
+        if time.monotonic() > end:
+            reason = "is not the same as rank 0's" if folder.is_dir() else "is not there"
+            return Place(folder.is_dir(), reason)
+        time.sleep(PAUSE_SECONDS)
+    own = folder / f"{path.name}-{os.uname().nodename}-{os.getpid()}"
+    try:
+        own.write_text(content)
+    finally:
+        own.unlink(missing_ok=True)
+    return Place(True, free=shutil.disk_usage(folder).free)
+
+
+def _holds(path: Path, content: str) -> bool:
+    try:
+        return path.read_text() == content
+    except OSError:
+        return False
+
+
+def judge_runs(folder: Path, place: Place, node_count: int) -> Finding:
+    if place.problem:
+        return failed(
+            RUNS,
+            f"{folder} {place.problem}",
+            "Name a directory on a file system that all nodes share, and that you may write to: "
+            "--runs-dir DIR",
+            ConfigurationError.exit_code,
+        )
+    if place.free < LEAST_FREE:
+        return warned(
+            RUNS,
+            f"{folder} has {describe_size(place.free)} free, less than {describe_size(LEAST_FREE)}",
+            "Checkpoints and metrics may not fit: make room, or name another: --runs-dir DIR",
+        )
+    free = describe_size(floor_power(place.free))
+    state = "is the same and writable from every node" if node_count > 1 else "is writable"
+    return passed(RUNS, f"{folder} {state}, at least {free} free")
+
+
+def look_at_data(folder: Path | None) -> Place | None:
+    """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
+    if folder is None:
+        return None
+    place, problem = _try(functools.partial(_list, folder), PATIENCE_SECONDS)
+    return place or Place(False, problem)
+
+
+def _list(folder: Path) -> Place:
+    with os.scandir(folder) as entries:
+        found = list(itertools.islice(entries, MOST_NAMES + 1))
+    if len(found) > MOST_NAMES:
+        return Place(True, entries=len(found))
+    # File systems list names in different orders.
+    found.sort(key=lambda entry: entry.name)
+    rows = [
+        (entry.name, entry.stat().st_size if index < MOST_SIZES and entry.is_file() else -1)
+        for index, entry in enumerate(found)
+    ]
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()
+    return Place(True, listing=digest, entries=len(found))
+
+
+def judge_data(folder: Path | None, place: Place | None, first: Place | None) -> Finding:
+    """The data directory from one node, compared with that of rank 0's node.
+
+    Only its top level is compared, and contents are not.
+    """
+    if folder is None or place is None or first is None:
+        return skipped(DATA, "none was named (--data-dir DIR)")
+    if not place.is_there:
+        return failed(
+            DATA,
+            f"{folder}: {place.problem}",
+            "Name a directory that every node has: --data-dir DIR",
+            ConfigurationError.exit_code,
+        )
+    if place.listing != first.listing:
+        return warned(
+            DATA,
+            f"{folder} holds {_count(place)}, of other names or sizes than on rank 0's node "
+            f"({_count(first)} there)",
+            "Copy the data again to every node's disk, or use a file system that they share",
+        )
+    if place.entries > MOST_NAMES:
+        return passed(DATA, f"{folder} is there, and holds {_count(place)}: not compared")
+    compared = "names and sizes"
+    if place.entries > MOST_SIZES:
+        compared = f"all names, and the sizes of the first {MOST_SIZES}"
+    return passed(DATA, f"{folder} holds the same {_count(place)} on every node ({compared})")
+
+
+def _count(place: Place) -> str:
+    if place.entries > MOST_NAMES:
+        return f"more than {MOST_NAMES} entries at its top level"
+    return f"{place.entries} entr{'y' if place.entries == 1 else 'ies'} at its top level"
+
+
+def _try(work: Callable[[], T], seconds: float, what: str = "") -> tuple[T | None, str]:
+    """What ``work`` returns, or a problem; ``what`` begins a file system's refusal."""
+    try:
+        return BackgroundCall(work).finish(seconds), ""
+    except LateError:
+        return None, f"does not answer within {PATIENCE_SECONDS:g} s (is its file server gone?)"
+    except OSError as error:
+        return None, f"{what}{error.strerror or error}"

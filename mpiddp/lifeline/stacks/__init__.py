@@ -1,0 +1,1 @@
+"""Stacks of Python and flight records of a rank, read from beside it."""

@@ -1,0 +1,1 @@
+"""Listening, connecting, and waiting for both."""

@@ -1,0 +1,1 @@
+"""Standard output, error and input of a process."""

@@ -1,0 +1,1 @@
+"""One frozen dataclass of options for each component of a training."""

@@ -1,0 +1,108 @@
+"""Options of checkpoints and of plain weights."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.process.preemption_signals import parse_signals
+from mpiddp.training.options.groups.checks import check, check_text
+from mpiddp.training.options.groups.effects import FREE
+
+NEVER = "never"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between two checkpoints; what is None does not count."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+
+
+def parse_interval(text: str) -> Interval | None:
+    """The interval that ``500steps``, ``10epochs`` or ``15min`` means; None for ``never``.
+
+    Raises ConfigurationError.
+    """
+    if text == NEVER:
+        return None
+    match = re.fullmatch(r"(\d+) ?(steps?|epochs?|min)", text)
+    if match is None or int(match[1]) == 0:
+        raise ConfigurationError(
+            f"save_every: expected, for example, 500steps, 10epochs, 15min or never, found {text!r}"
+        )
+    number, unit = int(match[1]), match[2]
+    if unit == "min":
+        return Interval(seconds=60.0 * number)
+    return Interval(steps=number) if unit.startswith("step") else Interval(epochs=number)
+
+
+STEP = "{step}"
+"""In the name of the file to export."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """What is saved, and where a run begins."""
+
+    save_every: Annotated[str, FREE] = "15min"
+    """How often a checkpoint is made: 500steps, 10epochs, 15min, or never; if not never, also at
+    the end."""
+
+    resume: Annotated[str, FREE] = "auto"
+    """Where a run begins: auto (at its newest valid checkpoint), PATH of one, or never."""
+
+    keep: Annotated[int, FREE] = 2
+    """How many checkpoints are kept: the newest, and beside them the one with the best test
+    accuracy, or the lowest test loss for a task that has no accuracy."""
+
+    checkpoint_dir: Annotated[Path | None, FREE] = None
+    """Directory of the run's checkpoints (default: checkpoints in the run's directory)."""
+
+    on_save_error: Annotated[Literal["continue", "stop"], FREE] = "continue"
+    """Where a checkpoint cannot be written: go on without it, or end the run. The last one must be
+    written."""
+
+    preempt_signal: Annotated[str, FREE] = "USR2,USR1,TERM"
+    """Signals after which all ranks make a checkpoint and leave with exit code 75: USR2, USR1 and
+    TERM, or some of them."""
+
+    export: Annotated[Path | None, FREE] = None
+    """File for the trained weights, a plain state_dict; FILE.safetensors for that format. With
+    {step} in its name, such as weights-{step}.pt, each checkpoint leaves one."""
+
+    evaluate_only: Annotated[bool, FREE] = False
+    """Write predictions for the test samples, from the weights given; nothing is trained."""
+
+    weights: Path | None = None
+    """Weights to begin with, or for evaluate_only: a state_dict (.pt, .safetensors), a checkpoint,
+    or a run's directory, for its newest one. A run that resumes does not read them again."""
+
+    weights_prefix: str = ""
+    """Of weights, take only the tensors whose names begin with this and a dot, and cut it off: with
+    encoder, encoder.conv.bias becomes conv.bias."""
+
+    weights_except: str = ""
+    """Tensors that the model does not take from weights and keeps as they are, such as those of a
+    new head: names or patterns, with commas (fc.*,norm.bias)."""
+
+    def __post_init__(self) -> None:
+        parse_interval(self.save_every)
+        check("resume", self.resume != "", "auto, never or a path", self.resume)
+        check("keep", self.keep >= 1, "1 or more", self.keep)
+        parse_signals(self.preempt_signal)
+        check_text(self, "checkpoint_dir", "resume", "export", "weights", "weights_prefix")
+        _check_export(self.export)
+
+
+def _check_export(path: Path | None) -> None:
+    text = "" if path is None else str(path)
+    others = [each for each in re.findall(r"\{.*?\}", text) if each != STEP]
+    is_known = not others and STEP not in os.path.dirname(text)
+    check("export", is_known, f"no braces but {STEP}, in the file's name", text)

@@ -1,0 +1,80 @@
+"""Options of the data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from mpiddp.training.options.groups.checks import (
+    REFERENCE,
+    check,
+    check_reference,
+    check_text,
+    one_of,
+)
+from mpiddp.training.options.groups.effects import FIXED, FREE
+from mpiddp.training.options.groups.registry import DATASETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What is trained on."""
+
+    data: Annotated[str, one_of([*DATASETS, REFERENCE]), FIXED] = "digits"
+    """Data set."""
+
+    batch_size: int = 16
+    """Batch, in samples per rank and step."""
+
+    last_batch: Literal["weighted", "drop"] = "weighted"
+    """The last step of an epoch, where the samples are too few for it: every rank's gradient counts
+    by its number of samples, or the step is left out."""
+
+    data_dir: Annotated[Path, FREE] = Path("data")
+    """Directory of mnist, cifar10 and imagefolder."""
+
+    download: Annotated[bool, FREE] = False
+    """Fetch mnist or cifar10 into the data directory, where it is not there yet."""
+
+    workers: Annotated[int, FREE] = 0
+    """Processes of each rank that read batches ahead; 0 for none."""
+
+    augment: bool = False
+    """Vary training images: crop, and flip (mnist, cifar10, imagefolder)."""
+
+    image_size: Annotated[int, FIXED] = 224
+    """Pixels of a side to which imagefolder's images are resized and cut."""
+
+    samples: Annotated[int, FIXED] = 2000
+    """Size of the synthetic and toy data, in samples; a fifth is for testing."""
+
+    shape: Annotated[str, FIXED] = "1x8x8"
+    """Shape of a sample of the synthetic data; images are channels x height x width."""
+
+    text: Annotated[Path | None, FIXED] = None
+    """File whose bytes are the text (default: one that comes with the package)."""
+
+    context: Annotated[int, FIXED] = 128
+    """Bytes of a sample of the text."""
+
+    on_bad_sample: Annotated[Literal["stop", "skip"], FREE] = "stop"
+    """Where a sample cannot be read: end the run, or leave out the sample."""
+
+    def __post_init__(self) -> None:
+        check_reference("data", self.data, list(DATASETS))
+        check("batch_size", self.batch_size >= 1, "1 or more", self.batch_size)
+        check("workers", self.workers >= 0, "0 or more", self.workers)
+        check("image_size", self.image_size >= 1, "1 or more pixels", self.image_size)
+        check_text(self, "data_dir", "text")
+        check("context", self.context >= 1, "1 or more bytes", self.context)
+        parse_shape(self.shape)
+        check("samples", self.samples >= 2, "2 or more", self.samples)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Read ``3x32x32``. Raises ConfigurationError."""
+    good = re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})*", text) is not None
+    check("shape", good, "sizes such as 3x32x32", text)
+    return tuple(map(int, text.split("x")))

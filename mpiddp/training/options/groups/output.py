@@ -1,0 +1,54 @@
+"""Options of the run's directory and of what ranks print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from mpiddp.process.streams.output import parse_ranks
+from mpiddp.training.options.groups.checks import check, check_text
+from mpiddp.training.options.groups.effects import FREE
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What a run is called, and what it writes."""
+
+    name: Annotated[str | None, FREE] = None
+    """Name of the run and of its directory (default: the Slurm job's name and id, or the time)."""
+
+    runs_dir: Annotated[Path, FREE] = Path("runs")
+    """Directory that holds one directory per run."""
+
+    log_every: Annotated[int, FREE] = 0
+    """Steps between two lines on the loss, on rank 0's console and in each rank's log; 0 for
+    none."""
+
+    track: Annotated[Literal["tensorboard", "mlflow", "wandb"] | None, FREE] = None
+    """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
+
+    profile: Annotated[str, FREE] = "none"
+    """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 where the
+    command line names none."""
+
+    log_dir: Annotated[Path | None, FREE] = None
+    """Directory for what each rank prints: rank-N.out and rank-N.err."""
+
+    console: Annotated[str, FREE] = "all"
+    """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
+
+    label: Annotated[bool, FREE] = False
+    """Put [rank@host] before each line on the console."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
+        check("log_every", self.log_every >= 0, "0 or more", self.log_every)
+        parse_ranks(self.console)
+        parse_ranks(self.profile, "--profile")
+        check_text(self, "name", "runs_dir", "log_dir")
+
+
+def _is_file_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not any(c in "/\0\n" for c in name) and len(name) < 200

@@ -1,0 +1,66 @@
+"""Options of the parallelism: how the ranks share a model, and how a step is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mpiddp.training.options.groups.checks import check, is_positive
+
+AUTO_BUCKET = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelismOptions:
+    """How ranks share a model, and how a step is computed."""
+
+    parallel: Literal["ddp", "fsdp", "dp", "none"] = "ddp"
+    """Each rank has the model (ddp) or a part of it (fsdp); dp is nn.DataParallel, for one process
+    with several GPUs; none is for one rank."""
+
+    accumulation_steps: int = 1
+    """Forward and backward passes that a step's batch is cut into: less memory, the same step."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Number format of forward passes; parameters stay in fp32. fp16 needs GPUs."""
+
+    compile: bool = False
+    """Compile the model with torch.compile."""
+
+    channels_last: bool = False
+    """Store images with their channels last, which is quicker for convolutions on many GPUs."""
+
+    activation_checkpointing: bool = False
+    """Compute what modules of wrap_parameters or more have computed again for their gradients, in
+    place of keeping it."""
+
+    wrap_parameters: int = 1_000_000
+    """Parameters from which a module is gathered on its own with fsdp, without those of modules
+    inside it that are."""
+
+    shard_within: Literal["world", "node"] = "world"
+    """Ranks that share one copy of the parameters with fsdp: all, or those of a node."""
+
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in main memory, with fsdp on GPUs."""
+
+    bucket_mb: str = "25"
+    """Gradients that DDP sends at once, in MB, or auto: measured at the start."""
+
+    deterministic: bool = False
+    """Take deterministic algorithms only, so that a GPU computes the same bits each time."""
+
+    def __post_init__(self) -> None:
+        passes = self.accumulation_steps
+        check("accumulation_steps", passes >= 1, "1 or more", passes)
+        least = self.wrap_parameters
+        check("wrap_parameters", least >= 1, "1 or more parameters", least)
+        good = self.bucket_mb == AUTO_BUCKET or _is_size(self.bucket_mb)
+        check("bucket_mb", good, "a number of MB above 0, or auto", self.bucket_mb)
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return is_positive(float(text))
+    except ValueError:
+        return False
