@@ -367,8 +367,11 @@ class Saver:
             self.write(position, epoch)
 
     def save_end(self, position: Position) -> None:
-        """After the last epoch: make a checkpoint, unless none are wanted."""
-        if self._interval is not None:
+        """After the last epoch: make a checkpoint, unless none are wanted, or nothing was trained.
+
+        A run that begins where its checkpoint ends has that one.
+        """
+        if self._interval is not None and position.step > self._beginning.position.step:
             self.save_last(position, EpochTotals.make(self._training))
 
     def _leave(self, reason: str, position: Position, epoch: EpochTotals) -> NoReturn:

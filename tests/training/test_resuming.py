@@ -90,6 +90,11 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
     for line, cut in zip(begun, cuts, strict=True):
         assert line.startswith(f"Resumed from runs/cut/checkpoints/step-{cut}: ")
     assert_equal_ends(tmp_path, "cut")
+    if way == "framework":
+        # Nothing is left to train: that checkpoint is the end, and the new run has no other.
+        other = [*words, "--name", "other", "--resume", "runs/cut/checkpoints/step-12"]
+        assert "Training done" in ranks.call(interrupted.run, other, [], cwd=tmp_path).printed
+        assert not list(tmp_path.glob("runs/other/checkpoints/step-*"))
 
 
 @pytest.mark.mpi

@@ -58,6 +58,10 @@ KINDS: dict[str, tuple[Callable[[Path, float], None], tuple[str, ...]]] = {
 }
 
 
+PATCHING = threading.Lock()
+"""Attempts run side by side: what one patches while another one does stays patched for good."""
+
+
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
     kind = list(KINDS)[number % len(KINDS)]
     return {
@@ -106,6 +110,7 @@ def check_loader(directory: Path, newest: Path, older: Path) -> str:
         return call
 
     with (
+        PATCHING,
         mock.patch.object(torch, "load", guard(torch.load)),
         mock.patch.object(pickle, "load", guard(pickle.load)),
         mock.patch.object(finding, "read_metadata", guard(finding.read_metadata)),
