@@ -17,8 +17,10 @@ from mpiddp.launch.session import Session
 from mpiddp.process.streams.output import refuse_absent_ranks
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training.data.batches import (
+    BatchSource,
     Cut,
     EvaluationBatches,
+    FollowedBatches,
     SharedBatches,
     TrainingBatches,
     check_share,
@@ -62,8 +64,7 @@ class Training:
     """Ranks that compute."""
     roles: Roles | None
     """Of ranks with parameter servers."""
-    batches: TrainingBatches | SharedBatches
-    """Of a rank that computes; a dedicated server leaves them to the others."""
+    batches: BatchSource
     evaluation: EvaluationBatches
     tested: Task
     """The task with the metrics of test samples."""
@@ -164,7 +165,7 @@ def prepare(
         pace=pace,
         workers=workers,
         roles=roles,
-        batches=_share_batches(configuration, static, engine.update) or static,
+        batches=_choose_batches(configuration, static, engine.update, world.rank in workers),
         evaluation=make_evaluation_batches(test, shares, reading),
         rate=rate,
         slowdown=slowdown,
@@ -266,13 +267,15 @@ def _make_slowdown(
     return Slowdown(straggler, place, workers, configuration.seed, seconds, device)
 
 
-def _share_batches(
-    configuration: Configuration, static: TrainingBatches, update: GuardedUpdate
-) -> SharedBatches | None:
-    """What workers without a bound take in turns; None for the others, who have their own."""
-    if not isinstance(update, Serving) or find_bound(configuration) is not None:
-        return None
-    return SharedBatches(static.reader, static.share, lambda: update.ticket)
+def _choose_batches(
+    configuration: Configuration, static: TrainingBatches, update: GuardedUpdate, computes: bool
+) -> BatchSource:
+    """Workers without a bound take batches in turns; all others have their own."""
+    if not isinstance(update, Serving):
+        return static
+    shared = SharedBatches(static.reader, static.share, lambda: update.ticket)
+    source = shared if find_bound(configuration) is None else static
+    return source if computes else FollowedBatches(source, update.follow_steps)
 
 
 WORKSPACE = ":4096:8"

@@ -24,7 +24,6 @@ from mpiddp.checkpoints.storage.shards import WriteError
 from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import NEVER, STEP, parse_interval
@@ -44,7 +43,6 @@ from mpiddp.training.training_state import (
     read_position,
 )
 from mpiddp.training.weights import export_saved, export_trained
-from mpiddp.training.wrapping.parallel import find_bound
 from mpiddp.wording import count_noun
 
 AUTO = "auto"
@@ -227,8 +225,7 @@ class Saver:
             **parts,
         )
         self._agreement = self._make_agreement()
-        if isinstance(training.engine.update, Serving):
-            training.engine.update.pause_when(self.is_pause_due)
+        training.engine.update.pause_when(self.is_pause_due)
 
     def _open_directory(self, run: RunDirectory | None) -> CheckpointDirectory:
         beginning, configuration = self._beginning, self._training.configuration
@@ -253,14 +250,11 @@ class Saver:
         if self._signals is not None:
             wishes[PREEMPTED] = wish_to_leave(self._signals, members)
         # Workers without a bound do not pass the same places: they pause by their server's word.
-        has_places = self._interval is not None and not self._has_shared_batches()
+        has_places = self._interval is not None and not training.batches.is_shared
         if has_places and world.rank == 0:
             wishes[DUE] = lambda: "the time" if self.is_time() else ""
             wishes[WRITTEN] = lambda: "a checkpoint" if self._has_written() else ""
         return StepAgreement(wishes, members)
-
-    def _has_shared_batches(self) -> bool:
-        return self._training.roles is not None and find_bound(self._training.configuration) is None
 
     def restore(self) -> EpochTotals:
         """Give the training the state to begin with; returns its epoch's sums so far. Collective.

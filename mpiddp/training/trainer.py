@@ -6,15 +6,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.sync.parameter_server.roles import Serving
-from mpiddp.training.data.batches import SharedBatches
 from mpiddp.training.data.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.evaluation import add_evaluation
 from mpiddp.training.options.config import Configuration
@@ -134,116 +133,154 @@ def run_steps(
     if session.device.type == "cpu":
         keep_freed_memory()
     beginning = look_for_checkpoint(configuration, session)
-    taken, resumed = beginning.taken, beginning.configuration
-    training = prepare(resumed, task, session, failure_handler, taken)
+    training = prepare(beginning.configuration, task, session, failure_handler, beginning.taken)
     check_model(training)
     run, path = enter_run(training.configuration, session, failure_handler)
     with abandoned_after_error(run) as after_error:
         say(session, *describe_training(training))
         saver = Saver(training, beginning, run, signals)
         after_error.append(saver.abandon)
-        position, epoch = beginning.position, saver.restore()
-        failure_handler.step = position.step or None
-        if failure_handler.attempt > 1 and position == Position():
+        epoch = saver.restore()
+        if failure_handler.attempt > 1 and beginning.position == Position():
             say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
-        reports = Reports(session, path, training.configuration, position.step)
-        loop = Loop(training, saver, reports, run)
+        reports = Reports(session, path, training.configuration, beginning.position.step)
+        loop = Loop(training, saver, reports, run, beginning.position, epoch)
         try:
-            row = yield from _run_epochs(loop, position, epoch)
+            while loop.position.epoch <= training.configuration.epochs:
+                loop.begin_epoch()
+                with closing(loop.read_batches()) as batches:
+                    for batch in batches:
+                        if batch is not None:
+                            yield loop.begin_step(batch)
+                        loop.end_step()
+                if loop.is_left:
+                    loop.finish_left()
+                    return None
+                loop.end_epoch()
         except PreemptedError as error:
             loop.preempt(error)
             raise
         except GeneratorExit:
-            if loop.left:
-                loop.finish_left()
+            loop.leave()
             raise
-        if row is None:
-            loop.finish_left()
-            return None
-        loop.finish(row)
+        row = loop.finish()
         say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
         leave_run(run, failure_handler, SUCCESS, "done")
         return row
 
 
-@dataclass(frozen=True)
-class Left:
-    """Where this rank has left the loop over the steps before its end."""
-
-    before: Position
-    """At which the ranks last agreed."""
-    position: Position
-    epoch: EpochTotals
-
-
-@dataclass(frozen=True)
 class Loop:
-    """What takes part in every step, and is closed when a run ends, however that happens."""
+    """One rank's run, from its first step to its end, however it ends. Methods are collective."""
 
-    training: Training
-    saver: Saver
-    reports: Reports
-    run: RunDirectory | None
-    left: list[Left] = field(default_factory=list)
-    """One, once the loop was left."""
+    def __init__(
+        self,
+        training: Training,
+        saver: Saver,
+        reports: Reports,
+        run: RunDirectory | None,
+        position: Position,
+        epoch: EpochTotals,
+    ) -> None:
+        """``position`` and ``epoch``: where it begins, and the sums of that epoch so far."""
+        self.training, self.saver, self.reports, self.run = training, saver, reports, run
+        self.position, self.epoch = position, epoch
+        """Of the next step; ranks that share batches each have their own within an epoch."""
+        self.is_left = False
+        """Whether ranks have left the loop before its end."""
+        self._agreed = position
+        """The last position that was the same on all ranks."""
+        self._number = self._left = 0
+        """Steps since then, with the one that is under way, and steps that were left then."""
+        self._step_samples = training.configuration.batch_size * len(training.workers)
+        """Of a step of all ranks."""
+        self._step: Step | None = None
+        """Of this rank's, under way."""
+        self._begin = 0.0
+        """When the epoch would have begun, had there been no other attempt."""
+        training.failure_handler.end_step(position.step or None)
 
-    def close(self, *, is_done: bool) -> None:
-        """Collective."""
-        self.saver.pass_no_more()
-        self.training.close()
-        self.saver.close()
-        self.reports.close(is_done=is_done)
+    # From an epoch's beginning to its end
 
-    def finish(self, row: metrics.Row) -> None:
-        """After the last epoch: write the weights, then the last checkpoint. Collective.
+    def begin_epoch(self) -> None:
+        training = self.training
+        self.reports.begin_epoch(self.position.epoch, self.epoch.totals)
+        self._begin = time.perf_counter() - self.epoch.seconds
+        training.engine.module.train()
+        training.engine.clock.costs = self.epoch.costs
+        training.engine.traffic.forget()
 
-        Raises ConfigurationError if the weights cannot be written; the checkpoint is, then.
+    def read_batches(self) -> Generator[Batch | None, None, None]:
+        """The rest of the epoch's batches; None is a step of other ranks.
+
+        Ranks that share batches pause for checkpoints before the epoch's end.
         """
-        problem = self.saver.export(row.step)
-        self.saver.save_end(Position(row.epoch + 1, 0, row.step, row))
-        self.close(is_done=not problem)
-        if problem:
-            raise ConfigurationError(problem)
-        if row.staleness is not None:
-            say(self.training.session, metrics.describe_staleness(row.staleness))
+        training, clock = self.training, self.training.engine.clock
+        while True:
+            self.epoch.seconds = time.perf_counter() - self._begin
+            self._agreed = self.position
+            self._number, self._left = 0, training.batches.count(self.position.samples)
+            steps = self.saver.count_steps(self.position.step)
+            clock.skip()
+            for batch in _read_batches(training, self.position, steps):
+                clock.end(Stage.READ)
+                self._number += 1
+                yield batch
+                clock.skip()
+            if self._number < self._left and not training.batches.is_shared:
+                # The workers of a rank that only serves have left.
+                self.is_left = True
+                return
+            clock.settle()
+            self._settle_steps()
+            if training.batches.count(self.position.samples) == 0:
+                return
+            training.engine.update.settle()
+            self.saver.after_pause(self.position, self.epoch)
 
-    def preempt(self, error: PreemptedError) -> None:
-        """The checkpoint is written. Collective."""
-        self.close(is_done=False)
-        say(self.training.session, str(error))
-        leave_run(self.run, self.training.failure_handler, error.exit_code, str(error))
+    def begin_step(self, batch: Batch) -> Step:
+        training, position = self.training, self.position
+        place = Place(position.step + 1, self._number - 1)
+        take = partial(_take_batch, training, batch, place, self.epoch.totals)
+        self._step = Step(position.epoch, place.step, batch, take)
+        training.failure_handler.begin_step(place.step)
+        return self._step
 
-    def finish_left(self) -> None:
-        """End a run whose loop was left: the checkpoint and the weights are written. Collective."""
-        training, (left,) = self.training, self.left
-        training.engine.clock.settle()
-        position = _finish_steps(training, left.before, left.position)
-        handler = training.failure_handler
-        handler.step = position.step or None
-        training.engine.update.settle()
-        problem = self.saver.export(position.step)
-        self.saver.save_last(position, left.epoch)
-        self.close(is_done=False)
-        if problem:
-            raise ConfigurationError(problem)
-        reason = f"left after step {position.step}"
-        say(training.session, f"Training {reason}; the checkpoint is written")
-        leave_run(self.run, handler, SUCCESS, reason)
+    def end_step(self) -> None:
+        """Do what is due after a step of this rank, or of others. Raises MpiddpError if this rank's
+        was not taken, and PreemptedError."""
+        training, position, step = self.training, self.position, self._step
+        if step is not None:
+            step.check()
+            self._step = None
+            batch = self._agreed.samples // self._step_samples + self._number
+            self.reports.after_step(position.epoch, batch, self.epoch.totals)
+        self.position = self._following
+        training.failure_handler.end_step(self.position.step)
+        self.epoch.seconds = time.perf_counter() - self._begin
+        if self._number < self._left and not training.batches.is_shared:
+            self.saver.after_step(self.position, self.epoch)
 
+    @property
+    def _following(self) -> Position:
+        position = self.position
+        return Position(position.epoch, position.samples + self._step_samples, position.step + 1)
 
-def _run_epochs(
-    loop: Loop, position: Position, epoch: EpochTotals
-) -> Generator[Step, None, metrics.Row | None]:
-    """Returns the last row; None on a rank that only serves, if the others have left."""
-    training, saver, reports = loop.training, loop.saver, loop.reports
-    epochs = training.configuration.epochs
-    while position.epoch <= epochs:
-        is_last = position.epoch == epochs
-        reports.begin_epoch(position.epoch, epoch.totals)
-        trained = yield from _train_epoch(loop, position, epoch)
-        if trained is None:
-            return None
-        row = trained
+    def _settle_steps(self) -> None:
+        """Have all gradients applied; the position is the same on all ranks then."""
+        training, agreed = self.training, self._agreed
+        training.engine.guard.settle()
+        training.engine.update.finish_epoch()
+        steps = self.position.step - agreed.step
+        samples, steps = training.batches.sum_up(steps, training.session.gather)
+        if samples:
+            self.position = Position(agreed.epoch, agreed.samples + samples, agreed.step + steps)
+            training.failure_handler.end_step(self.position.step)
+
+    def end_epoch(self) -> None:
+        """Measure and report the epoch, and make a checkpoint if one is due."""
+        training = self.training
+        is_last = self.position.epoch == training.configuration.epochs
+        row = self._sum_epoch()
         training.engine.update.settle()
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
@@ -252,117 +289,89 @@ def _run_epochs(
         if is_last:
             digest = digest_parameters(training.engine.module)
             row = replace(row, parameters=training.session.agree(digest, "trained parameters"))
-        found = gather_costs(training.session, epoch.costs)
+        found = gather_costs(training.session, self.epoch.costs)
         row = add_costs(row, found)
-        reports.end_epoch(row, found)
-        position, epoch = Position(row.epoch + 1, 0, row.step, row), EpochTotals.make(training)
+        self.reports.end_epoch(row, found)
+        self.position = Position(row.epoch + 1, 0, row.step, row)
+        self.epoch = EpochTotals.make(training)
         if not is_last:
-            saver.after_epoch(position)
-    assert position.row is not None
-    return position.row
+            self.saver.after_epoch(self.position)
 
+    def _sum_epoch(self) -> metrics.Row:
+        """The row of all ranks. Raises MpiddpError if the mean loss is not finite."""
+        training, position = self.training, self.position
+        training.engine.traffic.finish_epoch(self.epoch.costs)
+        average = self.epoch.totals.reduce()
+        seconds = time.perf_counter() - self._begin
+        refuse_divergence("training", average.loss, position.epoch)
+        average = add_perplexity(training.task, training.targets, average)
+        return metrics.Row(
+            attempt=training.failure_handler.attempt,
+            epoch=position.epoch,
+            step=position.step,
+            loss=average.loss,
+            metrics=average.metrics,
+            learning_rate=training.rate(training.find_rate_step(position.epoch + 1, 0) - 1),
+            samples_per_second=average.samples / seconds,
+            seconds=seconds,
+            left_out=average.left_out,
+        )
 
-def _train_epoch(
-    loop: Loop, position: Position, epoch: EpochTotals
-) -> Generator[Step, None, metrics.Row | None]:
-    training = loop.training
-    begin = time.perf_counter() - epoch.seconds
-    training.engine.module.train()
-    clock, traffic = training.engine.clock, training.engine.traffic
-    clock.costs = epoch.costs
-    traffic.forget()
-    while True:
-        epoch.seconds = time.perf_counter() - begin
-        position = yield from _take_steps(loop, position, epoch)
-        if loop.left:
-            return None
-        if training.batches.count(position.samples) == 0:
-            break
+    # The ends of a run
+
+    def finish(self) -> metrics.Row:
+        """After the last epoch: write the weights, then the last checkpoint.
+
+        Raises ConfigurationError if the weights cannot be written; the checkpoint is, then.
+        """
+        row = self.position.row
+        assert row is not None
+        problem = self.saver.export(row.step)
+        self.saver.save_end(self.position)
+        self._close(is_done=not problem)
+        if problem:
+            raise ConfigurationError(problem)
+        if row.staleness is not None:
+            say(self.training.session, metrics.describe_staleness(row.staleness))
+        return row
+
+    def preempt(self, error: PreemptedError) -> None:
+        """The checkpoint is written."""
+        self._close(is_done=False)
+        say(self.training.session, str(error))
+        leave_run(self.run, self.training.failure_handler, error.exit_code, str(error))
+
+    def leave(self) -> None:
+        """The script has left its loop; nothing is saved if that is because a step has failed."""
+        step = self._step
+        if step is None or step.has_failed:
+            return
+        if step.is_taken:
+            self.position = self._following
+        self.finish_left()
+
+    def finish_left(self) -> None:
+        """End a run whose loop was left: the checkpoint and the weights are written."""
+        training = self.training
+        training.engine.clock.settle()
+        self._settle_steps()
+        position, handler = self.position, training.failure_handler
+        handler.end_step(position.step or None)
         training.engine.update.settle()
-        loop.saver.after_pause(position, epoch)
-    traffic.finish_epoch(epoch.costs)
-    average = epoch.totals.reduce()
-    seconds = time.perf_counter() - begin
-    refuse_divergence("training", average.loss, position.epoch)
-    average = add_perplexity(training.task, training.targets, average)
-    return metrics.Row(
-        attempt=training.failure_handler.attempt,
-        epoch=position.epoch,
-        step=position.step,
-        loss=average.loss,
-        metrics=average.metrics,
-        learning_rate=training.rate(training.find_rate_step(position.epoch + 1, 0) - 1),
-        samples_per_second=average.samples / seconds,
-        seconds=seconds,
-        left_out=average.left_out,
-    )
+        problem = self.saver.export(position.step)
+        self.saver.save_last(position, self.epoch)
+        self._close(is_done=False)
+        if problem:
+            raise ConfigurationError(problem)
+        reason = f"left after step {position.step}"
+        say(training.session, f"Training {reason}; the checkpoint is written")
+        leave_run(self.run, handler, SUCCESS, reason)
 
-
-def _take_steps(
-    loop: Loop, position: Position, epoch: EpochTotals
-) -> Generator[Step, None, Position]:
-    """Take the rest of an epoch's steps; workers without a bound may pause before its end.
-
-    Returns the position, the same on all ranks, once all gradients have been applied.
-    """
-    training, saver = loop.training, loop.saver
-    begin, before = time.perf_counter() - epoch.seconds, position
-    taken = training.configuration.batch_size * len(training.workers)
-    batches, clock = training.batches, training.engine.clock
-    left, is_shared = batches.count(position.samples), isinstance(batches, SharedBatches)
-    clock.skip()
-    steps, number = saver.count_steps(position.step), 0
-    for number, batch in enumerate(_read_batches(training, position, steps), start=1):
-        clock.end(Stage.READ)
-        following = Position(position.epoch, position.samples + taken, position.step + 1)
-        if batch is not None:
-            place = Place(following.step, number - 1)
-            take = partial(_take_batch, training, batch, place, epoch.totals)
-            step = Step(position.epoch, place.step, batch, take)
-            training.failure_handler.step_under_way = following.step
-            try:
-                yield step
-            except GeneratorExit:
-                if not step.has_failed:
-                    done = following if step.is_taken else position
-                    loop.left.append(Left(before, done, epoch))
-                raise
-            step.check()
-            training.failure_handler.step_under_way = None
-            loop.reports.after_step(position.epoch, before.samples // taken + number, epoch.totals)
-        position = following
-        training.failure_handler.step = position.step
-        epoch.seconds = time.perf_counter() - begin
-        if number < left and not is_shared:
-            saver.after_step(position, epoch)
-        clock.skip()
-    if number < left and not is_shared:
-        # The workers of a rank that only serves have left.
-        loop.left.append(Left(before, position, epoch))
-        return position
-    clock.settle()
-    return _finish_steps(training, before, position)
-
-
-def _finish_steps(training: Training, before: Position, position: Position) -> Position:
-    """Have all gradients applied; returns the position, the same on all ranks. Collective."""
-    training.engine.guard.settle()
-    training.engine.update.finish_epoch()
-    if isinstance(training.batches, SharedBatches):
-        return _meet(training, training.batches, before, position.step - before.step)
-    return position
-
-
-def _meet(training: Training, batches: SharedBatches, before: Position, steps: int) -> Position:
-    """Where all workers are since ``before``, of which this rank has taken so many steps.
-
-    What they have done are the first batches of the epoch's rest. Collective.
-    """
-    done = sum(training.session.gather(steps))
-    samples = before.samples + done * training.configuration.batch_size
-    position = Position(before.epoch, samples, before.step + batches.count_steps(done))
-    training.failure_handler.step = position.step
-    return position
+    def _close(self, *, is_done: bool) -> None:
+        self.saver.pass_no_more()
+        self.training.close()
+        self.saver.close()
+        self.reports.close(is_done=is_done)
 
 
 def _take_batch(
@@ -387,11 +396,11 @@ def _take_batch(
 
 def _count_staleness(training: Training) -> dict[int, int] | None:
     """How often a gradient was so many updates late, over all servers; None without any."""
-    update = training.engine.update
-    if not isinstance(update, Serving):
+    mine = training.engine.update.staleness
+    if mine is None:
         return None
     counts: Counter[int] = Counter()
-    for found in training.session.gather(update.staleness):
+    for found in training.session.gather(mine):
         counts.update(found)
     return dict(sorted(counts.items()))
 
@@ -428,25 +437,15 @@ def _read_batches(
 def _show_progress(
     training: Training, position: Position, steps: int | None
 ) -> Iterator[Batch | None]:
-    """Pass the rest of the epoch's batches through; with a bar on rank 0's terminal, if any.
+    """Pass the rest of the epoch's batches through, with a bar on rank 0's terminal, if any.
 
-    A rank that computes nothing gets as many Nones, one after each of the workers' steps, if
-    they take equally many. Others pause after ``steps`` on average, if it is given.
+    Ranks that share batches pause after ``steps`` on average, if it is given.
     """
+    found = training.batches.start(position.epoch, position.samples, steps)
     rank = training.session.world.rank
-    batches = training.batches
-    left, is_shared = batches.count(position.samples), isinstance(batches, SharedBatches)
-    if rank not in training.workers:
-        update = training.engine.update
-        assert isinstance(update, Serving)
-        return iter([]) if is_shared else update.follow_steps(left)
-    if isinstance(batches, SharedBatches):
-        found = batches.start(position.epoch, position.samples, steps)
-    else:
-        found = batches.start(position.epoch, position.samples)
-    if rank > 0 or not sys.stderr.isatty():
+    if rank > 0 or rank not in training.workers or not sys.stderr.isatty():
         return found
     from tqdm import tqdm
 
-    what = f"Epoch {position.epoch}"
+    what, left = f"Epoch {position.epoch}", training.batches.count(position.samples)
     return iter(tqdm(found, desc=what, total=left, unit="batch", leave=False))

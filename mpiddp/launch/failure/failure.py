@@ -109,6 +109,14 @@ class FailureHandler(Reports):
         """The step that is being made, from 1; None between steps. While it is the same one, this
         rank makes no progress, whatever its main thread does."""
 
+    def begin_step(self, step: int) -> None:
+        """Training makes step ``step``, counted from 1."""
+        self.step_under_way = step
+
+    def end_step(self, step: int | None) -> None:
+        """Training has made so many steps; None for none."""
+        self.step_under_way, self.step = None, step
+
     def __enter__(self) -> FailureHandler:
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -90,21 +91,55 @@ class Share:
         return self.cut.cut(order[self._taken :])
 
 
+class BatchSource(Protocol):
+    """Where one rank's batches of an epoch come from."""
+
+    @property
+    def reader(self) -> Reader: ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks take different numbers of batches, so that they pass no place together."""
+
+    def find_samples(self, number: int) -> list[int]:
+        """The samples of batch ``number``, counted from 0 since ``start``."""
+
+    def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch | None]:
+        """The rest of an epoch, of which all ranks have taken so many samples.
+
+        None is a step of the others. Ranks that share batches pause after ``steps`` on average.
+        """
+
+    def count(self, taken: int = 0) -> int:
+        """Steps of an epoch that are left, once so many samples were taken."""
+
+    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+        """Samples and steps that all ranks together have taken, this one ``steps`` of them.
+
+        ``gather``: every rank's value. Collective.
+        """
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+
+
 @dataclass(frozen=True)
 class TrainingBatches:
     """One rank's share of every training epoch. Every sample is taken once."""
 
     reader: Reader
     share: Share
+    is_shared = False
 
     def find_samples(self, number: int) -> list[int]:
         """The samples of batch ``number``, counted from 0 since ``start``."""
         return next(itertools.islice(self.share.list_parts(), number, None)).positions
 
-    def start(self, epoch: int, taken: int = 0) -> Iterator[Batch]:
+    def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch]:
         """Return the batches of ``epoch``, in an order that only the seed and it decide.
 
-        ``taken``: how many of its samples all ranks, whatever their number, have trained on.
+        ``taken``: how many of its samples all ranks, whatever their number, have trained on. Ranks
+        that take equally many batches need not pause.
         """
         self.share.begin(epoch, taken)
         return (
@@ -118,6 +153,9 @@ class TrainingBatches:
         """Steps of an epoch that are left, once so many samples were taken."""
         return self.share.count(taken)
 
+    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+        return steps * self.share.cut.step_samples, steps
+
     def __len__(self) -> int:
         return self.count()
 
@@ -128,6 +166,8 @@ class SharedBatches:
     A slow worker takes fewer of them. Every sample is taken once. Each batch is a step, so that all
     weigh 1.
     """
+
+    is_shared = True
 
     def __init__(self, reader: Reader, share: Share, ticket: Callable[[], int]) -> None:
         """
@@ -160,14 +200,53 @@ class SharedBatches:
 
     def count(self, taken: int = 0) -> int:
         """Steps of an epoch that are left, once so many samples were taken."""
-        return self.count_steps(self._share.count(taken))
+        return self._count_steps(self._share.count(taken))
 
-    def count_steps(self, batches: int) -> int:
+    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+        """What they have taken are the first batches of the epoch's rest."""
+        done = sum(gather(steps))
+        return done * self._share.cut.batch_size, self._count_steps(done)
+
+    def _count_steps(self, batches: int) -> int:
         """Of each worker, for so many batches of all, if all were equally quick."""
         return -(-batches // self._workers)
 
     def __len__(self) -> int:
         return self.count()
+
+
+@dataclass(frozen=True)
+class FollowedBatches:
+    """Of a rank that only serves parameters: it computes nothing, and counts the others' steps."""
+
+    source: TrainingBatches | SharedBatches
+    """The workers'."""
+    follow: Callable[[int], Iterator[None]]
+    """Returns from so many steps of workers that take equally many, one after the other. Ends
+    early if they have left."""
+
+    @property
+    def reader(self) -> Reader:
+        return self.source.reader
+
+    @property
+    def is_shared(self) -> bool:
+        return self.source.is_shared
+
+    def find_samples(self, number: int) -> list[int]:
+        return []
+
+    def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[None]:
+        return iter(()) if self.is_shared else self.follow(self.count(taken))
+
+    def count(self, taken: int = 0) -> int:
+        return self.source.count(taken)
+
+    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+        return self.source.sum_up(steps, gather)
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 def check_share(samples: int, ranks: int, batch_size: int) -> None:

@@ -37,6 +37,13 @@ class Update(Protocol):
 class GuardedUpdate(Update, Protocol):
     """An update that can leave out a step, and whose state can be stored."""
 
+    @property
+    def staleness(self) -> dict[int, int] | None:
+        """How many gradients were how many updates late, on this rank; None if none can be."""
+
+    def pause_when(self, is_due: Callable[[], bool]) -> None:
+        """Have ranks that pass no place together pause while ``is_due()``."""
+
     def finish_step(self, *, is_bad: bool = False) -> bool:
         """After a backward pass: whether its gradients were applied.
 
@@ -128,6 +135,11 @@ class LocalUpdate:
         else:
             scaler.step(self.optimizer)
             scaler.update()
+
+    staleness = None
+
+    def pause_when(self, is_due: Callable[[], bool]) -> None:
+        """They pass all places together."""
 
     def finish_epoch(self) -> None:
         """All have as many steps."""
