@@ -32,8 +32,7 @@ from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory, find_path
 from mpiddp.training.reports import say
 from mpiddp.training.training_state import (
-    EpochPart,
-    EpochTotals,
+    EpochSums,
     Position,
     check_fit,
     describe_changes,
@@ -212,7 +211,8 @@ class Saver:
         self._has_stopped = False
         """Whether all ranks leave because of a signal."""
         position = beginning.position
-        self._epoch = EpochPart(training, position)
+        self.epoch = EpochSums(training, position)
+        """What the training counts, and checkpoints hold."""
         self._rate_step = training.find_rate_step(position.epoch, position.samples)
         parts = training.engine.update.list_parts(self._rate_step)
         directory = self._open_directory(run)
@@ -221,7 +221,7 @@ class Saver:
             training.engine.module,
             parts.pop("optimizer", None),
             tell=self._tell,
-            epoch=self._epoch,
+            epoch=self.epoch,
             **parts,
         )
         self._agreement = self._make_agreement()
@@ -256,8 +256,8 @@ class Saver:
             wishes[WRITTEN] = lambda: "a checkpoint" if self._has_written() else ""
         return StepAgreement(wishes, members)
 
-    def restore(self) -> EpochTotals:
-        """Give the training the state to begin with; returns its epoch's sums so far. Collective.
+    def restore(self) -> None:
+        """Give the training the state to begin with. Collective.
 
         Raises CheckpointError.
         """
@@ -275,9 +275,8 @@ class Saver:
             say(session, describe_resumption(found, position, attempt, self._beginning.changed))
             if training.configuration.weights is not None:
                 say(session, "The weights are the checkpoint's: --weights is not read again")
-        return self._epoch.now
 
-    def after_step(self, position: Position, epoch: EpochTotals) -> None:
+    def after_step(self, position: Position) -> None:
         """Do what is due; not after an epoch's last step. Raises PreemptedError."""
         due = self._agreement.find_due()
         steps = None if self._interval is None else self._interval.steps
@@ -288,33 +287,32 @@ class Saver:
             self._finish_write()
         if PREEMPTED in due:
             self._training.settle()
-            self._leave(due[PREEMPTED], position, epoch)
+            self._leave(due[PREEMPTED], position)
         if is_due or DUE in due:
             self._training.settle()
-            self.write(position, epoch)
+            self.write(position)
 
     def is_pause_due(self) -> bool:
         """Whether workers that share out batches are to pause; asked in a server's thread."""
         return self.is_time() or (self._signals is not None and self._agreement.is_next(PREEMPTED))
 
-    def after_pause(self, position: Position, epoch: EpochTotals) -> None:
+    def after_pause(self, position: Position) -> None:
         """Such workers have paused within an epoch: make a checkpoint. Raises PreemptedError."""
         due = self._agreement.find_due()
         if PREEMPTED in due:
-            self._leave(due[PREEMPTED], position, epoch)
-        self.write(position, epoch)
+            self._leave(due[PREEMPTED], position)
+        self.write(position)
 
     def after_epoch(self, position: Position) -> None:
         """Do what is due after an epoch that is not the last; ``position``: of the next one.
 
         Raises PreemptedError.
         """
-        interval, epoch = self._interval, EpochTotals.make(self._training)
-        if interval is not None and self._is_due_after_epoch(position):
-            self.write(position, epoch)
+        if self._interval is not None and self._is_due_after_epoch(position):
+            self.write(position)
         due = self._agreement.find_due()
         if PREEMPTED in due:
-            self._leave(due[PREEMPTED], position, epoch)
+            self._leave(due[PREEMPTED], position)
 
     def _is_due_after_epoch(self, position: Position) -> bool:
         interval = self._interval
@@ -339,11 +337,10 @@ class Saver:
     def _has_written(self) -> bool:
         return self._is_writing and not self._checkpointer.is_busy
 
-    def write(self, position: Position, epoch: EpochTotals) -> None:
+    def write(self, position: Position) -> None:
         """Begin a checkpoint; the training is settled. Collective."""
         self._finish_write()
         self._last_time = time.monotonic()
-        self._epoch.now = epoch
         score = None if position.row is None else find_score(position.row)
         values = asdict(position)
         self._checkpointer.save(values.pop("step"), score=score, **values)
@@ -352,13 +349,13 @@ class Saver:
             dist.barrier()
         self._saved, self._is_writing = position.step, True
 
-    def save_last(self, position: Position, epoch: EpochTotals) -> None:
+    def save_last(self, position: Position) -> None:
         """Make a checkpoint now, unless there is one of this step; the training is settled.
 
         It is on the disk once the saver is closed.
         """
         if self._saved != position.step:
-            self.write(position, epoch)
+            self.write(position)
 
     def save_end(self, position: Position) -> None:
         """After the last epoch: make a checkpoint, unless none are wanted, or nothing was trained.
@@ -366,10 +363,10 @@ class Saver:
         A run that begins where its checkpoint ends has that one.
         """
         if self._interval is not None and position.step > self._beginning.position.step:
-            self.save_last(position, EpochTotals.make(self._training))
+            self.save_last(position)
 
-    def _leave(self, reason: str, position: Position, epoch: EpochTotals) -> NoReturn:
-        self.save_last(position, epoch)
+    def _leave(self, reason: str, position: Position) -> NoReturn:
+        self.save_last(position)
         self._finish_write(is_last=True)
         self._has_stopped = True
         raise PreemptedError(

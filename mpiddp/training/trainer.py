@@ -29,7 +29,7 @@ from mpiddp.training.step.malloc import keep_freed_memory
 from mpiddp.training.step.stages import Stage
 from mpiddp.training.step.step import Compute
 from mpiddp.training.task.task import Task, add_perplexity, find_task
-from mpiddp.training.training_state import EpochTotals, Position
+from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 from mpiddp.training.wrapping.parallel import share_buffers
 
@@ -140,11 +140,11 @@ def run_steps(
         say(session, *describe_training(training))
         saver = Saver(training, beginning, run, signals)
         after_error.append(saver.abandon)
-        epoch = saver.restore()
+        saver.restore()
         if failure_handler.attempt > 1 and beginning.position == Position():
             say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
         reports = Reports(session, path, training.configuration, beginning.position.step)
-        loop = Loop(training, saver, reports, run, beginning.position, epoch)
+        loop = Loop(training, saver, reports, run, beginning.position)
         try:
             while loop.position.epoch <= training.configuration.epochs:
                 loop.begin_epoch()
@@ -179,11 +179,11 @@ class Loop:
         reports: Reports,
         run: RunDirectory | None,
         position: Position,
-        epoch: EpochTotals,
     ) -> None:
-        """``position`` and ``epoch``: where it begins, and the sums of that epoch so far."""
+        """``position``: where it begins."""
         self.training, self.saver, self.reports, self.run = training, saver, reports, run
-        self.position, self.epoch = position, epoch
+        self.epoch = saver.epoch
+        self.position = position
         """Of the next step; ranks that share batches each have their own within an epoch."""
         self.is_left = False
         """Whether ranks have left the loop before its end."""
@@ -195,8 +195,6 @@ class Loop:
         """Of a step of all ranks."""
         self._step: Step | None = None
         """Of this rank's, under way."""
-        self._begin = 0.0
-        """When the epoch would have begun, had there been no other attempt."""
         training.failure_handler.end_step(position.step or None)
 
     # From an epoch's beginning to its end
@@ -204,9 +202,9 @@ class Loop:
     def begin_epoch(self) -> None:
         training = self.training
         self.reports.begin_epoch(self.position.epoch, self.epoch.totals)
-        self._begin = time.perf_counter() - self.epoch.seconds
+        self.epoch.begin_time()
         training.engine.module.train()
-        training.engine.clock.costs = self.epoch.costs
+        training.engine.clock.count_in(self.epoch.costs)
         training.engine.traffic.forget()
 
     def read_batches(self) -> Generator[Batch | None, None, None]:
@@ -216,7 +214,7 @@ class Loop:
         """
         training, clock = self.training, self.training.engine.clock
         while True:
-            self.epoch.seconds = time.perf_counter() - self._begin
+            self.epoch.count_time()
             self._agreed = self.position
             self._number, self._left = 0, training.batches.count(self.position.samples)
             steps = self.saver.count_steps(self.position.step)
@@ -235,7 +233,7 @@ class Loop:
             if training.batches.count(self.position.samples) == 0:
                 return
             training.engine.update.settle()
-            self.saver.after_pause(self.position, self.epoch)
+            self.saver.after_pause(self.position)
 
     def begin_step(self, batch: Batch) -> Step:
         training, position = self.training, self.position
@@ -256,9 +254,9 @@ class Loop:
             self.reports.after_step(position.epoch, batch, self.epoch.totals)
         self.position = self._following
         training.failure_handler.end_step(self.position.step)
-        self.epoch.seconds = time.perf_counter() - self._begin
+        self.epoch.count_time()
         if self._number < self._left and not training.batches.is_shared:
-            self.saver.after_step(self.position, self.epoch)
+            self.saver.after_step(self.position)
 
     @property
     def _following(self) -> Position:
@@ -293,7 +291,7 @@ class Loop:
         row = add_costs(row, found)
         self.reports.end_epoch(row, found)
         self.position = Position(row.epoch + 1, 0, row.step, row)
-        self.epoch = EpochTotals.make(training)
+        self.epoch.clear()
         if not is_last:
             self.saver.after_epoch(self.position)
 
@@ -302,7 +300,8 @@ class Loop:
         training, position = self.training, self.position
         training.engine.traffic.finish_epoch(self.epoch.costs)
         average = self.epoch.totals.reduce()
-        seconds = time.perf_counter() - self._begin
+        self.epoch.count_time()
+        seconds = self.epoch.seconds
         refuse_divergence("training", average.loss, position.epoch)
         average = add_perplexity(training.task, training.targets, average)
         return metrics.Row(
@@ -359,7 +358,7 @@ class Loop:
         handler.end_step(position.step or None)
         training.engine.update.settle()
         problem = self.saver.export(position.step)
-        self.saver.save_last(position, self.epoch)
+        self.saver.save_last(position)
         self._close(is_done=False)
         if problem:
             raise ConfigurationError(problem)

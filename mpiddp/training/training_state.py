@@ -7,8 +7,9 @@ position.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from mpiddp.checkpoints.state import read_values
@@ -36,47 +37,48 @@ class Position:
     """Of the last epoch, if the next one has not begun."""
 
 
-@dataclass
-class EpochTotals:
-    """Sums of the epoch so far, of one rank."""
-
-    totals: Totals
-    seconds: float = 0.0
-    """Since the epoch began, without the time between two attempts."""
-    costs: Costs = field(default_factory=Costs)
-
-    @classmethod
-    def make(cls, training: Training) -> EpochTotals:
-        """Zeros, on the training's device."""
-        return cls(Totals(training.session.device, training.task.metrics))
-
-
 def name_values(configuration: Any) -> dict[str, Any]:
     """The options, as JSON can hold them."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(configuration), default=str))
     return values
 
 
-class EpochPart:
-    """The sums of the epoch so far, as a part of checkpoints; ``now`` are those to be saved."""
+class EpochSums:
+    """The sums of the epoch so far, of one rank; a part of checkpoints."""
 
     def __init__(self, training: Training, position: Position) -> None:
         """``position``: where training begins."""
         self._training, self._position = training, position
-        self.now = EpochTotals.make(training)
+        self._start = time.perf_counter()
+        self.clear()
+
+    def clear(self) -> None:
+        """Another epoch begins."""
+        self.totals = Totals(self._training.session.device, self._training.task.metrics)
+        self.costs = Costs()
+        self.seconds = 0.0
+        """Since the epoch began, without the time between two attempts."""
+
+    def begin_time(self) -> None:
+        """From now on time counts."""
+        self._start = time.perf_counter() - self.seconds
+
+    def count_time(self) -> None:
+        """Count the time until now."""
+        self.seconds = time.perf_counter() - self._start
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "sums": self.now.totals.sums,
+            "sums": self.totals.sums,
             "metrics": list(self._training.task.metrics),
-            "seconds": self.now.seconds,
-            "costs": asdict(self.now.costs),
+            "seconds": self.seconds,
+            "costs": asdict(self.costs),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._check_metrics(state):
-            self.now.totals.sums = state["sums"].to(self.now.totals.sums.device)
-        self.now.seconds, self.now.costs = state["seconds"], Costs(**state["costs"])
+            self.totals.load(state["sums"])
+        self.seconds, self.costs = state["seconds"], Costs(**state["costs"])
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
         """Another number of ranks: rank 0 goes on with the sums of all."""

@@ -19,7 +19,7 @@ from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.preparation import Training
 from mpiddp.training.records import run_directory
 from mpiddp.training.saving import Saver
-from mpiddp.training.training_state import EpochTotals, Position
+from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 
 records: list[str | bytes] = []
@@ -37,13 +37,12 @@ class CutSaver(Saver):
 
     cut = 0
 
-    def restore(self) -> EpochTotals:
-        restored = super().restore()
+    def restore(self) -> None:
+        super().restore()
         records.append(digest_parameters(self._training.engine.module))
-        return restored
 
-    def after_step(self, position: Position, epoch: EpochTotals) -> None:
-        super().after_step(position, epoch)
+    def after_step(self, position: Position) -> None:
+        super().after_step(position)
         self._cut(position)
 
     def after_epoch(self, position: Position) -> None:

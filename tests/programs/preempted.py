@@ -21,7 +21,7 @@ from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import parse
 from mpiddp.training.preparation import Training
 from mpiddp.training.saving import Saver
-from mpiddp.training.training_state import EpochTotals, Position
+from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 
 PERIOD = 0.005
@@ -57,8 +57,8 @@ class SignalledSaver(Saver):
     signals: MadeUpSignals
     step = 0
 
-    def after_step(self, position: Position, epoch: EpochTotals) -> None:
-        super().after_step(position, epoch)
+    def after_step(self, position: Position) -> None:
+        super().after_step(position)
         self._receive(position)
 
     def after_epoch(self, position: Position) -> None:
@@ -127,20 +127,19 @@ class RecordingSaver(Saver):
     found: SharedRun
     seconds: float | None = None
 
-    def restore(self) -> EpochTotals:
-        restored = super().restore()
-        self.found.weights.append(digest_parameters(self._training.engine.module))
-        return restored
-
-    def save_last(self, position: Position, epoch: EpochTotals) -> None:
-        super().save_last(position, epoch)
+    def restore(self) -> None:
+        super().restore()
         self.found.weights.append(digest_parameters(self._training.engine.module))
 
-    def write(self, position: Position, epoch: EpochTotals) -> None:
+    def save_last(self, position: Position) -> None:
+        super().save_last(position)
+        self.found.weights.append(digest_parameters(self._training.engine.module))
+
+    def write(self, position: Position) -> None:
         world = self._training.session.world
         if position.step in SLOW_STEPS and world.rank == world.size - 1:
             time.sleep(PAUSE)
-        super().write(position, epoch)
+        super().write(position)
 
     def is_time(self) -> bool:
         return self.seconds is not None and time.monotonic() - self._last_time >= self.seconds

@@ -206,8 +206,7 @@ def test_workers_that_pause_and_other_workers_take_every_sample_once(
         seen += [sample for each in found for sample in each]
         assert len(seen) == len(set(seen)) == min(taken, samples)
         if steps is not None:
-            # As if each worker had taken an equal part.
-            done = batches.sum_up(0, lambda _: [len(found)])
+            done = batches.sum_up(len(found), lambda mine: [mine])
             assert done == (len(found) * batch_size, min(steps, left))
     last = Workers(numbered(samples), Cut(batch_size, 0, dice.randint(1, 5), drops), dice)
     seen += [sample for each in last.train(taken, None) for sample in each]

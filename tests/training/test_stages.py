@@ -17,12 +17,11 @@ from torch import nn
 
 import trainings
 from mpiddp.launch.session import Session
-from mpiddp.training import trainer
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.options.groups.straggler import Slowdown
-from mpiddp.training.preparation import Training
 from mpiddp.training.step import stages
 from mpiddp.training.step.stages import Costs, Stage, StageClock, time_buffers
+from mpiddp.training.trainer import Loop
 from pool import Pools
 
 
@@ -46,7 +45,7 @@ def test_time_belongs_to_the_stage_that_ends(ticks: None) -> None:
 
 def test_an_epoch_brings_its_own_sums(ticks: None) -> None:
     clock, epoch = StageClock(), Costs(seconds=[10.0] * len(Stage))
-    clock.costs = epoch
+    clock.count_in(epoch)
     clock.end(Stage.READ)
     assert epoch.seconds == [11, 10, 10, 10, 10, 10]
 
@@ -120,17 +119,14 @@ def train_with_slow_reader(session: Session, words: list[str]) -> None:
 
 def train_with_late_server(session: Session, words: list[str]) -> None:
     """Rank 1, which only serves, comes late to the epoch: the worker has had weights by then."""
-    make = trainer.EpochTotals.make
+    begin = Loop.begin_epoch
 
-    def make_late(training: Training) -> trainer.EpochTotals:
+    def begin_late(loop: Loop) -> None:
         time.sleep(0.5 * session.world.rank)
-        return make(training)
+        begin(loop)
 
-    trainer.EpochTotals.make = make_late  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(Loop, "begin_epoch", begin_late):
         trainings.run(session, words)
-    finally:
-        trainer.EpochTotals.make = make  # type: ignore[method-assign]
 
 
 # 320 samples for training: 10 steps of two ranks, 20 of one.

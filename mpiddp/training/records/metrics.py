@@ -114,15 +114,12 @@ class Totals:
 
     @property
     def sums(self) -> torch.Tensor:
-        """This rank's, of losses, samples, batches left out, and metrics; on the CPU, a copy.
-
-        They may be set, to a tensor of that shape.
-        """
+        """This rank's, of losses, samples, batches left out, and metrics; on the CPU, a copy."""
         self._settle()
         return torch.tensor(self._sums, dtype=torch.float64)
 
-    @sums.setter
-    def sums(self, sums: torch.Tensor) -> None:
+    def load(self, sums: torch.Tensor) -> None:
+        """Go on from these sums. Raises ValueError if they are of other metrics."""
         if sums.shape != (len(self._sums),):
             raise ValueError(f"expected {len(self._sums)} sums, found shape {tuple(sums.shape)}")
         self._sums, self._pending = sums.tolist(), []

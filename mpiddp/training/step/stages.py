@@ -50,8 +50,12 @@ class StageClock:
 
     def __init__(self) -> None:
         self.costs = Costs()
-        """What is counted here; an epoch brings its own."""
+        """What is counted here."""
         self._last = time.perf_counter()
+
+    def count_in(self, costs: Costs) -> None:
+        """An epoch brings its own."""
+        self.costs = costs
 
     def skip(self) -> None:
         """What was done since the last call belongs to no stage."""

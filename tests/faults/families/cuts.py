@@ -37,7 +37,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     if step == whole.read_steps():
         # Nothing is left to train: the checkpoint is the end, and the new run has no other.
         assert training.read_steps() == step and "Training done: " in output, output
-        assert not list(training.run.glob("checkpoints/*")), output
+        assert not list(training.run.glob("checkpoints/step-*")), output
         return Finding("nothing left to do", lost_steps=0)
     # Rows of epochs that had ended before are in the other run's directory.
     expected = read_end(whole.run)
