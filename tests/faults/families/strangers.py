@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 import resource
@@ -23,6 +22,7 @@ from mpiddp.checkpoints.storage.manifest import (
     MANIFEST,
     File,
     list_checkpoints,
+    make_digest,
     read_manifest,
     write_manifest,
 )
@@ -151,8 +151,9 @@ def load_hostile(training: Training, laboratory: Laboratory, choice: Mapping[str
     name = ".metadata" if is_list else "__0_0.distcp"
     (newest / name).write_bytes(content.ljust((newest / name).stat().st_size))
     manifest = read_manifest(newest)
-    digest = hashlib.sha256((newest / name).read_bytes()).hexdigest()
-    files = {**manifest.files, name: File((newest / name).stat().st_size, digest)}
+    digest = make_digest()
+    digest.update((newest / name).read_bytes())
+    files = {**manifest.files, name: File((newest / name).stat().st_size, digest.hexdigest())}
     (newest / MANIFEST).unlink()
     write_manifest(newest, replace(manifest, files=files))
     if is_list:
