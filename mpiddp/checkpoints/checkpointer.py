@@ -127,6 +127,8 @@ class Checkpointer:
         if optimizer is not None:
             self._parts["optimizer"] = optimizer
         self._survey: Survey | None = None
+        self._restored = 0
+        """The step of this directory's checkpoint that training goes on from."""
         self._preemption: Preemption | None = None
         self._is_closed = False
         _finish_with_session(self)
@@ -168,12 +170,19 @@ class Checkpointer:
 
         Raises OSError, or MpiddpError for whatever else fails, on all ranks, if the one before, or
         with ``wait`` this one, could not be written. Raises ConfigurationError for a directory that
-        holds checkpoints which this training has not gone on from, or that not all ranks share.
+        holds checkpoints which this training has not gone on from, or that not all ranks share, and
+        for a step before the one that ``restore()`` has returned.
         """
         self._check_open()
         step = operator.index(step)
         if step < 0:
             raise ConfigurationError(f"step: expected 0 or more, found {step}")
+        if step < self._restored:
+            # It would take the place of the later ones.
+            raise ConfigurationError(
+                f"step: expected {self._restored} or more, which restore() has returned, found "
+                f"{step}: count on from there, or choose another directory to begin anew"
+            )
         self._directory.open(self._survey)
         held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
         tensors = capture(self._parts, held, self._ranks.rank)
@@ -222,7 +231,9 @@ class Checkpointer:
             self._survey = self._directory.look()
             if self._survey.damaged:
                 self._directory.set_aside(self._survey)
-            return self._survey.newest
+            newest = self._survey.newest
+            self._restored = newest.manifest.step if newest is not None else 0
+            return newest
         survey = find_valid(Path(source), self._ranks)
         if survey.newest is None:
             raise CheckpointError(f"expected a checkpoint in {source}, found none")
@@ -279,7 +290,7 @@ class Checkpointer:
 
 _OWN_NAMES = frozenset({"buffers", "random", VALUES})
 """Of parts of a checkpoint, which nobody else's part can have."""
-ADVICE = "choose another directory, or begin from it with restore({path!r})"
+ADVICE = "choose another directory, or begin from it with restore('{path}')"
 
 
 def _finish_with_session(checkpointer: Checkpointer) -> None:

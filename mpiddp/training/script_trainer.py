@@ -16,6 +16,7 @@ from mpiddp.training.options.config import Configuration, from_keywords
 from mpiddp.training.options.groups.launch import LaunchOptions
 from mpiddp.training.preparation import agree
 from mpiddp.training.records.metrics import Row
+from mpiddp.training.records.run_directory import find_path
 from mpiddp.training.reports import say
 from mpiddp.training.shared_run import describe_finished, find_finished
 from mpiddp.training.task.task import Task, find_task, name_own
@@ -60,14 +61,18 @@ class Trainer:
 
         A run of this name that an earlier job has finished with the same options is not trained
         again: its last row is returned. It is refused with other options, and where this job has
-        finished it.
+        finished it, or left it before its first epoch's end.
 
         A job that is preempted ends with exit code 75 once its checkpoint is written. Raises
         ConfigurationError, MpiddpError.
         """
         for step in self.steps():
             step.take()
-        assert self.row is not None
+        if self.row is None:
+            raise ConfigurationError(
+                f"the run {find_path(self.configuration)} was left before its first epoch's end: "
+                "resume=PATH goes on from a checkpoint, or choose another name"
+            )
         return self.row
 
     def steps(self) -> Iterator[Step]:
@@ -97,9 +102,10 @@ class Trainer:
         handler = self.session._resources.failure_handler
         task, configuration = find_task(self.configuration, self._task)
         agree(configuration, self.session)
-        self.row = find_finished(configuration, self.session, handler)
-        if self.row is not None:
-            say(self.session, describe_finished(self.row, configuration))
+        finished = find_finished(configuration, self.session, handler)
+        if finished is not None:
+            say(self.session, describe_finished(finished, configuration))
+            self.row = finished.row
             return
         try:
             self.row = yield from run_steps(

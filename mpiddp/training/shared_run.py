@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpiddp.checkpoints.storage.manifest import CONFIGURATION
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
+from mpiddp.process.outcome import read_outcome
 from mpiddp.training.options.config import Configuration, read_toml
 from mpiddp.training.records import run_directory
 from mpiddp.training.records.history import METRICS
@@ -29,10 +31,20 @@ from mpiddp.training.training_state import (
 from mpiddp.wording import count_noun
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended well."""
+
+    row: Row | None
+    """Of its last epoch; None if its loop was left within the first one."""
+    reason: str
+    """Why it has ended."""
+
+
 def find_finished(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> Row | None:
-    """The last row of this run, if an earlier job has finished it; collective.
+) -> Finished | None:
+    """How this run has ended, if an earlier job has finished it; collective.
 
     None for any other run, also for one of this very job, and unless ``resume`` is "auto".
 
@@ -49,12 +61,13 @@ def find_finished(
     answer = session.broadcast(answer)
     if isinstance(answer, ConfigurationError):
         raise answer
-    row: Row | None = answer
-    return row
+    found: Finished | None = answer
+    return found
 
 
-def _read_finished(path: Path, configuration: Configuration) -> Row | None:
-    if not run_directory.is_finished(path):
+def _read_finished(path: Path, configuration: Configuration) -> Finished | None:
+    outcome = read_outcome(path)
+    if outcome is None or not run_directory.is_finished(path):
         return None
     try:
         row = read_last_row(path / METRICS)
@@ -64,8 +77,6 @@ def _read_finished(path: Path, configuration: Configuration) -> Row | None:
             f"the run {path} has finished, but its files cannot be read: {error}; choose another "
             "name"
         ) from error
-    if row is None:
-        return None
     values = name_values(keep_measured(configuration, before))
     changed = list_changed(before, values)
     if values["export"] not in (None, before["export"]):
@@ -76,14 +87,17 @@ def _read_finished(path: Path, configuration: Configuration) -> Row | None:
             f"the run {path} has finished with other options ({listed}), and is not overwritten: "
             "choose another name; with resume=PATH it goes on from a checkpoint of this run"
         )
-    return row
+    return Finished(row, str(outcome["reason"]))
 
 
-def describe_finished(row: Row, configuration: Configuration) -> str:
+def describe_finished(finished: Finished, configuration: Configuration) -> str:
     """The console's line on a run that is not trained again."""
-    found = describe_test(row.test_loss, row.test_metrics or {})
+    row, found = finished.row, finished.reason
+    if row is not None and row.test_loss is not None:
+        tested = describe_test(row.test_loss, row.test_metrics or {})
+        found = f"{tested} after {count_noun(row.epoch, 'epoch')}"
     path = run_directory.find_path(configuration)
-    return f"Finished before: {found} after {count_noun(row.epoch, 'epoch')} (run directory {path})"
+    return f"Finished before: {found} (run directory {path})"
 
 
 def enter_run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,42 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
     assert state is not None
     assert (state["step"], state["note"], state["samples"].tolist()) == (7, "é", [0, 1, 2])
     assert torch.equal(model.weight, before)
+
+
+def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        for step in (30, 40):
+            checkpointer.save(step)
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.restore()
+        with pytest.raises(mpiddp.ConfigurationError, match=r"40 or more, .* found 10: c"):
+            checkpointer.save(10)
+        # A loop whose last save comes once more, and one that goes on.
+        for step in (40, 50):
+            checkpointer.save(step)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-50", "step-40"]
+    with mpiddp.Checkpointer(tmp_path / "new", model, optimizer) as checkpointer:
+        # Of another training: its steps are not this one's.
+        checkpointer.restore(tmp_path)
+        checkpointer.save(10)
+
+
+def test_the_advice_names_the_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    for script in ("a.py", "b.py"):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", script)
+        checkpointer = mpiddp.Checkpointer(tmp_path, model)
+        if script == "a.py":
+            checkpointer.save(1)
+        else:
+            advice = re.escape(f"or begin from it with restore('{tmp_path / 'step-1'}')")
+            with pytest.raises(mpiddp.ConfigurationError, match=advice):
+                checkpointer.restore()
+        checkpointer.close()
 
 
 def test_a_save_that_is_waited_for_needs_no_copies(

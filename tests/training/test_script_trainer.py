@@ -302,8 +302,10 @@ trainer = mpiddp.Trainer(data="toy", epochs=4, name="left", sync=sys.argv[1])
 steps = trainer.steps()
 for step in steps:
     step.take()
-    if step.number == 7:
+    if step.number == int(sys.argv[2]):
         break
+else:
+    print("no break", trainer.row and trainer.row.epoch)
 """
 
 
@@ -314,12 +316,24 @@ for step in steps:
 def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: Path) -> None:
     # The script keeps the iterator, closes nothing, and executors end before atexit's functions.
     (tmp_path / "script.py").write_text(LEFT)
-    words = ["-m", "mpiddp", "script.py", sync]
-    launchers.run(launchers.table()["openmpi"], 2, words, timeout=100, cwd=tmp_path).expect(0)
+    words, openmpi = ["-m", "mpiddp", "script.py", sync], launchers.table()["openmpi"]
+    launchers.run(openmpi, 2, [*words, "7"], timeout=100, cwd=tmp_path).expect(0)
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert outcome is not None
     assert [outcome[name] for name in ("code", "reason", "step")] == [0, "left after step 7", 7]
     assert (tmp_path / "runs/left/checkpoints/step-7").is_dir()
+    again = launchers.run(openmpi, 2, [*words, "7"], timeout=100, cwd=tmp_path).expect(0)
+    assert "Finished before: left after step 7 (run directory runs/left)" in again.stdout
+    assert again.stdout.count("no break None\n") == 2
+
+
+@pytest.mark.mpi
+def test_a_run_that_was_left_after_an_epoch_has_that_epochs_row(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LEFT)
+    words, openmpi = ["-m", "mpiddp", "script.py", "framework"], launchers.table()["openmpi"]
+    launchers.run(openmpi, 1, [*words, "105"], timeout=100, cwd=tmp_path).expect(0)
+    again = launchers.run(openmpi, 1, [*words, "105"], timeout=100, cwd=tmp_path).expect(0)
+    assert "Finished before: " in again.stdout and "no break 1\n" in again.stdout
 
 
 RESTARTED = """

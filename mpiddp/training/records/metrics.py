@@ -324,7 +324,7 @@ def _format(name: str, value: float) -> str:
     return f"{value:.2%}" if name in SHARES else f"{value:.6g}"
 
 
-def describe_test(loss: float | None, metrics: Mapping[str, float]) -> str:
+def describe_test(loss: float, metrics: Mapping[str, float]) -> str:
     """What is said last of the test samples: the task's first metric, or else the loss."""
     return next(iter(name_test_metrics(metrics)), f"test loss {loss:.6f}")
 
@@ -349,7 +349,8 @@ def describe_staleness(counts: Mapping[int, int]) -> str:
 
 
 def describe_end(row: Row, seconds: float, directory: Path) -> str:
-    """The last line; ``row``: of the last epoch."""
+    """The last line; ``row``: of the last epoch, which has been evaluated."""
+    assert row.test_loss is not None
     found = describe_test(row.test_loss, row.test_metrics or {})
     return (
         f"Training done: {found} after {count_noun(row.epoch, 'epoch')} in "
