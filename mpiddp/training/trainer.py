@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
@@ -118,10 +119,8 @@ def run_steps(
     trained is saved, and the run has ended well.
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
-    same configuration and number of ranks on CPUs, unless gradients may be stale. (Payloads of NaNs
-    may differ; a loss that is not finite is refused.) Configuration and task are those that
-    `find_task` returned, and all ranks agree on them. The failure handler learns the run directory
-    and each step.
+    same configuration and number of ranks on CPUs, unless gradients may be stale. Configuration and
+    task are those that `find_task` returned, and all ranks agree on them.
 
     Raises:
         ConfigurationError: the data cannot be shared out, the model does not fit the data, or the
@@ -143,8 +142,7 @@ def run_steps(
         saver.restore()
         if failure_handler.attempt > 1 and beginning.position == Position():
             say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
-        reports = Reports(session, path, training.configuration, beginning.position.step)
-        loop = Loop(training, saver, reports, run, beginning.position)
+        loop = Loop(training, saver, run, path, beginning.position)
         try:
             while loop.position.epoch <= training.configuration.epochs:
                 loop.begin_epoch()
@@ -176,12 +174,13 @@ class Loop:
         self,
         training: Training,
         saver: Saver,
-        reports: Reports,
         run: RunDirectory | None,
+        path: Path,
         position: Position,
     ) -> None:
-        """``position``: where it begins."""
-        self.training, self.saver, self.reports, self.run = training, saver, reports, run
+        """``run``: on rank 0; ``path``: of its directory. ``position``: where it begins."""
+        self.training, self.saver, self.run = training, saver, run
+        self.reports = Reports(training.session, path, training.configuration, position.step)
         self.epoch = saver.epoch
         self.position = position
         """Of the next step; ranks that share batches each have their own within an epoch."""

@@ -485,7 +485,6 @@ def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
     rooms = ("front", "process", "launch/launcher")
     launch = (
         "__init__.py",
-        "exported_variables.py",
         "script/__init__.py",
         "script/command_line.py",
     )

@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 20
 
 USER, TRAINER, LIBRARY = "user", "trainer", "library"
 """Whose code a frame runs."""
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 STANDARD = Path(os.__file__).parent
 INSTALLED = ("site-packages", "dist-packages")
 
