@@ -121,7 +121,7 @@ def test_the_advice_names_the_newest_checkpoint(
 ) -> None:
     model = torch.nn.Linear(2, 2)
     for script in ("a.py", "b.py"):
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", script)
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
         checkpointer = mpiddp.Checkpointer(tmp_path, model)
         if script == "a.py":
             checkpointer.save(1)
