@@ -10,6 +10,15 @@ from benchmarks.common.options import describe_seconds, describe_size, format_ro
 from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
 from benchmarks.common.targets import Target
 
+SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
+LEAST_BYTES = 64 << 20
+"""Smaller checkpoints take what their files' names and lists take, which grows with no bytes."""
+NAMES = {
+    "synchronous": "synchronous save",
+    "asynchronous": "asynchronous save",
+    "raw": "raw write and flush",
+    "digest": "XXH3 alone",
+}
 EXPLANATION = """\
 Times are of the slowest rank, medians over rounds. A share is of the time of the steps between two
 checkpoints. A synchronous save ends when the checkpoint is on the disk. An asynchronous one costs
@@ -57,14 +66,6 @@ def format_seconds(seconds: float) -> str:
     return f"-{describe_seconds(-seconds)}" if seconds < 0 else describe_seconds(seconds)
 
 
-NAMES = {
-    "synchronous": "synchronous save",
-    "asynchronous": "asynchronous save",
-    "raw": "raw write and flush",
-    "digest": "XXH3 alone",
-}
-
-
 def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> None:
     """A panel for each number of ranks."""
     title = "Seconds that training waits for a checkpoint, and the raw write of its bytes"
@@ -84,13 +85,6 @@ def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> 
             axis.set_xlabel("seconds", fontsize=8)
             axis.set_title(f"{found.ranks} ranks ({found.device})", loc="left", fontsize=10)
             finish_bars(axis, list(NAMES.values()))
-
-
-SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
-
-
-LEAST_BYTES = 64 << 20
-"""Smaller checkpoints take what their files' names and lists take, which grows with no bytes."""
 
 
 def judge(found: Measurement, plan: Plan) -> list[Target]:

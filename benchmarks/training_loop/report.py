@@ -12,6 +12,7 @@ from benchmarks.common.targets import Target
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
 from mpiddp.wording import count_noun
 
+SPEED = 0.98
 EXPLANATION = """\
 Samples per second of all ranks: medians over rounds, each of them a whole training's median epoch.
 Speed: the trainer's by the bare loop's, round by round. Batches are samples per rank."""
@@ -53,9 +54,6 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
             speed = f"{group.speed.median:.3f} × the bare loop"
             axis.set_title(f"{where}, {batch}: {speed}", loc="left", fontsize=10)
             finish_bars(axis, [TRAINER, BARE])
-
-
-SPEED = 0.98
 
 
 def judge(groups: Sequence[Group]) -> list[Target]:

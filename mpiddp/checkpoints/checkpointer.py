@@ -128,7 +128,7 @@ class Checkpointer:
             self._parts["optimizer"] = optimizer
         self._survey: Survey | None = None
         self._restored = 0
-        """The step of this directory's checkpoint that training goes on from."""
+        """The step of this directory's newest checkpoint, if training goes on from that."""
         self._preemption: Preemption | None = None
         self._is_closed = False
         _finish_with_session(self)
@@ -181,7 +181,7 @@ class Checkpointer:
             # It would take the place of the later ones.
             raise ConfigurationError(
                 f"step: expected {self._restored} or more, which restore() has returned, found "
-                f"{step}: count on from there, or choose another directory to begin anew"
+                f"{step}: continue from that step, or start over in another directory"
             )
         self._directory.open(self._survey)
         held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
@@ -234,6 +234,8 @@ class Checkpointer:
             newest = self._survey.newest
             self._restored = newest.manifest.step if newest is not None else 0
             return newest
+        # Whoever names a checkpoint, an older one of this directory too, knows its steps.
+        self._restored = 0
         survey = find_valid(Path(source), self._ranks)
         if survey.newest is None:
             raise CheckpointError(f"expected a checkpoint in {source}, found none")

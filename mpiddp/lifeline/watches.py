@@ -15,6 +15,8 @@ from mpiddp.lifeline.membership import Membership
 from mpiddp.process import job_directory
 from mpiddp.process.sockets.event_loop import EventLoop
 
+CHECK_SECONDS = 3.0
+"""Between two looks at the newest attempt's token."""
 PERIOD = 0.5
 """Seconds between two looks at the process."""
 STOPPED = "T"
@@ -61,10 +63,6 @@ class StopWatch:
         else:
             due = min(due, self._since + self._limit)
         self._loop.call_at(due, self._look)
-
-
-CHECK_SECONDS = 3.0
-"""Between two looks at the newest attempt's token."""
 
 
 class AttemptWatch:

@@ -45,6 +45,8 @@ from mpiddp.training.wrapping.engine import Start, start_engine
 from mpiddp.training.wrapping.parallel import find_bound, find_roles
 from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
 
+WORKSPACE = ":4096:8"
+"""Of cuBLAS, with which its results do not depend on what else runs (cuBLAS, Reproducibility)."""
 EVALUATION_BATCH = 256
 """Samples per rank and forward pass of an evaluation; it changes no result."""
 
@@ -276,10 +278,6 @@ def _choose_batches(
     shared = SharedBatches(static.reader, static.share, lambda: update.ticket)
     source = shared if find_bound(configuration) is None else static
     return source if computes else FollowedBatches(source, update.follow_steps)
-
-
-WORKSPACE = ":4096:8"
-"""Of cuBLAS, with which its results do not depend on what else runs (cuBLAS, Reproducibility)."""
 
 
 def set_determinism(is_wanted: bool) -> None:

@@ -110,8 +110,8 @@ def _choose(
 ) -> Found | None:
     """The demanded checkpoint if the run begins there, the run's newest one if it goes on.
 
-    Only the first attempt of a job begins anew, or at an older one of its own: later attempts go
-    on from what this job has saved.
+    Only a job's first attempt starts over, or goes on from an older checkpoint of its own. Later
+    attempts go on from what this job has saved.
     """
     newest = None if survey is None else survey.newest
     if configuration.resume == AUTO or (newest is not None and _is_this_jobs(newest)):

@@ -14,7 +14,6 @@ from mpiddp.checkpoints.storage.manifest import CONFIGURATION
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.process.outcome import read_outcome
 from mpiddp.training.options.config import Configuration, read_toml
 from mpiddp.training.records import run_directory
 from mpiddp.training.records.history import METRICS
@@ -66,8 +65,8 @@ def find_finished(
 
 
 def _read_finished(path: Path, configuration: Configuration) -> Finished | None:
-    outcome = read_outcome(path)
-    if outcome is None or not run_directory.is_finished(path):
+    outcome = run_directory.find_success(path)
+    if outcome is None:
         return None
     try:
         row = read_last_row(path / METRICS)
@@ -87,7 +86,7 @@ def _read_finished(path: Path, configuration: Configuration) -> Finished | None:
             f"the run {path} has finished with other options ({listed}), and is not overwritten: "
             "choose another name; with resume=PATH it goes on from a checkpoint of this run"
         )
-    return Finished(row, str(outcome["reason"]))
+    return Finished(row, str(outcome.get("reason")))
 
 
 def describe_finished(finished: Finished, configuration: Configuration) -> str:

@@ -110,6 +110,11 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
         for step in (40, 50):
             checkpointer.save(step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-50", "step-40"]
+    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        # Who goes back on purpose says so.
+        checkpointer.restore()
+        checkpointer.restore(tmp_path / "step-40")
+        checkpointer.save(41)
     with mpiddp.Checkpointer(tmp_path / "new", model, optimizer) as checkpointer:
         # Of another training: its steps are not this one's.
         checkpointer.restore(tmp_path)

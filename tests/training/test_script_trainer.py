@@ -369,7 +369,7 @@ def test_a_restart_goes_on_from_what_its_own_job_has_saved(tmp_path: Path) -> No
         assert (done.returncode == 0) == (restarts > 0), done
         return re.findall(f"Resumed from {own}([0-9]+):", done.stdout)
 
-    # The first attempt begins anew; the second one goes on from it.
+    # The first attempt starts over; the second one goes on from it.
     assert run("never", 33, 1) == ["30"]
     shutil.rmtree(tmp_path / "runs")
     # A job that ended after step 20 without a restart; then one that branches off before.

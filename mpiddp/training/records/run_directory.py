@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from mpiddp import environment
 from mpiddp.checkpoints.storage.manifest import CONFIGURATION
@@ -165,14 +166,14 @@ def _take(
     return RunDirectory(path, lock)
 
 
-def is_finished(path: Path) -> bool:
-    """Whether the last attempt at the run in ``path`` has succeeded."""
+def find_success(path: Path) -> dict[str, Any] | None:
+    """The outcome of the last attempt at the run in ``path``, if it has succeeded."""
     outcome = read_outcome(path)
-    return outcome is not None and outcome.get("code") == SUCCESS
+    return outcome if outcome is not None and outcome.get("code") == SUCCESS else None
 
 
 def _refuse_finished(path: Path) -> None:
-    if is_finished(path):
+    if find_success(path) is not None:
         raise ConfigurationError(
             f"name: the run {path} has finished and is not overwritten: choose another --name"
         )

@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[Callable[[Path, float], None], tuple[str, ...]]] = {
 
 
 PATCHING = threading.Lock()
-"""Attempts run side by side: what one patches while another one does stays patched for good."""
+"""Attempts run in several threads. Two patches of one function at once may leave it patched."""
 
 
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
