@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from types import SimpleNamespace
 
@@ -183,6 +184,11 @@ class Workers:
         return found
 
 
+def gather_beside(others: int) -> Callable[[int], list[int]]:
+    """As a session gathers: this rank's number, and another's."""
+    return lambda mine: [mine, others]
+
+
 @settings(deadline=None)
 @given(
     samples=st.integers(1, 60),
@@ -206,7 +212,7 @@ def test_workers_that_pause_and_other_workers_take_every_sample_once(
         seen += [sample for each in found for sample in each]
         assert len(seen) == len(set(seen)) == min(taken, samples)
         if steps is not None:
-            done = batches.sum_up(len(found), lambda mine: [mine])
+            done = batches.sum_up(0, gather_beside(len(found)))
             assert done == (len(found) * batch_size, min(steps, left))
     last = Workers(numbered(samples), Cut(batch_size, 0, dice.randint(1, 5), drops), dice)
     seen += [sample for each in last.train(taken, None) for sample in each]
