@@ -13,8 +13,8 @@ from pathlib import Path
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.script.arguments import make_parser
-from mpiddp.lifeline.positions import Position, describe, read_answers
 from mpiddp.lifeline.requests import ask
+from mpiddp.lifeline.stacks.positions import Position, describe, read_answers
 from mpiddp.process import job_directory
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.wording import count_noun

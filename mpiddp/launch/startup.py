@@ -35,13 +35,14 @@ from mpiddp.launch.mpi.world import (
     solitary_world,
 )
 from mpiddp.launch.network import interfaces
-from mpiddp.launch.rendezvous import companions as joining
 from mpiddp.launch.rendezvous import store
+from mpiddp.launch.rendezvous.companions import CompanionAgreement
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.session import Options, Session, find_session
 from mpiddp.launch.torch_import import TorchImport
-from mpiddp.lifeline.lifeline import Lifeline
+from mpiddp.lifeline.lifeline import Lifeline, start_companion
+from mpiddp.lifeline.membership import Entrance
 from mpiddp.lifeline.movement import Movement
 from mpiddp.process.sockets import ports
 from mpiddp.process.streams.console import write_console
@@ -143,6 +144,9 @@ class Starter:
         self.mpi_interfaces: tuple[str, ...] = ()
         self.route_finder: RouteFinder | None = None
         """On the first rank of each node."""
+        self._has_lifeline = False
+        self._entrance: Entrance | None = None
+        """On the first rank of each node, once its companion has been started."""
         failure_handler.seconds = options.timeout
 
     def run(self) -> Session:
@@ -151,10 +155,11 @@ class Starter:
             with self.deadlines.phase("MPI"):
                 self.settle(self.begin_import)
                 self.settle(self.start_mpi)
-                self.settle(self.begin_lifeline)
             with self.deadlines.phase("import torch"):
                 self.settle(self.join_import)
             with self.deadlines.phase("address"):
+                # After the import, which needs all cores.
+                self.settle(self.begin_lifeline)
                 self.settle(self.find_device)
                 self.settle(self.bind_cores)
                 self.settle(self.take_device)
@@ -193,15 +198,19 @@ class Starter:
         self.failure_handler.settle(error)
 
     def begin_lifeline(self) -> None:
-        """Start this rank's companion process, where a launcher or the front started the rank."""
+        """Start the companion process of this node, if a launcher or the front started the rank."""
         is_job = self.peers.launcher is not None or environment.JOB_DIRECTORY in os.environ
+        self._has_lifeline = is_job or self.control.world.size > 1
         if self.previous is not None:
+            self._has_lifeline = False
             self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
-        elif is_job or self.control.world.size > 1:
-            handler = self.failure_handler
-            self.resources.lifeline = Lifeline(
-                handler.leave_job, handler.lose_lifeline, handler.output
-            )
+        elif self._has_lifeline and self.control.world.local_rank == 0:
+            self._entrance = start_companion(self.failure_handler.output.console)
+            self.resources.lifeline = self._enter(self._entrance)
+
+    def _enter(self, entrance: Entrance) -> Lifeline:
+        handler, rank = self.failure_handler, self.control.world.rank
+        return Lifeline(entrance, rank, handler.leave_job, handler.lose_lifeline, handler.output)
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
@@ -353,14 +362,16 @@ class Starter:
             interfaces.check_variables(resources.backend, world.hostname)
 
     def join_lifeline(self) -> None:
-        """Connect this rank's companion process with those of the other ranks."""
-        lifeline, roster = self.resources.lifeline, self.peers.roster
-        if lifeline is None:
+        """Connect this rank with its node's companion, and that one with the other nodes'."""
+        if not self._has_lifeline:
             return
-        place = joining.Place(self.control, self.neighbourhood, roster)
+        agreement = CompanionAgreement(self.control, self.neighbourhood, self.peers.roster)
+        entrance = agreement.share_entrance(self._entrance)
+        lifeline = self.resources.lifeline or self._enter(entrance)
+        self.resources.lifeline = lifeline
         address, seconds = self.route.meeting.address, self.options.lifeline_timeout
         allowed = self.route_finder.ports if self.route_finder is not None else None
-        joining.join(lifeline, place, address, seconds, allowed)
+        agreement.join(lifeline, address, seconds, allowed)
         self.peers.lifeline = lifeline
 
     def open_group(self) -> None:

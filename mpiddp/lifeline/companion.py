@@ -1,79 +1,63 @@
-"""The process beside each rank, which watches it without its interpreter's lock.
+"""The process beside the ranks of a node, which watches them without their interpreters' locks.
 
-Companions form a tree: those of a node connect to its first rank's, and these to rank 0's, which
-decides what ends the job (`decision`). Each watches its own rank, and its connections by heartbeats
-in both directions. A companion that loses the way to rank 0 decides for those below it.
+The ranks of a node enter through a local socket. The companions of the other nodes connect to that
+of rank 0, which decides what ends the job (`decision`). Ranks are watched by their processes'
+descriptors, companions by heartbeats in both directions. A companion that loses rank 0's decides
+for its node.
 
-It ends with its rank. Standard library only: it starts beside every rank.
+It ends with its ranks. Standard library only: it starts beside them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import PeerLostError
-from mpiddp.lifeline.decision import (
-    FAILED,
-    Decider,
-    Decision,
-    Failure,
-    Leave,
-    Loss,
-    describe_status,
-)
+from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
-from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import Callback, Client, Requests
-from mpiddp.lifeline.stacks.answers import Reply, StackAnswers
-from mpiddp.lifeline.stacks.dump import StackReader
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.lifeline.tree import Handlers, Tree
-from mpiddp.lifeline.watches import AttemptWatch, StopWatch
+from mpiddp.lifeline.watched_rank import CLOSING, Entry, RankHandlers, WatchedRank
+from mpiddp.lifeline.watches import AttemptWatch
 from mpiddp.process.publication import Publication
-from mpiddp.process.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.process.sockets.event_loop import EventLoop
-from mpiddp.process.sockets.links import Link
+from mpiddp.process.sockets.links import Link, encode_token
+from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.process.sockets.ports import PortRange
 
-STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
 QUESTIONS = frozenset({"listen", "join", "ask", "fail"})
-"""Messages of the rank that get a reply."""
+"""Messages of a rank that get a reply."""
+ENTRY_SECONDS = 20.0
+"""How long the first rank may take to enter."""
 LEAVE_SECONDS = 1.0
 """How long a rank may take to leave before it is killed."""
 TURN_SECONDS = 0.5
 LAST_TURN = 3
-"""Companions that have lost the way to rank 0 act in turns: the first may end the job."""
+"""Companions that have lost rank 0's act in turns: the first may end the job."""
 FLUSH_SECONDS = 1.0
 
 
 class Companion:
     """One companion's state."""
 
-    def __init__(
-        self, process: RankProcess, rank: Link, progress: Progress, stacks: StackReader
-    ) -> None:
-        self.process = process
-        self.answers: dict[str, Callable[[Reply], object]] = {
-            "position": lambda reply: reply(self._describe_position()),
-            "stacks": lambda reply: self._stacks.ask(reply),
-            "idle": lambda reply: reply(self._describe_idleness()),
-            "calls": self._ask_for_calls,
-            "stopped": lambda reply: reply(self._stop.is_stopped),
-        }
-        """What this companion answers to requests, by their names."""
-        self._rank = rank
-        self._progress = progress
+    def __init__(self, server: socket.socket, token: str) -> None:
+        """``server``: a local socket at which ranks that know ``token`` enter."""
+        self._ranks: dict[int, WatchedRank] = {}
+        """Of this node, by rank; those that have ended, too."""
         self._loop = EventLoop()
+        admit = {encode_token(token): self._admit_rank}
+        self._entrance = TokenListener([server], self._loop.selector, admit)
         self._tree = Tree(
             self._loop,
             Handlers(
@@ -85,12 +69,8 @@ class Companion:
                 note_child_lost=self._note_child_lost,
             ),
         )
-        self._stacks = StackAnswers(stacks, self._loop, lambda: self._rank.send("record"))
-        self._stop = StopWatch(self._loop, stacks.find_state, self._tell_stop)
         self._askers: list[Client] = []
-        """Those below this companion that wait for an answer of all ranks."""
-        self._calls_reply: Reply | None = None
-        """Who waits for the rank's last collectives."""
+        """Clients of this companion that wait for an answer of all ranks."""
         self._publication: Publication | None = None
         """Of rank 0's companion: where clients find it."""
         self._membership: Membership | None = None
@@ -100,49 +80,29 @@ class Companion:
         self._end_watch = EndWatch(self._make_handlers())
         """Of rank 0's companion."""
         self._attempt = AttemptWatch()
-        self._state = STARTING
-        """Where the rank is, apart from its step."""
-        self._run: tuple[Path, int] | None = None
-        """Directory and attempt of a training, for reports."""
-        self._log: tuple[Path, bool] | None = None
-        """The log of all that the rank prints, and whether standard error leads elsewhere."""
         self._failure: Failure | None = None
         """The rank that reports its error."""
-        self._joining = 0
-        """The rank's question, answered once this companion has joined the others."""
-        self._asked: int | None = None
-        """The rank's question whether it reports its error."""
-        self._is_gone = False
-        """Whether this rank has ended."""
+        self._has_joined = False
+        self._joining: dict[int, int] = {}
+        """By rank, its question that is answered once this companion has joined the others."""
+        self._asked: dict[int, int] = {}
+        """By rank, its question whether it reports its error."""
         self._is_over = False
-        """Whether nothing is watched any more: the session is closed, or the job ends."""
+        """Whether nothing is watched any more: all sessions are closed, or the job ends."""
+        self._start = time.monotonic()
         self._end = float("inf")
         """When this process ends at the latest."""
 
     def run(self) -> None:
-        """Watch until the rank has gone, or has closed its session."""
-        self._loop.add(self._rank, self._take_from_rank, lambda _: None)
-        descriptor = self.process.descriptor
-        if descriptor is not None:
-            end = selectors.EVENT_READ
-            self._loop.selector.register(descriptor, end, lambda _: self._note_end())
-        else:
-            self._poll_rank(time.monotonic())
-        if self.process.launcher is not None:
-            self._loop.selector.register(
-                self.process.launcher, selectors.EVENT_READ, lambda _: self._note_orphan()
-            )
+        """Watch until all ranks of this node have gone, or have closed their sessions."""
         while not self._is_finished():
-            due = (self._loop.find_time(), self._tree.find_time(), self._requests.find_time())
-            planned = min(self._end, *due)
-            if self._decider is not None and not self._is_over:
-                planned = min(planned, self._decider.find_time())
             # While this process was stopped, perhaps with all others, no silence was heard.
-            self._loop.wait(planned, self._add_pause)
+            self._loop.wait(self._find_time(), self._add_pause)
             now = time.monotonic()
             # Heartbeats wake the loop for it.
             if self._attempt.is_superseded and not self._is_over:
                 self._spread("leave", PeerLostError.exit_code)
+            self._entrance.refresh(now)
             self._tree.refresh(now)
             self._requests.finish_late(now)
             if self._decider is not None and not self._is_over:
@@ -152,178 +112,143 @@ class Companion:
         if self._publication is not None:
             self._publication.withdraw()
 
+    def _find_time(self) -> float:
+        """When something is due, whatever comes."""
+        parts = (self._loop, self._entrance, self._tree, self._requests)
+        due = [self._end, *(part.find_time() for part in parts)]
+        if self._decider is not None and not self._is_over:
+            due.append(self._decider.find_time())
+        if not self._ranks:
+            due.append(self._start + ENTRY_SECONDS)
+        return min(due)
+
     def _add_pause(self, seconds: float) -> None:
         self._tree.add_pause(seconds)
-        self._stop.add_pause(seconds)
+        for rank in self._ranks.values():
+            rank.add_pause(seconds)
 
     def _is_finished(self) -> bool:
-        if self._end == float("inf") and self._is_gone and not self._is_needed():
-            self._finish()
+        if self._end == float("inf") and self._have_ended() and not self._is_needed():
+            self._is_over = True
+            self._tree.say_goodbye()
+            self._end = time.monotonic() + FLUSH_SECONDS
         is_ending = self._end < float("inf")
         return is_ending and (time.monotonic() >= self._end or not self._tree.has_unsent)
 
+    def _have_ended(self) -> bool:
+        if not self._ranks:
+            return time.monotonic() >= self._start + ENTRY_SECONDS
+        return all(rank.has_ended for rank in self._ranks.values())
+
     def _is_needed(self) -> bool:
-        """Whether other ranks need this companion when its own rank has gone."""
+        """Whether other nodes need this companion when its own ranks have gone."""
         if self._is_over or self._membership is None:
             return False
         owes_report = self._decider is not None and self._decider.owes_report()
         return self._tree.has_children or owes_report
 
-    def _finish(self) -> None:
-        """End, once the other companions have been told."""
-        self._is_over = True
-        self._tree.say_goodbye()
-        self._end = time.monotonic() + FLUSH_SECONDS
+    # The ranks of this node
 
-    # The rank
+    def _admit_rank(self, connection: socket.socket) -> None:
+        """Its entry comes next."""
 
-    def _poll_rank(self, now: float) -> None:
-        if self.process.has_ended():
-            self._note_end()
-        else:
-            self._loop.call_at(now + POLL_SECONDS, self._poll_rank)
+        def enter(_: int) -> None:
+            self._loop.selector.unregister(connection)
+            try:
+                entry = Entry.receive(connection)
+            except (OSError, ValueError):
+                connection.close()
+                return
+            handlers = RankHandlers(self._take_from_rank, self._tell_loss)
+            rank = WatchedRank(self._loop, connection, entry, handlers)
+            self._ranks[rank.number] = rank
+            if self._membership is not None:
+                rank.watch_stops(self._membership.seconds)
 
-    def _note_end(self) -> None:
-        """The rank has gone; what it has said before is heard first."""
-        status = self.process.find_status()
-        if self.process.descriptor is not None:
-            self._loop.selector.unregister(self.process.descriptor)
-        self._is_gone = True
-        with contextlib.suppress(OSError, ValueError):
-            while messages := self._rank.receive():
-                for kind, content in messages:
-                    self._take_from_rank(kind, content)
-        self._tell_loss(*describe_status(status))
+        self._loop.selector.register(connection, selectors.EVENT_READ, enter)
 
-    def _note_orphan(self) -> None:
-        """The process that started the rank has gone; some launchers leave ranks behind then."""
-        if self.process.launcher is not None:
-            self._loop.selector.unregister(self.process.launcher)
-        self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
-
-    def _tell_loss(self, how: str, ending: str, blames_host: bool, kind: str = "lost") -> None:
+    def _tell_loss(self, kind: str, loss: Loss) -> None:
         own = self._membership
         # A rank that is alone has no others to tell.
         if own is not None and own.size > 1 and not self._is_over:
-            position = self._describe_position()
-            loss = Loss(own.rank, own.hostname, how, position, ending, blames_host)
-            self._raise(kind, asdict(loss))
+            self._raise(kind, asdict(replace(loss, hostname=own.hostname)))
 
-    def _tell_stop(self, seconds: float) -> None:
-        how = f"it has been stopped (SIGSTOP) for {seconds:g} s"
-        self._tell_loss(how, FAILED, blames_host=True, kind="stopped")
-
-    def _take_from_rank(self, kind: str, content: Any) -> None:
+    def _take_from_rank(self, rank: WatchedRank, kind: str, content: Any) -> None:
         if kind in QUESTIONS:
-            self._answer_rank(kind, *content)
-        elif kind == "started":
-            self._state = ""
-        elif kind == "run":
-            self._run = (Path(content[0]), content[1])
-        elif kind == "log":
-            self._log = (Path(content[0]), content[1])
-        elif kind in ("closing", "reopened"):
-            self._state = CLOSING if kind == "closing" else ""
-            self._stacks.is_finished = kind == "closing"
-            self._raise(kind, content)
+            self._answer_rank(rank, kind, *content)
         elif kind == "stall":
-            self._watch_stall(content)
-        elif kind == "stack":
-            self._stacks.failed = content
-        elif kind == "record":
-            self._stacks.take_record(content)
-        elif kind == "calls" and self._calls_reply is not None:
-            self._calls_reply(content)
-        elif kind == "announce":
-            self._raise(kind, content)
+            StallWatch(content, self._make_handlers()).look(time.monotonic())
         elif kind == "done":
-            self._finish()
-
-    def _answer_rank(self, kind: str, number: int, content: Any) -> None:
-        """A question of the rank: each reply names its number, so that a late one is known."""
-        if kind == "listen":
-            self._listen(number, **content)
-        elif kind == "join":
-            self._join(number, Membership.unpack(content))
-        elif kind == "ask":
-            self._ask(Callback(partial(self._send_answers, number)), content)
+            # All have met before, so that no rank is missed any more.
+            self._is_over = True
+            rank.close()
         else:
-            self._fail(number, content)
+            self._raise(kind, content)
 
-    def _send_answers(
-        self, number: int, hostnames: Sequence[str], answers: Mapping[int, Any]
-    ) -> None:
-        self._rank.send("reply", [number, [hostnames, sorted(answers.items())]])
+    def _answer_rank(self, rank: WatchedRank, kind: str, number: int, content: Any) -> None:
+        """A question of a rank: each reply names its number, so that a late one is known."""
+        if kind == "listen":
+            self._listen(rank.link, number, **content)
+        elif kind == "join":
+            self._joining[rank.number] = number
+            self._join(rank.link, number, content)
+        elif kind == "ask":
+            self._ask(Callback(partial(_send_answers, rank.link, number)), content)
+        else:
+            self._fail(rank, number, content)
 
-    def _fail(self, number: int, content: Any) -> None:
+    def _fail(self, rank: WatchedRank, number: int, content: Any) -> None:
         """The rank has failed, and asks whether it reports that."""
-        self._asked = number
+        self._asked[rank.number] = number
         is_alone = self._decider is None and not self._tree.has_parent
         if self._failure is not None or is_alone:
-            self._rank.send("reply", [number, "report" if is_alone else "silent"])
+            rank.link.send("reply", [number, "report" if is_alone else "silent"])
         else:
             self._raise("fail", content)
 
-    def _describe_position(self) -> str:
-        step = self._progress.read_step()
-        return self._state or (f"at step {step}" if step is not None else "")
-
-    def _ask_for_calls(self, reply: Reply) -> None:
-        """The rank's last collectives, and where it is; None if it has come to its end."""
-        if self._stacks.is_finished:
-            reply(None)
-        else:
-            self._calls_reply = reply
-            self._rank.send("calls")
-
-    def _describe_idleness(self) -> list[Any]:
-        """How long the rank has not moved, and whether it is in a collective.
-
-        0 seconds where it is stopped, or not watched.
-        """
-        is_stopped = self._stacks.reader.find_state() in ("T", "t")
-        idle = 0.0 if is_stopped else self._progress.find_idle_seconds()
-        return [idle, self._progress.is_in_collective()]
-
-    # The other ranks
-
     def _listen(
-        self, number: int, address: str, token: str, clients: str, ports: dict[str, int] | None
+        self, link: Link, number: int, address: str, token: str, clients: str, ports: Any
     ) -> None:
-        """Listen on an address, or for this node where it is empty; tell the rank the place."""
+        """Listen for the companions of other nodes, and tell the rank where."""
         allowed = PortRange(**ports) if ports is not None else None
-        others: dict[str, Callable[[Link], object]] = {}
-        if clients:
-            others[clients] = self._admit_client
         try:
-            place = self._tree.listen(address, allowed, token, others)
+            place = self._tree.listen(address, allowed, token, {clients: self._admit_client})
         except OSError as error:
-            reason = error.strerror or error
-            problem = f"cannot listen on {address or 'this node'}: {reason}"
-            self._rank.send("problem", [number, problem])
+            problem = f"cannot listen on {address}: {error.strerror or error}"
+            link.send("problem", [number, problem])
             return
-        if clients:
-            self._publication = Publication(place, clients)
-        self._rank.send("reply", [number, place])
+        self._publication = Publication(place, clients)
+        link.send("reply", [number, place])
 
-    def _join(self, number: int, membership: Membership) -> None:
-        self._membership, self._joining = membership, number
-        try:
-            self._tree.connect(membership)
-        except OSError as error:
-            self._rank.send("problem", [number, str(error)])
-            return
-        self._stop.begin(membership.seconds)
-        self._attempt.begin(membership)
-        if not membership.places:
-            self._decider = Decider(membership.size)
-            self._requests = Requests(membership.hostnames)
-            if self._publication is not None:
-                self._publication.publish(self._log[0].parent if self._log is not None else None)
+    def _join(self, link: Link, number: int, content: Mapping[str, Any] | None) -> None:
+        """Join the other nodes' companions, as the first rank says; the others wait for it."""
+        if content is not None:
+            self._membership = own = Membership.unpack(content)
+            try:
+                self._tree.connect(own)
+            except OSError as error:
+                link.send("problem", [number, str(error)])
+                return
+            for rank in self._ranks.values():
+                rank.watch_stops(own.seconds)
+            self._attempt.begin(own)
+            if not own.address:
+                self._decider = Decider(own.size)
+                self._requests = Requests(own.hostnames)
+                if self._publication is not None:
+                    log = self._ranks[own.rank].log
+                    self._publication.publish(log[0].parent if log is not None else None)
+                self._has_joined = True
+        if self._has_joined:
             self._note_joined()
 
     def _note_joined(self) -> None:
-        self._rank.send("reply", [self._joining, None])
+        self._has_joined = True
+        joining, self._joining = self._joining, {}
+        for number, question in joining.items():
+            self._ranks[number].link.send("reply", [question, None])
+
+    # The other nodes
 
     def _admit_client(self, link: Link) -> None:
         self._loop.add(
@@ -358,10 +283,9 @@ class Companion:
 
     def _note_parent_lost(self, how: str) -> None:
         assert self._membership is not None
-        own = self._membership
-        turn = min(own.local_rank or own.node_rank - 1, LAST_TURN)
-        # At the end of all sessions each companion ends once its own session is closed.
-        turn += self._state == CLOSING
+        turn = min(self._membership.node_rank - 1, LAST_TURN)
+        # At the end of all sessions each companion ends once those of its node are closed.
+        turn += any(rank.state == CLOSING for rank in self._ranks.values())
         when = time.monotonic() + turn * TURN_SECONDS
         self._loop.call_at(when, lambda _: self._take_over(how))
 
@@ -374,7 +298,7 @@ class Companion:
         if self._failure is not None:
             self._carry_out(Leave(self._failure.code))
         else:
-            self._carry_out(Loss(own.parent, own.parent_hostname, how))
+            self._carry_out(Loss(0, own.master_hostname, how))
 
     # Reports go up, decisions down
 
@@ -421,33 +345,37 @@ class Companion:
         from mpiddp.lifeline.report import Reporter
 
         assert self._membership is not None
-        directory, attempt = self._run if self._run is not None else (None, 1)
-        reporter = Reporter(
-            self._membership, self._progress.read_step(), directory, attempt, self._log
-        )
+        rank = self._ranks[self._membership.rank]
+        directory, attempt = rank.run if rank.run is not None else (None, 1)
+        reporter = Reporter(self._membership, rank.read_step(), directory, attempt, rank.log)
         reporter.report(reason, table, lost)
 
     def _spread(self, kind: str, content: Any) -> None:
-        """Pass a message on to those below, and heed it."""
+        """Pass a message on to the other nodes, and heed it."""
         self._tree.send_down(kind, content)
         if kind == "failing":
             self._failure = Failure(**content)
-            own = self._membership
-            if self._asked is not None and own is not None:
-                is_reporter = own.rank == self._failure.rank
-                self._rank.send("reply", [self._asked, "report" if is_reporter else "silent"])
+            for number, question in self._asked.items():
+                is_reporter = number == self._failure.rank
+                answer = "report" if is_reporter else "silent"
+                self._ranks[number].link.send("reply", [question, answer])
         elif kind == "leave":
             self._is_over = True
-            self._rank.send("leave", content)
-            when = time.monotonic() + LEAVE_SECONDS
-            self._loop.call_at(when, lambda _: self.process.kill())
+            for rank in self._ranks.values():
+                rank.link.send("leave", content)
+            self._loop.call_at(time.monotonic() + LEAVE_SECONDS, self._kill_ranks)
         elif kind == "request":
             number, name = content
-            answer = self.answers.get(name)
-            own = self._membership
-            if answer is not None and own is not None:
-                rank = own.rank
-                answer(lambda found: self._raise("answer", [number, rank, found]))
+            for rank in self._ranks.values():
+                if not rank.has_ended:
+                    rank.answer(name, partial(self._send_answer, number, rank.number))
+
+    def _kill_ranks(self, _: float) -> None:
+        for rank in self._ranks.values():
+            rank.process.kill()
+
+    def _send_answer(self, number: int, rank: int, answer: Any) -> None:
+        self._raise("answer", [number, rank, answer])
 
     def _ask(self, client: Client, name: str) -> None:
         """Have ``client`` be sent the answers of all ranks."""
@@ -470,9 +398,6 @@ class Companion:
 
     # A job that stands still
 
-    def _watch_stall(self, seconds: float) -> None:
-        StallWatch(seconds, self._make_handlers()).look(time.monotonic())
-
     def _make_handlers(self) -> StallHandlers:
         return StallHandlers(self._ask_all, self._loop.call_at, self._end_stalled_job)
 
@@ -486,12 +411,17 @@ class Companion:
             self._spread("leave", PeerLostError.exit_code)
 
 
+def _send_answers(
+    link: Link, number: int, hostnames: Sequence[str], answers: Mapping[int, Any]
+) -> None:
+    link.send("reply", [number, [hostnames, sorted(answers.items())]])
+
+
 def main() -> None:
-    """Arguments: the rank's process, and descriptors: of it, or -1, of a socket, and of files."""
-    process, own, connection, memory, stacks = map(int, sys.argv[1:])
+    """Arguments: descriptors, of a listening socket, and of a pipe with the ranks' token."""
+    server, token = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    link = Link(socket.socket(fileno=connection))
-    rank = RankProcess(process, own if own >= 0 else None)
-    Companion(rank, link, Progress(memory), StackReader(process, stacks)).run()
+    with socket.socket(fileno=server) as listening, os.fdopen(token) as pipe:
+        Companion(listening, pipe.read()).run()

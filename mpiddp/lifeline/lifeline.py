@@ -1,4 +1,4 @@
-"""A rank's own end of its lifeline: it starts the companion, and talks with it."""
+"""A rank's own end of its lifeline: it starts the node's companion, and talks with it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import contextlib
 import itertools
 import os
 import queue
+import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import OWN, UnreachableError
 from mpiddp.lifeline.decision import SUSPICION_SECONDS, Failure
-from mpiddp.lifeline.membership import Membership
-from mpiddp.lifeline.positions import describe, read_answers
+from mpiddp.lifeline.membership import Entrance, Membership
 from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
 from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
+from mpiddp.lifeline.stacks.positions import describe, read_answers
 from mpiddp.lifeline.stall import Calls, Finished
+from mpiddp.lifeline.watched_rank import Entry
 from mpiddp.process import detached
-from mpiddp.process.sockets.links import Link
+from mpiddp.process.sockets.links import Link, connect, describe_server, listen_locally
 from mpiddp.process.sockets.ports import PortRange
 from mpiddp.process.streams.output import Redirection
 
@@ -33,6 +35,7 @@ PROGRAM = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
     "from mpiddp.lifeline.companion import main; main()"
 )
+TOKEN_BYTES = 16
 START_SECONDS = 20.0
 """How long a companion may take to answer; the machine may be busy."""
 ANSWER_SECONDS = SUSPICION_SECONDS + 0.5
@@ -40,34 +43,40 @@ CLOSE_SECONDS = 2.0
 
 
 class Lifeline:
-    """One rank's companion process; ``close`` ends it."""
+    """One rank's connection to the companion process of its node; ``close`` ends it."""
 
     def __init__(
         self,
+        entrance: Entrance,
+        rank: int,
         on_job_end: Callable[[int], object],
         on_companion_lost: Callable[[], object],
         output: Redirection | None = None,
     ) -> None:
-        """Start it. ``output``: where this rank's output goes, and so its reports.
+        """Enter. ``output``: where this rank's output goes, and so its reports.
 
-        Both are called in a thread of this object's: ``on_job_end`` with the exit code where the
-        job ends, and ``on_companion_lost`` where the companion has gone before its time.
+        Both are called in a thread of this object's: ``on_job_end`` with the exit code when the
+        job ends, and ``on_companion_lost`` if the companion has gone before its time. Raises
+        UnreachableError.
         """
         self._on_job_end, self._on_companion_lost = on_job_end, on_companion_lost
-        output = output or Redirection()
         self._is_closing = False
-        self._rank = -1
+        self._rank = rank
         self._session = 0
         """How many sessions this rank has closed."""
         descriptor = Progress.make_file()
         self._progress = Progress(descriptor)
         self._count_calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._stacks = StackWriter()
-        own, theirs = socket.socketpair()
-        _start(theirs, (descriptor, self._stacks.descriptor), output.console)
-        theirs.close()
-        os.close(descriptor)
-        self._link = Link(own)
+        try:
+            self._link = _enter(entrance, rank, descriptor, self._stacks.descriptor)
+        except OSError as error:
+            self._stacks.close()
+            raise UnreachableError(
+                f"cannot connect to the companion process of this node: {error}"
+            ) from error
+        finally:
+            os.close(descriptor)
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._open: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
@@ -76,27 +85,28 @@ class Lifeline:
         """The reply to all questions once the job ends, or the companion has gone."""
         self._thread = threading.Thread(target=self._listen, name="mpiddp-lifeline", daemon=True)
         self._thread.start()
-        if output.log is not None:
+        if output is not None and output.log is not None:
             self._send("log", [str(output.log), output.console is not None])
 
     # Start-up
 
-    def listen(
-        self, address: str, token: str, clients: str = "", ports: PortRange | None = None
-    ) -> str:
-        """Listen for other companions at an address, or on this node where it is empty.
+    def listen(self, address: str, token: str, clients: str, ports: PortRange | None = None) -> str:
+        """Have the companion listen for those of other nodes at an address; for rank 0.
 
-        ``clients``: a token for those that may ask. ``ports``: those that an address may be
-        listened on at; None for any. Returns the place, for `Membership.places`.
+        ``clients``: a token for those that may ask. ``ports``: those that may be listened on; None
+        for any. Returns where, for `Membership.address`.
         """
         content: dict[str, Any] = {"address": address, "token": token, "clients": clients}
         content["ports"] = asdict(ports) if ports is not None else None
         return str(self._ask("listen", content, START_SECONDS))
 
-    def join(self, membership: Membership) -> None:
-        """Connect to the others: from here on they know of this rank's end."""
-        self._rank = membership.rank
-        self._ask("join", asdict(membership), START_SECONDS)
+    def join(self, membership: Membership | None = None) -> None:
+        """Return once the companion has joined the others: they know of this rank's end then.
+
+        ``membership``: on the first rank of each node.
+        """
+        content = asdict(membership) if membership is not None else None
+        self._ask("join", content, START_SECONDS)
 
     # Where this rank is
 
@@ -175,7 +185,7 @@ class Lifeline:
         self._send("done")
 
     def wait(self) -> None:
-        """Wait until the companion has ended; one that was stopped, say, is left behind."""
+        """Wait until the companion knows; one that was stopped, say, is left behind."""
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._link.connection.shutdown(socket.SHUT_RDWR)
@@ -243,20 +253,36 @@ class Lifeline:
         return {"frames": [frame.pack() for frame in frames], **asdict(calls)}
 
 
-def _start(connection: socket.socket, files: Sequence[int], console: int | None) -> None:
-    """Start a companion.
+def start_companion(console: int | None = None) -> Entrance:
+    """Start the companion process of this node. Call it on the node's first rank, which enters.
 
-    Standard error is for the report: the rank's, or ``console``, where that does not lead there.
+    ``console``: a descriptor for its reports, if this rank's standard error leads elsewhere.
     """
-    inherited = [connection.fileno(), *files]
-    own = -1
+    token = secrets.token_hex(TOKEN_BYTES)
+    reading, writing = os.pipe()
+    with listen_locally() as server, os.fdopen(writing, "w") as pipe:
+        try:
+            pipe.write(token)
+            inherited = (server.fileno(), reading)
+            program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, inherited)]
+            detached.start(program, inherited, console)
+        finally:
+            os.close(reading)
+        return Entrance(describe_server(server), token)
+
+
+def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:
+    """Connect to a companion. Raises OSError."""
+    link = connect(entrance.address, entrance.token, START_SECONDS)
+    own = None
     with contextlib.suppress(OSError, AttributeError):
         own = os.pidfd_open(os.getpid())
-        inherited.append(own)
-    numbers = (os.getpid(), own, connection.fileno(), *files)
     try:
-        program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, numbers)]
-        detached.start(program, inherited, console)
+        Entry(rank, os.getpid(), memory, stacks, own).send(link.connection)
+    except OSError:
+        link.close()
+        raise
     finally:
-        if own >= 0:
+        if own is not None:
             os.close(own)
+    return link

@@ -1,4 +1,4 @@
-"""What a companion is told of its rank and of the others once the ranks have met."""
+"""What a node's companion is told: where its ranks enter, and its place among the others."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Entrance:
+    """Where the ranks of a node connect to their companion."""
+
+    address: str
+    """Of a local socket, as `links.describe_server` gives it."""
+    token: str
+
+
+@dataclass(frozen=True)
 class Membership:
-    """One rank's place in the tree of companions."""
+    """One node's companion among the others, told by the node's first rank."""
 
     rank: int
+    """The node's first."""
     size: int
+    """Ranks of the job."""
     hostname: str
-    parent: int
-    """Whose companion this one's is connected to: the node's first rank, or rank 0."""
-    parent_hostname: str
+    master_hostname: str
+    """The host of rank 0."""
     node_rank: int
-    local_rank: int
     seconds: float
     """How long a connection may be silent."""
     token: str
-    places: tuple[str, ...]
-    """Where to connect to, the first that answers; none on rank 0."""
+    address: str = ""
+    """Where rank 0's companion listens; empty for itself."""
     hostnames: tuple[str, ...] = ()
-    """Of each rank; known to rank 0 alone."""
+    """Of each rank; known to rank 0's companion alone."""
 
     @staticmethod
     def unpack(content: Mapping[str, Any]) -> Membership:
         """From a message, in which lists stand for tuples."""
-        sequences = {name: tuple(content[name]) for name in ("places", "hostnames")}
-        return Membership(**{**content, **sequences})
+        return Membership(**{**content, "hostnames": tuple(content["hostnames"])})

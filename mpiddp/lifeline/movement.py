@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
-from mpiddp.lifeline.positions import find_wait
 from mpiddp.lifeline.stacks.dump import LIBRARY, find_owner
+from mpiddp.lifeline.stacks.positions import find_wait
 
 LOOKS = 10
 """How many looks there are at least in the time after which a job has stalled."""

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from mpiddp.lifeline.decision import Loss
-from mpiddp.lifeline.positions import Position, describe, name_ranks, read_answers
 from mpiddp.lifeline.requests import Callback
 from mpiddp.lifeline.stacks.dump import Frame
+from mpiddp.lifeline.stacks.positions import Position, describe, name_ranks, read_answers
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""

@@ -1,4 +1,7 @@
-"""A companion's connections to the one above it and to those below, with heartbeats both ways."""
+"""A companion's connections to others, with heartbeats both ways.
+
+Those of all nodes (below) connect to that of rank 0 (above them).
+"""
 
 from __future__ import annotations
 
@@ -73,12 +76,12 @@ class Tree:
         token: str,
         clients: dict[str, Callable[[Link], object]],
     ) -> str:
-        """Listen on an address, or for this node where it is empty; returns the place.
+        """Listen on an address for companions that know ``token``; returns where.
 
-        ``ports``: those that an address may be listened on at; None for any. ``clients``: who takes
-        over the connections of callers with other tokens. Raises OSError.
+        ``ports``: those that may be listened on; None for any. ``clients``: who takes over the
+        connections of callers with other tokens. Raises OSError.
         """
-        server = listen(address, ports) if address else links.listen_locally()
+        server = listen(address, ports)
         admit = {
             links.encode_token(known): lambda caller, take=take: take(Link(caller))
             for known, take in {token: self._admit, **clients}.items()
@@ -89,22 +92,13 @@ class Tree:
     def connect(self, membership: Membership) -> None:
         """Connect to the one above, if there is one, and begin with heartbeats. Raises OSError."""
         self._seconds = membership.seconds
-        problems = []
-        for place in membership.places:
-            try:
-                self._parent = links.connect(place, membership.token, CONNECT_SECONDS)
-            except OSError as error:
-                problems.append(f"{place}: {error}")
-                continue
+        if membership.address:
+            self._parent = links.connect(membership.address, membership.token, CONNECT_SECONDS)
             self._heard[self._parent] = time.monotonic()
             self._loop.add(
                 self._parent, self._take_from_parent, lambda _: self._note_parent_lost(GONE)
             )
             self._parent.send("hello", membership.rank)
-            break
-        else:
-            if problems:
-                raise ConnectionError("no connection to " + "; ".join(problems))
         self._beat(time.monotonic())
 
     def send_up(self, kind: str, content: Any) -> None:

@@ -17,8 +17,10 @@ from mpiddp.process.sockets.event_loop import EventLoop
 
 CHECK_SECONDS = 3.0
 """Between two looks at the newest attempt's token."""
-PERIOD = 0.5
-"""Seconds between two looks at the process."""
+LOOKS = 10
+"""How often the process is looked at, at least, in the time that it may be stopped."""
+LONGEST_PERIOD = 3.0
+"""Seconds between two looks."""
 STOPPED = "T"
 """The state of such a process; one that a debugger has stopped is in another state."""
 
@@ -52,7 +54,7 @@ class StopWatch:
             self._since += seconds
 
     def _look(self, now: float) -> None:
-        due = now + PERIOD
+        due = now + min(self._limit / LOOKS, LONGEST_PERIOD)
         if not self.is_stopped:
             self._since = None
         elif self._since is None:
@@ -66,7 +68,7 @@ class StopWatch:
 
 
 class AttemptWatch:
-    """Compares the token of this attempt with that of the newest, on the first rank of each node.
+    """Compares the token of this attempt with that of the newest.
 
     A thread does it, because a file system may not answer.
     """
@@ -75,7 +77,7 @@ class AttemptWatch:
         self.is_superseded = False
 
     def begin(self, membership: Membership) -> None:
-        if membership.local_rank == 0 and environment.ATTEMPT_TOKEN in os.environ:
+        if environment.ATTEMPT_TOKEN in os.environ:
             threading.Thread(target=self._watch, args=(membership,), daemon=True).start()
 
     def _watch(self, own: Membership) -> None:

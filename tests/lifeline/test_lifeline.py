@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ from mpiddp.lifeline.decision import (
     Loss,
     describe_status,
 )
-from mpiddp.lifeline.membership import Membership
+from mpiddp.lifeline.membership import Entrance, Membership
 from mpiddp.lifeline.requests import ask
 from mpiddp.process import job_directory
 from mpiddp.process.publication import publish
@@ -46,6 +47,8 @@ SOON = 2.0
 HUNG = 20.0
 """Seconds after which something is taken to hang, however busy the machine is."""
 LOCAL = "127.0.0.1"
+LISTENING = "00010000"
+"""The flags of such a socket in /proc/net/unix."""
 
 
 class Rank:
@@ -81,16 +84,6 @@ class Rank:
         self.tell(*words)
         return self.hear()
 
-    @property
-    def companion(self) -> int:
-        """Its process, found by its command line: it is nobody's child."""
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_text().split("\0")
-                if words[1:4] == ["-I", "-S", "-c"] and words[5] == str(self.process.pid):
-                    return int(path.parent.name)
-        raise AssertionError("no companion")
-
     def errors(self) -> str:
         return self._errors.read_text()
 
@@ -100,30 +93,33 @@ class Crew:
 
     def __init__(self, nodes: list[int], folder: Path, seconds: float) -> None:
         """``nodes``: the node of each rank."""
+        self.nodes = nodes
         self.ranks = [Rank(number, folder) for number in range(len(nodes))]
-        self.companions = []
+        self.companions: dict[int, int] = {}
+        """The process of each node's."""
         first = {node: nodes.index(node) for node in nodes}
+        entrances = {node: self.ranks[rank].ask("start") for node, rank in first.items()}
+        for rank, node in zip(self.ranks, nodes, strict=True):
+            assert rank.ask("enter", rank.number, *entrances[node]) == ["entered"]
         (root,) = self.ranks[0].ask("listen", LOCAL, TOKEN, CLIENTS)
-        places = {n: self.ranks[rank].ask("listen", "", TOKEN)[0] for n, rank in first.items()}
         for number, node in enumerate(nodes):
-            leads = first[node] == number
             membership = Membership(
                 rank=number,
                 size=len(nodes),
                 hostname=f"node{node}",
-                parent=0 if leads else first[node],
-                parent_hostname="node0" if leads else f"node{node}",
+                master_hostname="node0",
                 node_rank=sorted(first).index(node),
-                local_rank=nodes[:number].count(node),
                 seconds=seconds,
                 token=TOKEN,
-                places=() if number == 0 else (root,) if leads else (places[node], root),
+                address=root if number else "",
                 hostnames=tuple(f"node{each}" for each in nodes) if number == 0 else (),
             )
-            self.ranks[number].tell("join", asdict(membership))
+            leads = first[node] == number
+            self.ranks[number].tell("join", asdict(membership) if leads else None)
         for rank in self.ranks:
             assert rank.hear() == ["joined"], rank.errors()
-            self.companions.append(rank.companion)
+        for node, (address, _) in entrances.items():
+            self.companions[node] = find_listening(address)
 
     def __getitem__(self, number: int) -> Rank:
         return self.ranks[number]
@@ -143,7 +139,21 @@ class Crew:
         return "".join(rank.errors() for rank in self.ranks)
 
     def find_companions(self) -> list[int]:
-        return [each for each in self.companions if is_alive(each)]
+        return [each for each in self.companions.values() if is_alive(each)]
+
+    def stop_companion(self, node: int) -> None:
+        os.kill(self.companions[node], signal.SIGSTOP)
+
+
+def find_listening(address: str) -> int:
+    """The process that listens at a local address, by the socket: it is nobody's child."""
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    (inode,) = (row[6] for row in rows if row[3] == LISTENING and row[-1] == address)
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path) == f"socket:[{inode}]":
+                return int(path.parts[2])
+    raise AssertionError("no companion")
 
 
 def is_alive(process: int) -> bool:
@@ -227,15 +237,15 @@ def test_ranks_that_are_all_asked_to_end_are_not_lost(crew):
 
 
 def test_the_rank_that_a_launcher_ended_the_others_for_is_named(crew):
-    job = crew([0, 0, 0])
+    job = crew([0, 1, 0])
     # Stopped, it tells its news late.
-    os.kill(job.companions[1], signal.SIGSTOP)
+    job.stop_companion(1)
     job[1].tell("kill", signal.SIGSEGV)
     job[1].process.wait(HUNG)
     for number in (0, 2):
         job[number].process.terminate()
     os.kill(job.companions[1], signal.SIGCONT)
-    assert re.search("rank 1 of 3 on node0 was lost: it was killed by SIGSEGV", job.errors())
+    assert re.search("rank 1 of 3 on node1 was lost: it was killed by SIGSEGV", job.errors())
     assert job.errors().count("\n") == 1
 
 
@@ -259,7 +269,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_not_lost(stopped, crew):
         for rank in stopped:
             job[rank].process.send_signal(signal.SIGCONT)
         time.sleep(1)
-    assert job.find_companions() == job.companions
+    assert len(job.find_companions()) == 2
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]
     assert job.errors() == ""
@@ -290,7 +300,7 @@ def test_a_job_whose_ranks_are_all_stopped_is_suspended(crew):
 
 def test_time_in_which_all_stood_still_does_not_count(crew):
     job = crew([0, 0, 1, 1], seconds=1.0)
-    everyone = [*job.companions, *(rank.process.pid for rank in job.ranks)]
+    everyone = [*job.companions.values(), *(rank.process.pid for rank in job.ranks)]
     for process in everyone:
         os.kill(process, signal.SIGSTOP)
     time.sleep(2.5)
@@ -306,11 +316,8 @@ def test_time_in_which_all_stood_still_does_not_count(crew):
     ("silent", "named", "leaving"), [(1, 2, (0, 1)), pytest.param(0, 0, (2, 3), marks=LONG)]
 )
 def test_a_node_that_is_silent_is_lost(silent, named, leaving, crew):
-    nodes = [0, 0, 1, 1]
-    job = crew(nodes, seconds=1.0)
-    for number, node in enumerate(nodes):
-        if node == silent:
-            os.kill(job.companions[number], signal.SIGSTOP)
+    job = crew([0, 0, 1, 1], seconds=1.0)
+    job.stop_companion(silent)
     job.expect_end(6, *leaving, seconds=1.0 + SOON)
     said = "nothing has been heard from it for 1 s: its node is down or cut off"
     assert f"rank {named} of 4 on node{silent} was lost: {said}\n" in "".join(
@@ -320,11 +327,13 @@ def test_a_node_that_is_silent_is_lost(silent, named, leaving, crew):
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=LONG)])
 def test_a_companion_that_is_killed_is_noticed(victim, crew):
-    job = crew([0, 0])
+    job = crew([0, 1])
     os.kill(job.companions[victim], signal.SIGKILL)
     job.expect_end(6, 1 - victim)
     job.expect_end(99, victim)
-    said = f"rank {victim} of 2 on node0 was lost: its companion process, or its node, has gone"
+    said = (
+        f"rank {victim} of 2 on node{victim} was lost: its companion process, or its node, has gone"
+    )
     assert said in job.errors()
 
 
@@ -370,11 +379,11 @@ def test_a_rank_that_leaves_with_its_own_error_is_not_lost():
 
 
 def test_a_late_reply_answers_no_other_question(monkeypatch):
-    theirs = []
-    monkeypatch.setattr(lifeline, "_start", lambda end, *_: theirs.append(Link(end.dup())))
     monkeypatch.setattr(lifeline, "ANSWER_SECONDS", 0.05)
-    rank = lifeline.Lifeline(lambda _: None, lambda: None)
-    [companion] = theirs
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(lifeline, "_enter", lambda *_: Link(ours))
+    rank = lifeline.Lifeline(Entrance("", ""), 0, lambda _: None, lambda: None)
+    companion = Link(theirs)
 
     def hear() -> int:
         """The number of the next question."""
@@ -471,12 +480,10 @@ def test_all_ranks_answer_a_request(crew, tmp_path):
     assert hostnames == ["node0", "node0", "node1", "node1"]
     assert answers == {n: f"at step {10 * n}" for n in range(4)}
     # Two do not answer.
-    for number in (2, 3):
-        os.kill(job.companions[number], signal.SIGSTOP)
+    job.stop_companion(1)
     hostnames, answers = ask(tmp_path / "job", "position")
     assert len(hostnames) == 4 and sorted(answers) == [0, 1]
-    for number in (2, 3):
-        os.kill(job.companions[number], signal.SIGCONT)
+    os.kill(job.companions[1], signal.SIGCONT)
 
 
 def test_nothing_is_left_when_ranks_close(crew):
@@ -513,11 +520,12 @@ def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
 
 
 @LONG
-def test_a_companion_takes_less_than_a_thousandth_of_a_core(crew):
+def test_a_companion_takes_less_than_half_a_thousandth_of_a_core_for_each_rank(crew):
     job = crew([0, 0, 1, 1])
-    before, seconds = [count_seconds(each) for each in job.companions], 12.0
+    before = {each: count_seconds(each) for each in job.companions.values()}
+    seconds = 12.0
     time.sleep(seconds)
-    for earlier, companion in zip(before, job.companions, strict=True):
+    for companion, earlier in before.items():
         assert count_seconds(companion) - earlier < seconds / 1000
 
 

@@ -26,7 +26,6 @@ from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import stall
 from mpiddp.lifeline.movement import Movement
-from mpiddp.lifeline.positions import Position, describe, find_blamed, find_wait
 from mpiddp.lifeline.stacks.dump import (
     LIBRARY,
     PACKAGE,
@@ -42,6 +41,7 @@ from mpiddp.lifeline.stacks.dump import (
     read_traceback,
 )
 from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
+from mpiddp.lifeline.stacks.positions import Position, describe, find_blamed, find_wait
 from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
 from mpiddp.process import job_directory
 from mpiddp.stacks import find_directory, gather

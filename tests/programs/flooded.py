@@ -50,8 +50,9 @@ def main() -> None:
         hold("address", 0)
         return try_offers(*offers, **options)
 
-    def join_later(lifeline: Lifeline, membership: Membership) -> None:
-        hold("lifeline", membership.rank)
+    def join_later(lifeline: Lifeline, membership: Membership | None = None) -> None:
+        if membership is not None:
+            hold("lifeline", membership.rank)
         join(lifeline, membership)
 
     startup.Starter.begin_lifeline = begin_later  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from typing import Any
 
 from mpiddp.lifeline import lifeline as lifelines
 from mpiddp.lifeline.lifeline import Lifeline
-from mpiddp.lifeline.membership import Membership
+from mpiddp.lifeline.membership import Entrance, Membership
 
 
 def say(*words: Any) -> None:
@@ -46,14 +46,21 @@ def fake_nccl(collective: str) -> Any:
 def main() -> None:
     # What a decision takes is looked at, not how busy the machine is.
     lifelines.ANSWER_SECONDS = 20.0
-    lifeline = Lifeline(leave, lambda: leave(99))
+    lifeline: Any = None
     libc = ctypes.PyDLL(None)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        if name == "listen":
+        if name == "start":
+            entrance = lifelines.start_companion()
+            say(entrance.address, entrance.token)
+        elif name == "enter":
+            entrance = Entrance(*arguments[1:])
+            lifeline = Lifeline(entrance, arguments[0], leave, lambda: leave(99))
+            say("entered")
+        elif name == "listen":
             say(lifeline.listen(*arguments))
         elif name == "join":
-            lifeline.join(Membership.unpack(arguments[0]))
+            lifeline.join(Membership.unpack(arguments[0]) if arguments[0] else None)
             lifeline.note_started()
             say("joined")
         elif name == "fail":

@@ -172,10 +172,10 @@ class FailureHandler(Reports):
             self._end_job(code, lambda: None)
 
     def lose_lifeline(self) -> None:
-        """End the job because this rank's companion has gone. Runs on the lifeline's thread."""
+        """End the job because this node's companion has gone. Runs on the lifeline's thread."""
         self.fail(
             PeerLostError(
-                "the companion process of this rank has gone (killed?), without which a lost rank "
+                "the companion process of this node has gone (killed?), without which a lost rank "
                 "would not be noticed"
             )
         )

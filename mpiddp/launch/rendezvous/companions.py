@@ -1,4 +1,4 @@
-"""The ranks' companions find each other: where to connect, and the token, go over MPI."""
+"""The companions of all nodes find each other: where to connect, and the tokens, go over MPI."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from mpiddp.errors import UnreachableError
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.launch.mpi.world import Neighbourhood, Roster
-from mpiddp.lifeline.lifeline import Lifeline
-from mpiddp.lifeline.membership import Membership
+from mpiddp.lifeline.lifeline import TOKEN_BYTES, Lifeline
+from mpiddp.lifeline.membership import Entrance, Membership
 from mpiddp.process.sockets.ports import PortRange
-
-TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank's place among the others."""
+class CompanionAgreement:
+    """What the ranks tell each other for it. Its methods are collective."""
 
     control: ControlChannel
     neighbourhood: Neighbourhood | None
@@ -26,61 +24,54 @@ class Place:
     roster: Roster | None
     """On rank 0 only."""
 
+    def share_entrance(self, entrance: Entrance | None) -> Entrance:
+        """The first rank's ``entrance``, on all ranks of its node. Raises UnreachableError."""
+        if self.neighbourhood is not None:
+            entrance = mpi.SleepingCommunicator(self.neighbourhood.node).bcast(entrance)
+        if entrance is None:
+            raise UnreachableError("the companion process of this node did not start")
+        return entrance
 
-def join(
-    lifeline: Lifeline,
-    place: Place,
-    address: str,
-    seconds: float,
-    ports: PortRange | None = None,
-) -> None:
-    """Connect a rank's companion with those of the other ranks. Collective.
+    def join(
+        self, lifeline: Lifeline, address: str, seconds: float, ports: PortRange | None = None
+    ) -> None:
+        """Connect the nodes' companions: afterwards each rank's end is noticed.
 
-    ``address``: at which rank 0's companion listens. ``seconds``: after which a silent companion
-    is lost. ``ports``: on rank 0, those that its companion may listen on; None for any. Raises
-    UnreachableError.
-    """
-    world, control = place.control.world, place.control
-    token, problem = secrets.token_hex(TOKEN_BYTES), None
-    places, leader = ["", ""], world.rank
-    try:
+        ``address``: at which rank 0's companion listens. ``seconds``: after which a silent
+        companion is lost. ``ports``: on rank 0, those that its companion may listen on; None for
+        any. Raises UnreachableError.
+        """
+        world = self.control.world
+        token, problem, place = secrets.token_hex(TOKEN_BYTES), None, ""
         if world.rank == 0:
-            clients = secrets.token_hex(TOKEN_BYTES)
-            places[0] = lifeline.listen(address, token, clients, ports)
-    except UnreachableError as error:
-        problem = error
-    places[0], token = control.broadcast((places[0], token))
-    try:
-        if world.local_rank == 0:
-            places[1] = lifeline.listen("", token)
-    except UnreachableError as error:
-        problem = error
-    if place.neighbourhood is not None:
-        node = mpi.SleepingCommunicator(place.neighbourhood.node)
-        places[1], leader = node.bcast((places[1], world.rank))
-    if problem is not None or not all(places):
-        raise problem or UnreachableError("the companion of another rank cannot listen")
-    leads = world.local_rank == 0
-    lifeline.join(
-        Membership(
-            rank=world.rank,
-            size=world.size,
-            hostname=world.hostname,
-            parent=0 if leads else leader,
-            parent_hostname=world.master_hostname if leads else world.hostname,
-            node_rank=world.node_rank,
-            local_rank=world.local_rank,
-            seconds=seconds,
-            token=token,
-            places=() if world.rank == 0 else (places[0],) if leads else (places[1], places[0]),
-            hostnames=_list_hostnames(place),
+            try:
+                clients = secrets.token_hex(TOKEN_BYTES)
+                place = lifeline.listen(address, token, clients, ports)
+            except UnreachableError as error:
+                problem = error
+        place, token = self.control.broadcast((place, token))
+        if not place:
+            raise problem or UnreachableError("the companion of rank 0's node cannot listen")
+        if world.local_rank != 0:
+            lifeline.join()
+            return
+        lifeline.join(
+            Membership(
+                rank=world.rank,
+                size=world.size,
+                hostname=world.hostname,
+                master_hostname=world.master_hostname,
+                node_rank=world.node_rank,
+                seconds=seconds,
+                token=token,
+                address=place if world.rank != 0 else "",
+                hostnames=self._list_hostnames(),
+            )
         )
-    )
 
-
-def _list_hostnames(place: Place) -> tuple[str, ...]:
-    """Of each rank, on rank 0; empty on the others."""
-    world, roster = place.control.world, place.roster
-    if roster is not None:
-        return tuple(roster.hostnames[node] for node in roster.nodes)
-    return (world.hostname,) if world.size == 1 else ()
+    def _list_hostnames(self) -> tuple[str, ...]:
+        """Of each rank, on rank 0; empty on the others."""
+        world, roster = self.control.world, self.roster
+        if roster is not None:
+            return tuple(roster.hostnames[node] for node in roster.nodes)
+        return (world.hostname,) if world.size == 1 else ()

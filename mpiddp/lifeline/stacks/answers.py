@@ -24,10 +24,9 @@ class StackAnswers:
         self, reader: StackReader, loop: EventLoop, ask_for_record: Callable[[], object]
     ) -> None:
         self.reader = reader
-        self.failed: list[Any] | None = None
-        """Where the rank was when an error ended its work: the stack shows it no more."""
         self.is_finished = False
         """Whether the rank waits for the others to close their sessions."""
+        self._failed: list[Any] | None = None
         self._loop = loop
         self._ask_for_record = ask_for_record
         self._replies: list[Reply] = []
@@ -47,6 +46,14 @@ class StackAnswers:
         self.reader.ask()
         self._loop.call_at(now + LOOK_SECONDS, self._look)
 
+    def note_failure(self, frames: list[Any]) -> None:
+        """Where the rank was when an error ended its work: the stack shows it no more."""
+        self._failed = frames
+
+    def note_closing(self, is_closing: bool) -> None:
+        """The rank has closed its session and waits, or goes on without one."""
+        self.is_finished = is_closing
+
     def take_record(self, lines: list[str]) -> None:
         """What the rank has read in NCCL's flight recorder."""
         self._record = lines
@@ -58,9 +65,9 @@ class StackAnswers:
             return
         answer = {
             "state": self.reader.find_state(),
-            "failed": self.failed is not None,
+            "failed": self._failed is not None,
             "finished": self.is_finished,
-            "frames": self.failed or [frame.pack() for frame in frames],
+            "frames": self._failed or [frame.pack() for frame in frames],
             "record": self._record or [],
         }
         replies, self._replies = self._replies, []

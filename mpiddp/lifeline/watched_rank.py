@@ -1,0 +1,220 @@
+"""One rank as its node's companion sees it: its process, what it says, where it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpiddp.lifeline.decision import FAILED, Loss, describe_status
+from mpiddp.lifeline.progress import Progress
+from mpiddp.lifeline.stacks.answers import Reply, StackAnswers
+from mpiddp.lifeline.stacks.dump import StackReader
+from mpiddp.lifeline.watches import StopWatch
+from mpiddp.process.rank_process import POLL_SECONDS, RankProcess
+from mpiddp.process.sockets.event_loop import EventLoop
+from mpiddp.process.sockets.links import Link
+
+STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
+ENTRY_BYTES = 1 << 12
+MOST_DESCRIPTORS = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a rank sends first. It owns the descriptors that come with it."""
+
+    rank: int
+    process: int
+    """Its number."""
+    memory: int
+    """Descriptor of its `Progress`."""
+    stacks: int
+    """Descriptor of the file that it writes its stack to."""
+    own: int | None = None
+    """A pidfd of the process; None before Linux 5.3."""
+
+    def send(self, connection: socket.socket) -> None:
+        descriptors = [each for each in (self.memory, self.stacks, self.own) if each is not None]
+        line = json.dumps([self.rank, self.process]).encode()
+        socket.send_fds(connection, [line], descriptors)
+
+    @staticmethod
+    def receive(connection: socket.socket) -> Entry:
+        """Raises OSError or ValueError if what came is none."""
+        line, descriptors, *_ = socket.recv_fds(connection, ENTRY_BYTES, MOST_DESCRIPTORS)
+        rank, process = json.loads(line)
+        memory, stacks, *own = descriptors
+        return Entry(rank, process, memory, stacks, *own)
+
+
+@dataclass(frozen=True)
+class RankHandlers:
+    """What is called when something becomes of a rank."""
+
+    take: Callable[[WatchedRank, str, Any], object]
+    """It has sent a message that concerns the other ranks: kind and content."""
+    lose: Callable[[str, Loss], object]
+    """It is lost (``lost``), or has been stopped for too long (``stopped``). The loss names no host
+    yet."""
+
+
+class WatchedRank:
+    """One rank's state."""
+
+    def __init__(
+        self, loop: EventLoop, connection: socket.socket, entry: Entry, handlers: RankHandlers
+    ) -> None:
+        self.number = entry.rank
+        self.link = Link(connection)
+        self.process = RankProcess(entry.process, entry.own)
+        self.state = STARTING
+        """What it does, apart from its step."""
+        self.run: tuple[Path, int] | None = None
+        """Directory and attempt of a training, for reports."""
+        self.log: tuple[Path, bool] | None = None
+        """The log of all that the rank prints, and whether standard error leads elsewhere."""
+        self.has_ended = False
+        """Whether it has gone, or has closed its session with all others."""
+        self._loop = loop
+        self._handlers = handlers
+        self._progress = Progress(entry.memory)
+        reader = StackReader(entry.process, entry.stacks)
+        self._stacks = StackAnswers(reader, loop, lambda: self.link.send("record"))
+        self._stop = StopWatch(loop, reader.find_state, self._tell_stop)
+        self._calls_reply: Reply | None = None
+        """Who waits for the rank's last collectives."""
+        self._answers: Mapping[str, Callable[[Reply], object]] = {
+            "position": lambda reply: reply(self.describe_position()),
+            "stacks": self._stacks.ask,
+            "idle": lambda reply: reply(self._describe_idleness()),
+            "calls": self._ask_for_calls,
+            "stopped": lambda reply: reply(self._stop.is_stopped),
+        }
+        """What is answered to requests, by their names."""
+        self._watch_process()
+
+    def answer(self, name: str, reply: Reply) -> None:
+        """Have ``reply`` called with the answer to a request; not if nothing is known of it."""
+        answer = self._answers.get(name)
+        if answer is not None:
+            answer(reply)
+
+    def watch_stops(self, seconds: float) -> None:
+        """From now on, tell if it has been stopped for so long."""
+        self._stop.begin(seconds)
+
+    def add_pause(self, seconds: float) -> None:
+        """For so long the companion was stopped as well."""
+        self._stop.add_pause(seconds)
+
+    def close(self) -> None:
+        """It has closed its session, and is not watched any more."""
+        self.has_ended = True
+        self._loop.remove(self.link)
+        self._leave_process()
+
+    def read_step(self) -> int | None:
+        return self._progress.read_step()
+
+    def describe_position(self) -> str:
+        step = self.read_step()
+        return self.state or (f"at step {step}" if step is not None else "")
+
+    # Its process
+
+    def _watch_process(self) -> None:
+        self._loop.add(self.link, self._take, lambda _: None)
+        watched = ((self.process.descriptor, self._note_end), (self.process.launcher, self._orphan))
+        for descriptor, note in watched:
+            if descriptor is not None:
+                self._loop.selector.register(
+                    descriptor, selectors.EVENT_READ, lambda _, note=note: note()
+                )
+        if self.process.descriptor is None:
+            self._poll(time.monotonic())
+
+    def _leave_process(self) -> None:
+        for descriptor in (self.process.descriptor, self.process.launcher):
+            with contextlib.suppress(KeyError, ValueError):
+                if descriptor is not None:
+                    self._loop.selector.unregister(descriptor)
+
+    def _poll(self, now: float) -> None:
+        if self.has_ended:
+            return
+        if self.process.has_ended():
+            self._note_end()
+        else:
+            self._loop.call_at(now + POLL_SECONDS, self._poll)
+
+    def _note_end(self) -> None:
+        """The rank has gone; what it has said before is heard first."""
+        status = self.process.find_status()
+        self._leave_process()
+        with contextlib.suppress(OSError, ValueError):
+            while messages := self.link.receive():
+                for kind, content in messages:
+                    self._take(kind, content)
+        if not self.has_ended:
+            self.has_ended = True
+            self._tell_loss(*describe_status(status))
+
+    def _orphan(self) -> None:
+        """The process that started the rank has gone; some launchers leave ranks behind then."""
+        assert self.process.launcher is not None
+        self._loop.selector.unregister(self.process.launcher)
+        self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
+
+    def _tell_stop(self, seconds: float) -> None:
+        how = f"it has been stopped (SIGSTOP) for {seconds:g} s"
+        self._tell_loss(how, FAILED, blames_host=True, kind="stopped")
+
+    def _tell_loss(self, how: str, ending: str, blames_host: bool, kind: str = "lost") -> None:
+        loss = Loss(self.number, "", how, self.describe_position(), ending, blames_host)
+        self._handlers.lose(kind, loss)
+
+    # What it says
+
+    def _take(self, kind: str, content: Any) -> None:
+        if kind == "started":
+            self.state = ""
+        elif kind == "run":
+            self.run = (Path(content[0]), content[1])
+        elif kind == "log":
+            self.log = (Path(content[0]), content[1])
+        elif kind == "stack":
+            self._stacks.note_failure(content)
+        elif kind == "record":
+            self._stacks.take_record(content)
+        elif kind == "calls":
+            if self._calls_reply is not None:
+                self._calls_reply(content)
+        else:
+            if kind in ("closing", "reopened"):
+                self.state = CLOSING if kind == "closing" else ""
+                self._stacks.note_closing(kind == "closing")
+            self._handlers.take(self, kind, content)
+
+    def _ask_for_calls(self, reply: Reply) -> None:
+        """The rank's last collectives, and where it is; None if it has come to its end."""
+        if self._stacks.is_finished:
+            reply(None)
+        else:
+            self._calls_reply = reply
+            self.link.send("calls")
+
+    def _describe_idleness(self) -> list[Any]:
+        """How long the rank has not moved, and whether it is in a collective.
+
+        0 seconds if it is stopped, or not watched.
+        """
+        is_stopped = self._stacks.reader.find_state() in ("T", "t")
+        idle = 0.0 if is_stopped else self._progress.find_idle_seconds()
+        return [idle, self._progress.is_in_collective()]
