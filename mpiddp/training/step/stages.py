@@ -48,9 +48,11 @@ class Costs:
 class StageClock:
     """Of one rank on a CPU. Each moment belongs to one stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = True) -> None:
+        """``waits``: whether a backward pass may wait for other ranks."""
         self.costs = Costs()
         """What is counted here."""
+        self._waits = waits
         self._last = time.perf_counter()
 
     def count_in(self, costs: Costs) -> None:
@@ -77,7 +79,12 @@ class StageClock:
 
         What follows within the same backward pass is waiting: DDP does it at the end, after this.
         """
-        loss.register_hook(self._queue_end)  # type: ignore[no-untyped-call]
+        if self._waits:
+            loss.register_hook(self._queue_end)  # type: ignore[no-untyped-call]
+
+    def end_backward(self) -> None:
+        """After a backward pass that was watched."""
+        self.end(Stage.COMMUNICATION if self._waits else Stage.BACKWARD)
 
     def _queue_end(self, _: torch.Tensor) -> None:
         # Autograd calls what was queued first before what DDP queues, which waits for all buckets.
@@ -94,8 +101,8 @@ class StageClock:
 class GpuStageClock(StageClock):
     """Of one rank on a GPU. Waiting for a batch is timed on the CPU, all else in the stream."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, device: torch.device, *, waits: bool = True) -> None:
+        super().__init__(waits=waits)
         self._device = device
         self._marks: deque[tuple[torch.cuda.Event, Stage | None]] = deque()
         """In their order, with the stage that ends there; the first one has been counted."""
@@ -131,8 +138,9 @@ class GpuStageClock(StageClock):
             self._count()
 
 
-def make_clock(device: torch.device) -> StageClock:
-    return GpuStageClock(device) if device.type == "cuda" else StageClock()
+def make_clock(device: torch.device, ranks: int) -> StageClock:
+    waits = ranks > 1
+    return GpuStageClock(device, waits=waits) if device.type == "cuda" else StageClock(waits=waits)
 
 
 def time_buffers(clock: StageClock, model: nn.Module, module: nn.Module) -> None:

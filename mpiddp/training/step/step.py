@@ -104,7 +104,7 @@ class Engine:
                 self.clock.watch(scaled)
                 self.clock.end(Stage.FORWARD)
                 torch.autograd.backward(scaled)
-                self.clock.end(Stage.COMMUNICATION)
+                self.clock.end_backward()
                 self.traffic.count(self.clock)
             if part.weight > 0:
                 totals.add(loss.detach(), outputs, targets)

@@ -71,7 +71,7 @@ def start_engine(
     Raises ConfigurationError for what is not possible here.
     """
     module, forward = start.module, start.forward
-    clock = make_clock(session.device)
+    clock = make_clock(session.device, session.world.size)
     passes, skips = configuration.accumulation_steps, configuration.on_nan == "skip"
     if configuration.activation_checkpointing:
         _recompute(module, configuration.wrap_parameters)

@@ -43,11 +43,11 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     devices = [device] if device.type == "cuda" else None
     wrap = partial(
         DistributedDataParallel, inner, device_ids=devices,
-        bucket_cap_mb=find_cap(configuration),
+        bucket_cap_mb=find_cap(configuration), gradient_as_bucket_view=True,
     )  # fmt: skip
     if configuration.sync == FRAMEWORK:
         return Replica(wrap(), None, marked)
-    wrapped = wrap(gradient_as_bucket_view=True)
+    wrapped = wrap()
     hook = attach(choose_synchronization(configuration), wrapped)
     return Replica(wrapped, hook, marked)
 
