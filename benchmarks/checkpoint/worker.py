@@ -21,12 +21,12 @@ import mpiddp
 from benchmarks.baselines import ddp_step, raw_write
 from benchmarks.checkpoint.measurement import WARM_UP, Agreement, Measurement, Plan, Round
 from benchmarks.common.workloads import build, draw_batch, parse_workload
-from mpiddp.checkpoints.agreement import Members, Preemption
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import PreemptionSignals
+from mpiddp.process.step_agreement import Members, StepAgreement
 
 LOOKS = 10_000
 WATCH_SECONDS = 3.0
@@ -161,15 +161,15 @@ def measure_agreement(session: mpiddp.Session) -> Agreement:
     """A rank's part: looks for a signal, and what the thread behind them takes."""
     world = session.world
     members = Members(world.rank, world.size, session.store, session.timeout)
-    preemption = Preemption(PreemptionSignals(), members)
+    agreement = StepAgreement(members, signals=PreemptionSignals())
     begin = time.perf_counter()
     for _ in range(LOOKS):
-        preemption.is_due()
+        agreement.is_preempted()
     look = (time.perf_counter() - begin) / LOOKS
     before = time.process_time()
     time.sleep(WATCH_SECONDS)
     watched = time.process_time() - before
-    preemption.close()
+    agreement.close()
     before = time.process_time()
     time.sleep(WATCH_SECONDS)
     idle = time.process_time() - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import operator
 import os
 import sys
@@ -17,7 +18,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mpiddp import environment
-from mpiddp.checkpoints.agreement import Preemption, begin_preemption
 from mpiddp.checkpoints.ddp_buckets import read_bucket_order, restore_bucket_order
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.checkpoints.state import (
@@ -32,11 +32,13 @@ from mpiddp.checkpoints.state import (
 )
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
 from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.ranks import Ranks, find_store
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.process.background import finish_lasting_calls
+from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
+from mpiddp.process.step_agreement import Members, StepAgreement
 
 T = TypeVar("T")
 
@@ -129,7 +131,7 @@ class Checkpointer:
         self._survey: Survey | None = None
         self._restored = 0
         """The step of this directory's newest checkpoint, if training goes on from that."""
-        self._preemption: Preemption | None = None
+        self._agreement: StepAgreement | None = None
         self._is_closed = False
         _finish_with_session(self)
 
@@ -154,9 +156,9 @@ class Checkpointer:
         processes, for example data workers, have the signals blocked.
         """
         self._check_open()
-        if self._preemption is None:
-            self._preemption = begin_preemption(self._ranks.rank, self._ranks.size)
-        return self._preemption.is_due()
+        if self._agreement is None:
+            self._agreement = _begin_agreement(self._ranks)
+        return self._agreement.is_preempted()
 
     def save(
         self, step: int, *, score: float | None = None, wait: bool = False, **values: Any
@@ -255,8 +257,8 @@ class Checkpointer:
             return
         self._is_closed = True
         try:
-            if self._preemption is not None:
-                self._preemption.close()
+            if self._agreement is not None:
+                self._agreement.close()
             self._directory.wait()
         finally:
             self._directory.close()
@@ -306,6 +308,24 @@ def _finish_with_session(checkpointer: Checkpointer) -> None:
 
     if session is not None:
         session.at_close(collect)
+
+
+def _begin_agreement(ranks: Ranks) -> StepAgreement:
+    """Listen to the signals in a script, until its session is closed; collective."""
+    session = find_session()
+    signals = session.signals if session is not None else None
+    if signals is None:
+        signals = PreemptionSignals()
+    signals.listen(SIGNALS.values())
+    store = session.store if session is not None else None
+    if store is None and ranks.size > 1:
+        store = find_store()
+    agreement = StepAgreement(Members(ranks.rank, ranks.size, store), signals=signals)
+    if session is not None:
+        session.at_close(agreement.close)
+    else:
+        atexit.register(agreement.close)
+    return agreement
 
 
 def _name_script() -> str | None:

@@ -37,10 +37,13 @@ class PreemptionSignals:
         """Block USR1 and USR2 in this thread, until it is known which of them are meant."""
         self.received: signal.Signals | None = None
         """The first that came."""
-        self.is_heeded = False
-        """Whether the job acts on it. Until then, TERM ends the process as usual."""
+        self._is_heeded = False
         self._numbers: tuple[signal.Signals, ...] = ()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+
+    def heed(self, is_heeded: bool) -> None:
+        """Whether the job acts on a signal. Where it does not, TERM ends the process as usual."""
+        self._is_heeded = is_heeded
 
     def listen(self, numbers: Iterable[signal.Signals]) -> None:
         """Note these signals from now on, and those that came meanwhile.
@@ -88,7 +91,7 @@ class PreemptionSignals:
 
     def take(self, number: int) -> bool:
         """Note a signal that another handler was given; False if it has its usual effect."""
-        if number not in self._numbers or not self.is_heeded:
+        if number not in self._numbers or not self._is_heeded:
             return False
         self._note(number)
         return True

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from mpiddp import environment
-from mpiddp.checkpoints.agreement import PREEMPTED, Members, StepAgreement, Wish, wish_to_leave
 from mpiddp.checkpoints.checkpointer import Checkpointer
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
@@ -24,6 +23,7 @@ from mpiddp.checkpoints.storage.shards import WriteError
 from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
+from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import NEVER, STEP, parse_interval
@@ -208,8 +208,6 @@ class Saver:
         """The step whose weights were written for others, once training is over."""
         self._is_writing = False
         """Whether a checkpoint was begun and nobody has asked yet how that ended."""
-        self._has_stopped = False
-        """Whether all ranks leave because of a signal."""
         position = beginning.position
         self.epoch = EpochSums(training, position)
         """What the training counts, and checkpoints hold."""
@@ -247,14 +245,12 @@ class Saver:
         session = training.session
         members = Members(world.rank, world.size, session.store, session.timeout)
         wishes: dict[str, Wish] = {}
-        if self._signals is not None:
-            wishes[PREEMPTED] = wish_to_leave(self._signals, members)
         # Workers without a bound do not pass the same places: they pause by their server's word.
         has_places = self._interval is not None and not training.batches.is_shared
         if has_places and world.rank == 0:
             wishes[DUE] = lambda: "the time" if self.is_time() else ""
             wishes[WRITTEN] = lambda: "a checkpoint" if self._has_written() else ""
-        return StepAgreement(wishes, members)
+        return StepAgreement(members, wishes, self._signals)
 
     def restore(self) -> None:
         """Give the training the state to begin with. Collective.
@@ -368,7 +364,6 @@ class Saver:
     def _leave(self, reason: str, position: Position) -> NoReturn:
         self.save_last(position)
         self._finish_write(is_last=True)
-        self._has_stopped = True
         raise PreemptedError(
             f"preempted after step {position.step}: {reason}; the checkpoint is written"
         )
@@ -414,15 +409,10 @@ class Saver:
 
     def pass_no_more(self) -> None:
         """There are no more steps: other ranks do not wait for this one's answers. Collective."""
-        if self._signals is not None:
-            # TERM must not end a rank that leaves while its checkpoint is being written.
-            self._signals.is_heeded = self._has_stopped
         self._agreement.close()
 
     def abandon(self) -> None:
         """After an error: signals end the process again. Not collective; may be called twice."""
-        if self._signals is not None:
-            self._signals.is_heeded = self._has_stopped
         self._agreement.stop()
 
     def close(self) -> None:

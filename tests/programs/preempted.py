@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 
-from mpiddp.checkpoints import agreement
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.session import Session
+from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training import saving, trainer
 from mpiddp.training.data.samples import Batch
@@ -38,7 +38,7 @@ class MadeUpSignals(PreemptionSignals):
 
     def __init__(self) -> None:
         self.received = None
-        self.is_heeded = False
+        self._is_heeded = False
 
 
 class WatchedAgreement(agreement.StepAgreement):
@@ -46,8 +46,8 @@ class WatchedAgreement(agreement.StepAgreement):
 
     last: WatchedAgreement
 
-    def __init__(self, wishes: Mapping[str, agreement.Wish], members: agreement.Members) -> None:
-        super().__init__(wishes, members)
+    def __init__(self, *values: Any) -> None:
+        super().__init__(*values)
         WatchedAgreement.last = self
 
 

@@ -130,7 +130,7 @@ def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -
     with pytest.raises(ValueError, match="no loss"):
         run()
     # TERM ends a script that goes on after the error.
-    assert session.signals is None or not session.signals.is_heeded
+    assert session.signals is None or not session.signals._is_heeded
     session.do_postponed()
     assert read_outcome(Path("runs/failed")) is None
     assert not list(Path("runs/failed/checkpoints").glob("step-*"))

@@ -12,7 +12,6 @@ begins.
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import threading
@@ -21,10 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from mpiddp.checkpoints.storage.ranks import find_store
 from mpiddp.errors import PeerLostError
-from mpiddp.launch.session import find_session
-from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
+from mpiddp.process.preemption_signals import PreemptionSignals
 
 PERIOD = 0.25
 """Seconds between two looks for a wish."""
@@ -75,10 +72,25 @@ class _Round:
 class StepAgreement:
     """One rank's part. All ranks make as many of them, in the same order."""
 
-    def __init__(self, wishes: Mapping[str, Wish], members: Members) -> None:
-        """``wishes``: by name. They are asked every PERIOD seconds, on one rank in each place."""
-        self._wishes = wishes
+    def __init__(
+        self,
+        members: Members,
+        wishes: Mapping[str, Wish] | None = None,
+        signals: PreemptionSignals | None = None,
+    ) -> None:
+        """``wishes``: by name. They are asked every PERIOD seconds, on one rank in each place.
+
+        ``signals``: those that preempt the job, which are the wish PREEMPTED. From now on TERM does
+        not end this process at once.
+        """
         self._members = members
+        self._signals = signals
+        self._wishes = dict(wishes or {})
+        if signals is not None:
+            signals.heed(True)
+            self._wishes[PREEMPTED] = self._find_signal
+        self._has_stopped = False
+        """Whether all leave because of a signal."""
         self._passed = 0
         """Places."""
         self._number = 0
@@ -103,8 +115,15 @@ class StepAgreement:
         Raises PeerLostError if a rank does not answer in time.
         """
         self._passed += 1
-        if self._thread is None:
-            return self._ask()
+        due = self._ask() if self._thread is None else self._find_decided()
+        self._has_stopped = self._has_stopped or PREEMPTED in due
+        return due
+
+    def is_preempted(self) -> bool:
+        """In a place that all ranks pass: whether all leave, here or earlier, as `find_due`."""
+        return self._has_stopped or PREEMPTED in self.find_due()
+
+    def _find_decided(self) -> Due:
         now = self._round
         if now.place is not None and self._passed > now.place:
             # What was due in the place before has been done: wishes may be asked again.
@@ -122,6 +141,12 @@ class StepAgreement:
         assert now.place is not None
         return now.due if self._passed >= now.place else NOTHING
 
+    def _find_signal(self) -> str:
+        assert self._signals is not None
+        found = self._signals.received
+        whom = "it" if self._members.size == 1 else f"rank {self._members.rank}"
+        return "" if found is None else f"{found.name} reached {whom}"
+
     def is_next(self, name: str) -> bool:
         """Whether all ranks do this in the next place; may be asked in any thread."""
         if self._members.size == 1:
@@ -131,10 +156,12 @@ class StepAgreement:
 
     def stop(self) -> None:
         """After an error: no wish is asked for any more. Waits for nothing."""
+        self._leave_signals()
         self._closed.set()
 
     def close(self) -> None:
         """This rank passes no more places. Others that are called do not wait for it."""
+        self._leave_signals()
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -142,6 +169,11 @@ class StepAgreement:
         thread.join()
         if not self._round.is_called:
             self._publish(math.inf)
+
+    def _leave_signals(self) -> None:
+        """TERM must not end a process that leaves while its checkpoint is being written."""
+        if self._signals is not None:
+            self._signals.heed(self._has_stopped)
 
     def _ask(self) -> Due:
         return {name: why for name, wish in self._wishes.items() if (why := wish())}
@@ -206,59 +238,3 @@ def _end(closed: threading.Event, thread: threading.Thread) -> None:
 def describe(due: Due) -> str:
     """Why, for a message."""
     return "; ".join(due.values())
-
-
-def wish_to_leave(signals: PreemptionSignals, members: Members) -> Wish:
-    """The wish of a rank that a signal has reached; from now on TERM does not end it at once."""
-    signals.is_heeded = True
-    whom = "it" if members.size == 1 else f"rank {members.rank}"
-
-    def find_reason() -> str:
-        found = signals.received
-        return "" if found is None else f"{found.name} reached {whom}"
-
-    return find_reason
-
-
-class Preemption:
-    """Whether a script is to leave, the same answer on all ranks."""
-
-    def __init__(self, signals: PreemptionSignals, members: Members) -> None:
-        self._signals = signals
-        self._has_stopped = False
-        self._agreement = StepAgreement({PREEMPTED: wish_to_leave(signals, members)}, members)
-
-    def is_due(self) -> bool:
-        """In a place that all ranks pass. Raises PeerLostError."""
-        self._has_stopped = self._has_stopped or PREEMPTED in self._agreement.find_due()
-        return self._has_stopped
-
-    def close(self) -> None:
-        """There are no more places.
-
-        If it stops because of a signal, those that come later have no effect: TERM must not end
-        it while its checkpoint is being written.
-        """
-        self._signals.is_heeded = self._has_stopped
-        self._agreement.close()
-
-
-def begin_preemption(rank: int, size: int) -> Preemption:
-    """Listen to the signals in a script, until its session is closed; collective.
-
-    ``rank`` and ``size``: of torch.distributed's default group.
-    """
-    session = find_session()
-    signals = session.signals if session is not None else None
-    if signals is None:
-        signals = PreemptionSignals()
-    signals.listen(SIGNALS.values())
-    store = session.store if session is not None else None
-    if store is None and size > 1:
-        store = find_store()
-    preemption = Preemption(signals, Members(rank, size, store))
-    if session is not None:
-        session.at_close(preemption.close)
-    else:
-        atexit.register(preemption.close)
-    return preemption

@@ -9,29 +9,36 @@ import sys
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from mpiddp.checkpoints import agreement
-from mpiddp.checkpoints.agreement import Due, Members, Preemption, StepAgreement
 from mpiddp.errors import ConfigurationError, PeerLostError
-from mpiddp.process.preemption_signals import parse_signals
+from mpiddp.process import step_agreement as agreement
+from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.process.step_agreement import Due, Members, StepAgreement
 
 # The agreement, with ranks as threads
 
 
+class MadeUpSignals(PreemptionSignals):
+    """None of this process's."""
+
+    def __init__(self, received: signal.Signals | None) -> None:
+        self.received = received
+        self._is_heeded = False
+
+
 def pass_places(
-    place: Preemption, barrier: threading.Barrier | None, places: int, dice: random.Random
+    place: StepAgreement, barrier: threading.Barrier | None, places: int, dice: random.Random
 ) -> int | None:
     """Pass places, in step with the others if there is a barrier; the place in which to stop."""
     for number in range(1, places + 1):
         if barrier is not None:
             barrier.wait()
         time.sleep(dice.choice([0, 0, 0, 0.0005]))
-        if place.is_due():
+        if place.is_preempted():
             return number
     return None
 
@@ -44,8 +51,10 @@ def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyP
     # Ranks that wait for each other, as in a training; and ranks that do not.
     barrier = threading.Barrier(size) if seed % 2 else None
     store = dist.HashStore()
-    signals = [SimpleNamespace(received=None, is_heeded=False) for _ in range(size)]
-    ranks = [Preemption(each, Members(rank, size, store)) for rank, each in enumerate(signals)]
+    signals = [MadeUpSignals(None) for _ in range(size)]
+    ranks = [
+        StepAgreement(Members(rank, size, store), signals=each) for rank, each in enumerate(signals)
+    ]
     found: list[int | None] = [None] * size
 
     def run(rank: int) -> None:
@@ -69,35 +78,37 @@ def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyP
 
 def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() -> None:
     store = dist.HashStore()
-    signals = [SimpleNamespace(received=None, is_heeded=False) for _ in range(2)]
-    ranks = [Preemption(each, Members(rank, 2, store)) for rank, each in enumerate(signals)]
-    assert [rank.is_due() for rank in ranks] == [False, False]
+    signals = [MadeUpSignals(None) for _ in range(2)]
+    ranks = [
+        StepAgreement(Members(rank, 2, store), signals=each) for rank, each in enumerate(signals)
+    ]
+    assert [rank.is_preempted() for rank in ranks] == [False, False]
     ranks[0].close()
     signals[1].received = signal.SIGUSR2
     time.sleep(2 * agreement.PERIOD)
-    assert not ranks[1].is_due()
+    assert not ranks[1].is_preempted()
     ranks[1].close()
 
 
 def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "PERIOD", 0.01)
-    signals = SimpleNamespace(received=signal.SIGTERM, is_heeded=False)
-    rank = Preemption(signals, Members(0, 2, dist.HashStore(), timeout=0.2))
+    signals = MadeUpSignals(signal.SIGTERM)
+    rank = StepAgreement(Members(0, 2, dist.HashStore(), timeout=0.2), signals=signals)
     time.sleep(0.3)
     with pytest.raises(PeerLostError, match=r"SIGTERM reached rank 0, and within 0.2 s not all"):
-        rank.is_due()
+        rank.is_preempted()
     rank.close()
 
 
 @pytest.mark.parametrize("is_called", [True, False])
 def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
-    signals = SimpleNamespace(received=signal.SIGUSR1 if is_called else None, is_heeded=False)
-    rank = Preemption(signals, Members())
-    assert rank.is_due() is is_called
-    assert signals.is_heeded
+    signals = MadeUpSignals(signal.SIGUSR1 if is_called else None)
+    rank = StepAgreement(Members(), signals=signals)
+    assert rank.is_preempted() is is_called
+    assert signals._is_heeded
     # Its checkpoint is written now, and TERM must not end it.
     rank.close()
-    assert signals.is_heeded is is_called
+    assert signals._is_heeded is is_called
 
 
 def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
@@ -121,11 +132,11 @@ def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
 
 
 def test_one_rank_stops_in_its_next_place() -> None:
-    signals = SimpleNamespace(received=None, is_heeded=False)
-    rank = Preemption(signals, Members())
-    assert not rank.is_due()
+    signals = MadeUpSignals(None)
+    rank = StepAgreement(Members(), signals=signals)
+    assert not rank.is_preempted()
     signals.received = signal.SIGUSR1
-    assert rank.is_due()
+    assert rank.is_preempted()
 
 
 # Several wishes, round after round
@@ -167,7 +178,7 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
                 wished[name] = max(0, wished.get(name, 0) - 1)
             time.sleep(0.01)
 
-        one = StepAgreement({name: make(name) for name in ("save", "tell")}, members(rank))
+        one = StepAgreement(members(rank), {name: make(name) for name in ("save", "tell")})
         found[rank] = pass_all(one, barrier, 3000, grant)
         one.close()
 
@@ -190,11 +201,11 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
 
 FORGOTTEN = """
 import torch.distributed as dist
-from mpiddp.checkpoints import agreement
-from mpiddp.checkpoints.agreement import Members, StepAgreement
+from mpiddp.process import step_agreement as agreement
+from mpiddp.process.step_agreement import Members, StepAgreement
 agreement.PERIOD, agreement.QUESTIONS = 1e-6, 1e9
 store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-agreements = [StepAgreement({}, Members(0, 2, store)) for _ in range(4)]
+agreements = [StepAgreement(Members(0, 2, store)) for _ in range(4)]
 print("done", flush=True)
 """
 
