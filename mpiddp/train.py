@@ -30,9 +30,9 @@ def main() -> None:
         configuration = parse(sys.argv[1:], show_help=is_first())
         signals.listen(parse_signals(configuration.preempt_signal))
         output = Output(configuration.log_dir, configuration.console, configuration.label)
-        failure_handler.output = redirect(output, find_rank())
+        failure_handler.redirect(redirect(output, find_rank()))
         if is_first() and not configuration.summary:
-            failure_handler.run_directory = forget_outcome(configuration)
+            failure_handler.foresee_run(forget_outcome(configuration))
         options = Options(
             backend=configuration.backend,
             timeout=configuration.timeout,

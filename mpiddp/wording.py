@@ -53,5 +53,5 @@ def read_message(error: BaseException) -> str:
     """What ``error`` says of itself; that it cannot be read, where its ``__str__`` fails."""
     try:
         return str(error)
-    except BaseException as problem:
+    except BaseException as problem:  # A ``__str__`` may raise anything.
         return f"its message cannot be read ({type(problem).__name__} in __str__)"

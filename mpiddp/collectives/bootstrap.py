@@ -74,12 +74,10 @@ def ensure_communicator() -> Communicator:
     Threads that come meanwhile wait for it. Raises ConfigurationError.
     """
     session = current_session()
-    if session.collectives is None:
+    found: Communicator | None = session.collectives
+    if found is None:
         make = _make_alone if session.world.size == 1 else _make_communicator
-        with session.collectives_lock:
-            if session.collectives is None:
-                session.collectives = make(session)
-    found: Communicator = session.collectives
+        found = session.ensure_collectives(partial(make, session))
     return found
 
 

@@ -99,7 +99,7 @@ def _start_mpi(examiner: Examiner) -> None:
         starter.start_mpi()
     except LaunchError as error:
         _refuse(examiner, error)
-    except BaseException as error:
+    except BaseException as error:  # `settle` ends the job with it.
         examiner.failure_handler.settle(error)
     else:
         examiner.failure_handler.settle(None)
@@ -117,7 +117,7 @@ def _start_mpi(examiner: Examiner) -> None:
         oddities = find_oddities(world, launcher, roster)
         examiner.add(launching.judge_ranks(world, roster, oddities, strangers))
         if report is not None:
-            report.place = {"ranks": world.size, "nodes": list(hostnames)}
+            report.note_place(world.size, hostnames)
     if report is not None:
         slurm = launcher is not None and launcher.key == "slurm"
         setting = launching.find_slurm_setting() if slurm else None

@@ -12,8 +12,9 @@ from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import ExportedVariables
+from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.mpi.control import ControlChannel
+from mpiddp.launch.mpi.control import ControlChannel, free
 from mpiddp.lifeline.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -37,10 +38,45 @@ class Resources:
     backend: str = ""
     has_group: bool = False
     deadlines: PhaseDeadlines | None = None
-    """Deadline of the close, once all ranks have come."""
     lifeline: Lifeline | None = None
     _unbound: Cpus = frozenset()
     """Where this process could run before it was bound."""
+
+    def start_mpi(
+        self, module: Any, launcher: Launcher | None, *, is_joined: bool
+    ) -> tuple[str, ...]:
+        """Initialise MPI, unless ``is_joined``; returns the interfaces that it was told to use."""
+        self.module = module
+        if is_joined:
+            return ()
+        initialization = mpi.initialize(module, launcher)
+        self.finalizes = initialization.here
+        return initialization.interfaces
+
+    def open_communicators(self) -> MPI.Intracomm:
+        """Copies of MPI_COMM_WORLD: one for the user, and the one that is returned. Collective."""
+        self.comm = self.module.COMM_WORLD.Dup()
+        own: MPI.Intracomm = self.module.COMM_WORLD.Dup()
+        return own
+
+    def choose_backend(self, backend: str) -> None:
+        self.backend = backend
+
+    def open_store(self, store: Any) -> None:
+        """Own torch's store."""
+        self.store = store
+
+    def note_group(self) -> None:
+        """torch.distributed's default group was made here."""
+        self.has_group = True
+
+    def take_lifeline(self, lifeline: Lifeline) -> None:
+        """Own this rank's connection to its companion."""
+        self.lifeline = lifeline
+
+    def take_deadlines(self, deadlines: PhaseDeadlines) -> None:
+        """Of the close, once all ranks have come."""
+        self.deadlines = deadlines
 
     def bind(self, cores: Cpus) -> None:
         """Let this process run on ``cores``, until the end of the session."""
@@ -85,7 +121,7 @@ class Resources:
             if is_nccl:
                 self._close_group()
             if self.lifeline is not None:
-                self.failure_handler.peers.lifeline = None
+                self.failure_handler.peers.join_lifeline(None)
                 self.lifeline.close()
             if control.world.rank != 0:
                 self.store = None
@@ -113,7 +149,7 @@ class Resources:
         """Its process ends; where start-up failed, nothing has been joined."""
         if self.lifeline is not None:
             lifeline, self.lifeline = self.lifeline, None
-            self.failure_handler.peers.lifeline = None
+            self.failure_handler.peers.join_lifeline(None)
             lifeline.close()
             lifeline.wait()
 
@@ -121,12 +157,9 @@ class Resources:
         if self.comm is not None:
             self.comm.Free()
             self.comm = None
-        control._free()
+        free(control)
         # Last, for a failure of the others.
-        peers = self.failure_handler.peers
-        if peers.communicator is not None:
-            communicator, peers.communicator = peers.communicator, None
-            communicator.Free()
+        self.failure_handler.peers.free_communicator()
         if self.finalizes:
             mpi.finalize(self.module)
 

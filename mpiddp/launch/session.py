@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.device.binding import AUTO, check_kind
 from mpiddp.launch.failure.error_report import exit_code
-from mpiddp.launch.mpi.control import ControlChannel
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.mpi.control import ControlChannel, hand_over
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 from mpiddp.process.background import call_at_exit
@@ -34,6 +35,17 @@ _current: Session | None = None
 def find_session() -> Session | None:
     """The session that is open in this process, or None."""
     return _current
+
+
+def make_current(session: Session) -> None:
+    """It is this process's from now on, until it is closed."""
+    global _current
+    _current = session
+
+
+def find_failure_handler(session: Session) -> FailureHandler:
+    """What ends the job if this process fails."""
+    return session._resources.failure_handler
 
 
 def current_session() -> Session:
@@ -116,9 +128,10 @@ class Session(ControlChannel):
         threads: int,
         meeting: Meeting,
         seconds: Mapping[str, float],
+        signals: PreemptionSignals | None = None,
     ) -> None:
         """Takes over the communicator of ``control``, and ``resources``."""
-        super().__init__(control.world, control._own, control.timeout)
+        super().__init__(control.world, hand_over(control), control.timeout)
         self._resources = resources
         self._closed = False
         self._postponed: list[Callable[[], None]] = []
@@ -127,7 +140,7 @@ class Session(ControlChannel):
         self.threads = threads
         self.meeting = meeting
         self.seconds = seconds
-        self.signals: PreemptionSignals | None = None
+        self.signals = signals
         """What this process notes of the cluster's requests to make way; None where it does not."""
         self.collectives: Any = None
         """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
@@ -150,6 +163,13 @@ class Session(ControlChannel):
     def has_group(self) -> bool:
         """Whether start-up made torch.distributed's default group."""
         return self._resources.has_group
+
+    def ensure_collectives(self, make: Callable[[], Any]) -> Any:
+        """``collectives``, which ``make()`` makes once; other threads wait for it meanwhile."""
+        with self.collectives_lock:
+            if self.collectives is None:
+                self.collectives = make()
+        return self.collectives
 
     def count_calls(self) -> tuple[int, int]:
         """The number of the last call of mpiddp's collectives, and of the last complete one.
@@ -193,11 +213,6 @@ class Session(ControlChannel):
             except BaseException as error:
                 self._resources.failure_handler.fail(error)
                 raise
-
-    def _open(self) -> None:
-        """Make it the current session of this process."""
-        global _current
-        _current = self
 
     def __enter__(self) -> Session:
         return self

@@ -23,9 +23,9 @@ from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.termination import is_interactive
 from mpiddp.launch.launcher.exported_variables import forget_inherited
-from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
+from mpiddp.launch.launcher.launcher import has_manager_hint
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.mpi.control import ControlChannel
+from mpiddp.launch.mpi.control import ControlChannel, find_first
 from mpiddp.launch.mpi.world import (
     Neighbourhood,
     check_size,
@@ -39,11 +39,18 @@ from mpiddp.launch.rendezvous import store
 from mpiddp.launch.rendezvous.companions import CompanionAgreement
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
-from mpiddp.launch.session import Options, Session, find_session
+from mpiddp.launch.session import (
+    Options,
+    Session,
+    find_failure_handler,
+    find_session,
+    make_current,
+)
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline, start_companion
 from mpiddp.lifeline.membership import Entrance
 from mpiddp.lifeline.movement import Movement
+from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.sockets import ports
 from mpiddp.process.streams.console import write_console
 
@@ -54,27 +61,33 @@ KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
 
 
-def start(options: Options, failure_handler: FailureHandler, *, make_group: bool = True) -> Session:
+def start(
+    options: Options,
+    failure_handler: FailureHandler,
+    *,
+    make_group: bool = True,
+    signals: PreemptionSignals | None = None,
+) -> Session:
     """Start a launch: returns once every rank has its World, device, store and process group.
 
     Collective over all processes of the launch. ``make_group=False`` leaves the group to a script
-    that calls init_process_group() itself. Raises nothing but what `failure` lets rise in an
+    that calls init_process_group() itself. ``signals``: what this process notes of requests to make
+    way, for `Session.signals`. Raises nothing but what `failure` lets rise in an
     interactive process: a failure ends the job.
     """
     previous = find_session()
     if previous is not None and previous.has_group:
         # Its handler knows the other ranks.
-        failure_handler.peers = previous._resources.failure_handler.peers
-        failure_handler.starting = False
+        failure_handler.end_start(find_failure_handler(previous))
         raise ConfigurationError(
             "mpiddp.init() was called in this process before, and that session is still open: use "
             "it, or call its close() first"
         )
     # Under `python -m mpiddp` a script may call mpiddp.init(): the launch has been described.
     starter = Starter(options, failure_handler, make_group, previous)
-    session = starter.run()
-    session._open()
-    failure_handler.starting = False
+    session = starter.run(signals)
+    make_current(session)
+    failure_handler.end_start()
     return session
 
 
@@ -147,9 +160,9 @@ class Starter:
         self._has_lifeline = False
         self._entrance: Entrance | None = None
         """On the first rank of each node, once its companion has been started."""
-        failure_handler.seconds = options.timeout
+        failure_handler.begin_start(options.timeout)
 
-    def run(self) -> Session:
+    def run(self, signals: PreemptionSignals | None = None) -> Session:
         self.deadlines = PhaseDeadlines(self.options.timeout, self.failure_handler.expire)
         try:
             with self.deadlines.phase("MPI"):
@@ -174,7 +187,7 @@ class Starter:
                     self.settle(self.try_group)
             with self.deadlines.phase("summary"):
                 seconds = self._describe()
-            return self._make_session(seconds)
+            return self._make_session(seconds, signals)
         except BaseException:
             self.deadlines.close()
             if self.torch_import is not None:
@@ -193,7 +206,7 @@ class Starter:
         error: BaseException | None = None
         try:
             work()
-        except BaseException as caught:
+        except BaseException as caught:  # All ranks hear of it.
             error = caught
         self.failure_handler.settle(error)
 
@@ -203,10 +216,10 @@ class Starter:
         self._has_lifeline = is_job or self.control.world.size > 1
         if self.previous is not None:
             self._has_lifeline = False
-            self.peers.lifeline = self.previous._resources.failure_handler.peers.lifeline
+            self.peers.join_lifeline(find_failure_handler(self.previous).peers.lifeline)
         elif self._has_lifeline and self.control.world.local_rank == 0:
             self._entrance = start_companion(self.failure_handler.output.console)
-            self.resources.lifeline = self._enter(self._entrance)
+            self.resources.take_lifeline(self._enter(self._entrance))
 
     def _enter(self, entrance: Entrance) -> Lifeline:
         handler, rank = self.failure_handler, self.control.world.rank
@@ -220,16 +233,13 @@ class Starter:
     def start_mpi(self) -> None:
         """Bring MPI up where there is one, and find the World."""
         peers, resources = self.peers, self.resources
-        peers.launcher = find_launcher()
+        peers.meet_launcher()
         module = self._load_mpi()
         if module is None:
-            peers.world = self.control.world
+            peers.meet_world(self.control.world)
             return
-        resources.module = module
-        if peers.communicator is None:
-            initialization = mpi.initialize(module, peers.launcher)
-            resources.finalizes = initialization.here
-            self.mpi_interfaces = initialization.interfaces
+        is_joined = peers.communicator is not None
+        self.mpi_interfaces = resources.start_mpi(module, peers.launcher, is_joined=is_joined)
         version = module.Get_library_version()
         try:
             check_size(module.COMM_WORLD.Get_size(), version, peers.launcher)
@@ -237,14 +247,14 @@ class Starter:
             if resources.finalizes:
                 mpi.leave_alone(module)
             raise
-        if peers.communicator is None:
+        if not is_joined:
             self.failure_handler.join(module.COMM_WORLD)
-        resources.comm, own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
+        own = resources.open_communicators()
         world, self.neighbourhood = find_world(own)
         self.control = ControlChannel(world, own, self.options.timeout)
-        peers.world = world
+        peers.meet_world(world)
         self.options.output.check_world(world.size)
-        peers.roster = gather_roster(world, self.neighbourhood, own)
+        peers.meet_world(world, gather_roster(world, self.neighbourhood, own))
 
     def _load_mpi(self) -> Any:
         """The module mpi4py.MPI, or None where this process is alone."""
@@ -298,7 +308,7 @@ class Starter:
         """Choose the backend; take the threads."""
         import torch
 
-        self.resources.backend = self._choose_backend()
+        self.resources.choose_backend(self._choose_backend())
         self.device = device.name_device(self.assignment)
         if not os.environ.get(environment.OMP_NUM_THREADS):
             torch.set_num_threads(self.assignment.threads)
@@ -312,7 +322,7 @@ class Starter:
             self.assignment.index is None,
             not nccl.takes_shared_gpus(),
         )
-        crowded, lacking, refusing = self.control._find_first(mine)
+        crowded, lacking, refusing = find_first(self.control, mine)
         is_refused = crowded is not None and refusing is not None
         return device.choose_backend(self.options.backend, is_refused, lacking)
 
@@ -323,7 +333,7 @@ class Starter:
         if self.neighbourhood is None or self.neighbourhood.leaders is not None:
             try:
                 found = self._find_route()
-            except Exception as caught:
+            except Exception as caught:  # All ranks hear of it.
                 error = caught
         if self.neighbourhood is not None:
             found = mpi.SleepingCommunicator(self.neighbourhood.node).bcast(found)
@@ -355,7 +365,7 @@ class Starter:
         secret = self.control.broadcast(secrets.token_hex(KEY_BYTES))
         descriptor = self.route_finder.descriptor if self.route_finder is not None else None
         timeout = self.options.timeout
-        resources.store = store.make_store(meeting, world, descriptor, timeout, secret)
+        resources.open_store(store.make_store(meeting, world, descriptor, timeout, secret))
         resources.variables.export(store.torchrun_variables(world, meeting))
         if self.make_group:
             # Here, where no rank waits for another yet.
@@ -368,18 +378,18 @@ class Starter:
         agreement = CompanionAgreement(self.control, self.neighbourhood, self.peers.roster)
         entrance = agreement.share_entrance(self._entrance)
         lifeline = self.resources.lifeline or self._enter(entrance)
-        self.resources.lifeline = lifeline
+        self.resources.take_lifeline(lifeline)
         address, seconds = self.route.meeting.address, self.options.lifeline_timeout
         allowed = self.route_finder.ports if self.route_finder is not None else None
         agreement.join(lifeline, address, seconds, allowed)
-        self.peers.lifeline = lifeline
+        self.peers.join_lifeline(lifeline)
 
     def open_group(self) -> None:
         """Make torch.distributed's default group."""
         world, resources = self.control.world, self.resources
         timeout = self.options.timeout
         store.make_group(resources.store, world, resources.backend, self.device, timeout)
-        resources.has_group = True
+        resources.note_group()
         if resources.backend == "nccl":
             resources.on_close.append(nccl.GroupWatch(self.failure_handler.fail).close)
 
@@ -439,17 +449,21 @@ class Starter:
             if self.control.world.rank == 0:
                 lifeline.watch_stall(seconds)
 
-    def _make_session(self, seconds: Mapping[str, float]) -> Session:
+    def _make_session(
+        self, seconds: Mapping[str, float], signals: PreemptionSignals | None
+    ) -> Session:
         world, resources = self.control.world, self.resources
         if world.size == 1:
             self.deadlines.close()
         else:
-            resources.deadlines = self.deadlines
+            resources.take_deadlines(self.deadlines)
         self._watch_movement()
         if resources.lifeline is not None:
             resources.lifeline.note_started()
         meeting = self.route.meeting
-        session = Session(self.control, resources, self.device, self.threads, meeting, seconds)
+        session = Session(
+            self.control, resources, self.device, self.threads, meeting, seconds, signals
+        )
         if self.peers.lifeline is not None:
             self.peers.lifeline.watch_calls(session.count_calls)
         return session

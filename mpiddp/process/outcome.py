@@ -76,7 +76,7 @@ def write_report(
         return BackgroundCall(write).finish(FILES_SECONDS)
     except LateError:
         return f"{_name(directory)} did not take this report within {FILES_SECONDS:g} s"
-    except BaseException as error:
+    except BaseException as error:  # The job ends all the same.
         return f"{_name(directory)} did not take this report: {read_message(error)}"
 
 

@@ -43,6 +43,18 @@ class Synchronization:
     """Whether gradients travel during the backward pass."""
 
 
+@dataclass
+class Exchange:
+    """What a rank has sent of gradients."""
+
+    sent_bytes: int = 0
+    """As the schedules say."""
+    blocked_seconds: float = 0.0
+    """In calls that the backward pass waited for."""
+    first_start: float | None = None
+    """When the first call began that runs beside the backward pass, by time.perf_counter."""
+
+
 class ScheduleHook:
     """Averages buckets over all ranks, in place; ``attach`` registers it with DDP."""
 
@@ -73,15 +85,18 @@ class ScheduleHook:
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
         """For each bucket's storage, a buffer of the narrower type."""
-        self.sent_bytes = 0
-        """By this rank, as the schedules say; the reader may set it back."""
-        self.blocked_seconds = 0.0
-        """In calls that the backward pass waited for; the reader may set it back."""
-        self.first_start: float | None = None
-        """When the first call began that runs beside the backward pass, by time.perf_counter; the
-        reader may set it back."""
+        self._exchange = Exchange()
         self._sizes: dict[tuple[int, torch.dtype], int] = {}
         """Bytes that this rank sends for a bucket of so many elements."""
+
+    def take_exchange(self) -> Exchange:
+        """What was sent since the last call of this."""
+        exchange, self._exchange = self._exchange, Exchange()
+        return exchange
+
+    def choose_overlap(self, overlap: bool) -> None:
+        """From the next backward pass on."""
+        self.overlap = overlap
 
     def _select(self, size: int, on_gpu: bool) -> Selection:
         return select(self._request, size, self._communicator.layout, on_gpu=on_gpu)
@@ -97,13 +112,14 @@ class ScheduleHook:
     def _average(
         self, tensor: torch.Tensor, request: Request
     ) -> torch.futures.Future[torch.Tensor]:
-        self.sent_bytes += self._count_bytes(tensor)
+        exchange = self._exchange
+        exchange.sent_bytes += self._count_bytes(tensor)
         begin = time.perf_counter()
         if self.overlap:
-            self.first_start = self.first_start or begin
+            exchange.first_start = exchange.first_start or begin
             return self._communicator.start(request, tensor)
         self._communicator.run(request, tensor)
-        self.blocked_seconds += time.perf_counter() - begin
+        exchange.blocked_seconds += time.perf_counter() - begin
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if tensor.is_cpu else [tensor.device]
         )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, PreemptedError
-from mpiddp.launch.session import Session, find_session
+from mpiddp.launch.session import Session, find_failure_handler, find_session
 from mpiddp.launch.startup import open_session
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.training.options.config import Configuration, from_keywords
@@ -99,7 +99,7 @@ class Trainer:
         return steps
 
     def _take_steps(self) -> Generator[Step, None, None]:
-        handler = self.session._resources.failure_handler
+        handler = find_failure_handler(self.session)
         task, configuration = find_task(self.configuration, self._task)
         agree(configuration, self.session)
         finished = find_finished(configuration, self.session, handler)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.data.data import DataSet, Split, load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration, parse
@@ -68,7 +68,7 @@ def run(
             return original(model)
 
         patched.side_effect = keep
-        row = trainer.train(parse(list(words)), session, session._resources.failure_handler)
+        row = trainer.train(parse(list(words)), session, find_failure_handler(session))
     return {"left_out": row.left_out, "step": row.step}, weights
 
 

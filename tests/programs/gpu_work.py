@@ -11,6 +11,7 @@ import torch
 import torch.distributed as distributed
 
 import mpiddp
+from mpiddp.launch.session import find_failure_handler
 
 if TYPE_CHECKING:
     from mpiddp.training.records.metrics import Row
@@ -70,5 +71,5 @@ def train_each(session: mpiddp.Session, *options: Sequence[str]) -> list[Row]:
     results = []
     for number, words in enumerate(options):
         configuration = parse([*TRAINING, "--name", f"run-{number}", *words])
-        results.append(train(configuration, session, session._resources.failure_handler))
+        results.append(train(configuration, session, find_failure_handler(session)))
     return results

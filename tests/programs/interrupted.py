@@ -12,7 +12,7 @@ import torch
 
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
 from mpiddp.checkpoints.storage.shards import read_shards
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training import trainer
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration, parse
@@ -92,7 +92,7 @@ def run(
             mock.patch.object(run_directory, "open_run", open_run),
         ):
             try:
-                trainer.train(parse(list(words)), session, session._resources.failure_handler)
+                trainer.train(parse(list(words)), session, find_failure_handler(session))
             except CutError:
                 # As the end of the process would.
                 while opened:

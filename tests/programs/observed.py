@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.options.config import parse
 from mpiddp.training.step.step import Engine
@@ -153,7 +153,7 @@ def observe(session: Session, *command_lines: Sequence[str]) -> list[Observation
             for each in observation.list_patches():
                 stack.enter_context(each)
             try:
-                handler = session._resources.failure_handler
+                handler = find_failure_handler(session)
                 observation.row = vars(train(parse(list(words)), session, handler))
             finally:
                 hook.remove()

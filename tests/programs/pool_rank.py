@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options, Session
+from mpiddp.launch.session import Options, Session, find_failure_handler
 from mpiddp.launch.startup import start
 
 CORES = 2
@@ -121,7 +121,7 @@ def _restored(session: Session) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_rng_state(random)
         # What training tells the report of a failure.
-        handler = session._resources.failure_handler
+        handler = find_failure_handler(session)
         handler.run_directory, handler.step, handler.attempt = None, None, 1
         set_timeout(session._timeout)
 

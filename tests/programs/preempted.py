@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from mpiddp.errors import PreemptedError
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training import saving, trainer
@@ -93,7 +93,7 @@ def train(
     session: Session, words: Sequence[str], signals: MadeUpSignals, saver: type[Saver]
 ) -> int | None:
     """The step after which all ranks left, if a signal made them leave."""
-    handler = session._resources.failure_handler
+    handler = find_failure_handler(session)
     with (
         mock.patch.object(trainer, "Saver", saver),
         mock.patch.object(agreement, "PERIOD", PERIOD),

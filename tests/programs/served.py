@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import mpiddp
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.sync.parameter_server.roles import Serving, assign_roles
 from mpiddp.sync.parameter_server.server import UpdateRule
 from pool_rank import set_timeout
@@ -159,7 +159,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         roles,
         model,
         UpdateRule(make_optimizer, lambda step: RATE, way.bound),
-        session._resources.failure_handler.fail,
+        find_failure_handler(session).fail,
     )
     session.comm.Barrier()
     if rank in roles.workers:

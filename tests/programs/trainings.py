@@ -14,7 +14,7 @@ import wrong_algorithms
 from mpiddp.checkpoints.storage.directory import Staging
 from mpiddp.checkpoints.storage.shards import _Writer
 from mpiddp.errors import MpiddpError
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
 from mpiddp.training.task.task import Task, count_correct
@@ -47,7 +47,7 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
     # Several threads for so small models only wait for each other on a busy machine.
     torch.set_num_threads(1)
     for words in command_lines:
-        train(parse(list(words)), session, session._resources.failure_handler)
+        train(parse(list(words)), session, find_failure_handler(session))
 
 
 def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
@@ -85,7 +85,7 @@ def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
 def evaluate(session: Session, words: Sequence[str]) -> None:
     """Evaluate with the trainer's command line."""
     torch.set_num_threads(1)
-    evaluate_only(parse(list(words)), session, session._resources.failure_handler)
+    evaluate_only(parse(list(words)), session, find_failure_handler(session))
 
 
 def evaluate_compiled(session: Session, words: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.training.options.config import parse
 from mpiddp.training.shared_run import enter_run
@@ -35,7 +35,7 @@ def enter(session: Session) -> tuple[str, int]:
             (session, "broadcast", count_broadcasts),
         ):
             stack.enter_context(mock.patch.object(where, name, new))
-        handler = session._resources.failure_handler
+        handler = find_failure_handler(session)
         run, path = enter_run(parse(["--name", "a"]).resolve(), session, handler)
     handler.entered_runs.discard(path)
     if run is not None:

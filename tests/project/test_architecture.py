@@ -133,6 +133,21 @@ VIOLATIONS = {
         "from mpiddp.launch.mpi.world import World\n",
         "a circle of imports",
     ),
+    "assigned from outside": (
+        "mpiddp/launch/session.py",
+        "def f(peers):\n    peers.world = 1\n",
+        "assigns peers.world from outside",
+    ),
+    "private": (
+        "mpiddp/launch/session.py",
+        "def f(peers):\n    return peers._world_of\n",
+        "looks into peers._world_of",
+    ),
+    "everything is caught": (
+        "mpiddp/launch/session.py",
+        "try:\n    f()\nexcept Exception:\n    pass\n",
+        "does not say why",
+    ),
     "sys.exit": ("mpiddp/train.py", "import sys\nsys.exit(0)\n", "calls sys.exit"),
     "exit": ("mpiddp/train.py", "exit(0)\n", "calls exit"),
     "renamed": ("mpiddp/train.py", "import sys as s\ns.exit(0)\n", "calls sys.exit"),

@@ -14,6 +14,7 @@ import torch
 
 import launchers
 import mpiddp
+from mpiddp.launch.session import find_failure_handler
 from pool import PoolError, Pools
 
 pytestmark = pytest.mark.mpi
@@ -44,13 +45,13 @@ def change(session):
     torch.set_num_threads(3)
     torch.manual_seed(session.world.rank + 17)
     session._timeout = 1.0
-    session._resources.failure_handler.step = 5
+    find_failure_handler(session).step = 5
 
 
 def find_state(session):
     return (
         os.sched_getaffinity(0), torch.get_default_dtype(), torch.get_num_threads(),
-        torch.initial_seed(), session.timeout, session._resources.failure_handler.step,
+        torch.initial_seed(), session.timeout, find_failure_handler(session).step,
     )  # fmt: skip
 
 

@@ -60,6 +60,19 @@ MAY_UNPICKLE = (
 )
 """What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+FOREIGN_ATTRIBUTES = frozenset(
+    "argv excepthook args initialize finalize atexit restype argtypes f_trace rootRank fs grad data "
+    "momentum forward module model conv1 maxpool benchmark __annotations__ "
+    "_has_rebuilt_buckets".split()
+)
+"""Of Python's, torch's and other libraries' objects: these may be assigned from outside."""
+FOREIGN_NAMES = frozenset(
+    "_exit _current_frames _replace _fields _make _asdict _run _NamedFuncPointer _sizeof _handleof "
+    "_has_rebuilt_buckets _rebuild_buckets _get_zeros_like_grad_buckets _share_fd_cpu_ _workers "
+    "_shutdown_workers _foreach_copy_ _foreach_lerp_ _execution_engine _get_ddp_logging_data "
+    "_parameters _C _get_backend _world _get_sequence_number_for_group _iface".split()
+)
+"""Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
@@ -379,6 +392,61 @@ def check_rooms(modules: dict[str, Module]) -> Iterator[Violation]:
             yield Violation(name, 1, f"has {module.lines} lines: it belongs to {importer}")
 
 
+def _list_own_attributes(tree: ast.Module) -> set[str]:
+    """What the classes of a module give their objects: fields, and assignments to ``self``."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+            found |= {each.id for each in fields if isinstance(each, ast.Name)}
+            found |= {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        elif isinstance(node, ast.Attribute) and _is_own(node) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found
+
+
+def _is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def check_attributes(modules: dict[str, Module]) -> Iterator[Violation]:
+    """Attributes of another module's objects that are assigned, or that are private."""
+    for module in modules.values():
+        if not module.name.startswith("mpiddp"):
+            continue
+        own = _list_own_attributes(module.tree)
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Attribute) or _is_own(node) or node.attr in own:
+                continue
+            name = ast.unparse(node)
+            if isinstance(node.ctx, ast.Store) and node.attr not in FOREIGN_ATTRIBUTES:
+                yield Violation(module.name, node.lineno, f"assigns {name} from outside")
+            is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+            if is_private and node.attr not in FOREIGN_NAMES:
+                yield Violation(module.name, node.lineno, f"looks into {name}, which is private")
+
+
+BROAD = ("Exception", "BaseException")
+
+
+def check_exceptions(root: Path) -> Iterator[Violation]:
+    """Broad ``except`` clauses that give no reason, and do not raise what they have caught."""
+    for name, module in read_modules(root).items():
+        path = root / Path(*name.split("."))
+        path = path / "__init__.py" if module.is_package else path.with_suffix(".py")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            if node.type is not None and ast.unparse(node.type) not in BROAD:
+                continue
+            last = node.body[-1]
+            is_passed_on = isinstance(last, ast.Raise) and last.exc is None
+            near = lines[node.lineno - 1 : node.body[0].lineno]
+            if not is_passed_on and not any("#" in line for line in near):
+                yield Violation(name, node.lineno, "catches everything, and does not say why")
+
+
 CHECKS = (
     check_floors,
     check_circles,
@@ -388,10 +456,12 @@ CHECKS = (
     check_unpickling,
     check_functions,
     check_rooms,
+    check_attributes,
 )
 
 
 def find_violations(root: Path) -> list[Violation]:
     """Every broken rule in the checkout at ``root``."""
     modules = read_modules(root)
-    return [violation for check in CHECKS for violation in check(modules)]
+    found = [violation for check in CHECKS for violation in check(modules)]
+    return found + list(check_exceptions(root))

@@ -205,7 +205,7 @@ def test_workers_that_pause_and_other_workers_take_every_sample_once(
         workers = Workers(numbered(samples), Cut(batch_size, 0, count, drops), dice)
         if steps is None:
             # It stays due, or is due to some of them only.
-            workers.server.is_pause_due = lambda: dice.random() < 0.3
+            workers.server.pause_when(lambda: dice.random() < 0.3)
         batches = workers.make_batches(0)
         left, found = batches.count(taken), workers.train(taken, steps)
         taken += len(found) * batch_size

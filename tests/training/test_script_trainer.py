@@ -24,7 +24,7 @@ from mpiddp.checkpoints.storage import directory
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Session
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
 from mpiddp.training import weights
 from mpiddp.training.data.batches import Batch
@@ -224,7 +224,7 @@ def test_a_run_that_has_finished_is_not_trained_again(
     for name in ("first", "second"):
         with pytest.raises(ConfigurationError, match="has finished and is not overwritten"):
             mpiddp.Trainer(**options, name=name).fit()
-    session._resources.failure_handler.entered_runs.clear()  # As in a later job.
+    find_failure_handler(session).entered_runs.clear()  # As in a later job.
     capsys.readouterr()
     again = mpiddp.Trainer(**options, name="first", log_every=7)
     assert list(again.steps()) == []

@@ -274,7 +274,7 @@ def read_together(found: Found, ranks: Ranks, read: Callable[[], T]) -> T:
         problem = (True, f"rank {ranks.rank} on {describe_failure(error)}")
     except CheckpointError as error:
         problem = (False, str(error))
-    except Exception as error:
+    except Exception as error:  # What a script's load_state_dict raises.
         problem = (False, f"the checkpoint {found.path} does not fit: {error}")
     problems = [each for each in ranks.gather(problem) if each]
     # The lowest rank's; what may succeed next time comes first.

@@ -345,7 +345,7 @@ def read_metadata(directory: Path) -> Metadata:
     except unpickling.ForbiddenError as error:
         problem = f"{_METADATA} asks for {error}, which no checkpoint holds"
         raise DamageError([problem]) from None
-    except Exception as error:
+    except Exception as error:  # Damaged bytes raise anything.
         raise DamageError([f"{_METADATA} cannot be read: {error!r}"]) from None
     if not isinstance(metadata, Metadata):
         raise DamageError([f"{_METADATA} holds {type(metadata).__name__}"])

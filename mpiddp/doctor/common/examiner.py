@@ -70,7 +70,7 @@ class Examiner:
             work()
         except expected as caught:
             error = caught
-        except BaseException as caught:
+        except BaseException as caught:  # `settle` ends the job with it.
             unexpected = caught
         self.failure_handler.settle(unexpected)
         if not self.starter.control.any(error is not None):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
@@ -29,12 +29,16 @@ class Report:
 
     def __init__(self, stream: TextIO, path: Path | None = None, *, coloured: bool = False) -> None:
         self.findings: list[Finding] = []
-        self.place: dict[str, Any] = {}
-        """What the file says of the job: ranks, nodes."""
+        self._place: dict[str, Any] = {}
+        """What the file says of the job."""
         self._stream = stream
         self._path = path
         self._coloured = coloured
         self._begin = time.monotonic()
+
+    def note_place(self, ranks: int, hostnames: Iterable[str]) -> None:
+        """Where the job runs: its ranks, and the nodes."""
+        self._place = {"ranks": ranks, "nodes": list(hostnames)}
 
     def add(self, finding: Finding) -> None:
         """Print a finding, and write it to the file: an examination may be cut short.
@@ -65,7 +69,7 @@ class Report:
             # Unknown until the end: an examination that is cut short has a different code.
             "exit_code": exit_code(self.findings) if is_complete else None,
             "seconds": round(time.monotonic() - self._begin, 3),
-            **self.place,
+            **self._place,
             "findings": [asdict(finding) for finding in self.findings],
         }
         write_whole(self._path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -59,7 +59,6 @@ from mpiddp.launch.failure.termination import (
     is_interactive,
     may_call_mpi,
 )
-from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
 from mpiddp.process import job_directory
 from mpiddp.process.background import (
@@ -108,6 +107,16 @@ class FailureHandler(Reports):
         self.step_under_way: int | None = None
         """The step that is being made, from 1; None between steps. While it is the same one, this
         rank makes no progress, whatever its main thread does."""
+
+    def begin_start(self, seconds: float) -> None:
+        """Start-up begins: each of its phases may take so long."""
+        self.seconds = seconds
+
+    def end_start(self, previous: FailureHandler | None = None) -> None:
+        """Start-up is over. ``previous``: of a session of this process, whose peers it knows."""
+        if previous is not None:
+            self.peers = previous.peers
+        self.starting = False
 
     def begin_step(self, step: int) -> None:
         """Training makes step ``step``, counted from 1."""
@@ -243,9 +252,8 @@ class FailureHandler(Reports):
     def _tell(self, error: BaseException, *, told: bool) -> None:
         """Report, or leave it to another rank; then still report if that one does not."""
         peers = self.peers
-        if peers.launcher is None:
-            with contextlib.suppress(LaunchError):
-                peers.launcher = find_launcher()
+        with contextlib.suppress(LaunchError):
+            peers.meet_launcher()
         if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
             with contextlib.suppress(Exception):  # The report does without.
                 peers.lifeline.note_failure(error)
@@ -298,7 +306,7 @@ class FailureHandler(Reports):
             if self._claim is None:
                 return None
             return explain_silent_mpi(phase, self.seconds, peers.launcher)
-        except Exception as error:
+        except Exception as error:  # The report must come out.
             await_turn(peers.rank)
             text = describe_missing(phase, self.seconds, {}, peers.describe_rank)
             return f"{text} (the ranks could not be asked: {read_message(error)})"
@@ -380,4 +388,4 @@ class FailureHandler(Reports):
 
     def join(self, world_communicator: MPI.Intracomm) -> None:
         """Take a communicator for failure's own messages. Collective."""
-        self.peers.communicator = world_communicator.Dup()
+        self.peers.take_communicator(world_communicator.Dup())

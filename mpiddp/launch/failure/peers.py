@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.launcher.launcher import Launcher, find_launcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -65,6 +65,29 @@ class Peers:
     """For failures alone, so that their messages meet no others."""
     lifeline: Lifeline | None = None
     """From the end of start-up to the end of the session."""
+
+    def meet_launcher(self) -> None:
+        """Find the launcher, once. Raises LaunchError."""
+        if self.launcher is None:
+            self.launcher = find_launcher()
+
+    def meet_world(self, world: World, roster: Roster | None = None) -> None:
+        """Ranks and nodes are known; the roster on rank 0."""
+        self.world, self.roster = world, roster
+
+    def take_communicator(self, communicator: MPI.Intracomm) -> None:
+        """Own a communicator, until `free_communicator`."""
+        self.communicator = communicator
+
+    def free_communicator(self) -> None:
+        """There are no more failures to agree on. Collective."""
+        if self.communicator is not None:
+            communicator, self.communicator = self.communicator, None
+            communicator.Free()
+
+    def join_lifeline(self, lifeline: Lifeline | None) -> None:
+        """The lifeline is connected; or another session's is, if it is given; or none."""
+        self.lifeline = lifeline
 
     @property
     def rank(self) -> int:

@@ -61,7 +61,6 @@ class Reports:
         """The directories of all runs of this job so far."""
         self.attempt = 1
         self.runs_script = False
-        """Whether somebody's script runs inside: its exceptions and exit codes stay plain."""
         self.note = ""
         """A line that follows each report."""
         self._step: int | None = None
@@ -77,6 +76,18 @@ class Reports:
         self._step = step
         if self.peers.lifeline is not None:
             self.peers.lifeline.note_step(step)
+
+    def redirect(self, output: Redirection) -> None:
+        """This process prints there from here on."""
+        self.output = output
+
+    def begin_script(self) -> None:
+        """Somebody's script runs inside: its exceptions and exit codes stay plain."""
+        self.runs_script = True
+
+    def foresee_run(self, directory: Path | None) -> None:
+        """Where the outcome of a start-up that fails is written."""
+        self.run_directory = directory
 
     def enter_run(self, directory: Path, attempt: int) -> None:
         """Reports are written to ``directory`` from here on."""
@@ -116,7 +127,7 @@ class Reports:
             return BackgroundCall(compose).finish(READ_SECONDS)
         except LateError:
             problem = f"its message could not be read within {READ_SECONDS:g} s"
-        except BaseException as another:
+        except BaseException as another:  # The report must come out.
             problem = f"its message could not be read ({type(another).__name__})"
         reason = f"{type(error).__name__}: {problem}"
         text = f"mpiddp: {self.peers.describe_place(step)}{reason}\n"
@@ -159,7 +170,7 @@ class Reports:
                 show()  # A debugger may talk to its user there.
         except LateError:
             problem = f"did not return within {HOOK_SECONDS:g} s"
-        except BaseException as another:
+        except BaseException as another:  # The report must come out.
             problem = f"raised {type(another).__name__}: {read_message(another)}"
         else:
             # The hook's own text is in the log, where this rank is not on the console.

@@ -65,7 +65,6 @@ class ControlChannel:
         return self._find_first([flag])[0] is not None
 
     def _find_first(self, flags: Sequence[bool]) -> list[int | None]:
-        """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
         if self._own is None:
             return [0 if flag else None for flag in flags]
         from mpi4py import MPI
@@ -131,11 +130,9 @@ class ControlChannel:
         except RuntimeError as error:
             raise _mismatch("the end of this rank's session") from error
 
-    def _free(self) -> None:
-        """Give the communicator back. Collective."""
-        if self._own is not None:
-            self._own.Free()
-            self._own = None
+    def _hand_over(self) -> MPI.Intracomm | None:
+        own, self._own = self._own, None
+        return own
 
     def _wait(self, request: MPI.Request, what: str) -> None:
         try:
@@ -147,6 +144,26 @@ class ControlChannel:
                 f"session.{what}() waited {self._timeout:g} s for the other ranks: every rank "
                 "must call it; to wait longer, increase --timeout SECONDS"
             )
+
+
+# Not methods, since a session has all methods of a channel.
+
+
+def find_first(channel: ControlChannel, flags: Sequence[bool]) -> list[int | None]:
+    """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
+    return channel._find_first(flags)
+
+
+def hand_over(channel: ControlChannel) -> MPI.Intracomm | None:
+    """The communicator, for another channel, which frees it; none is left here."""
+    return channel._hand_over()
+
+
+def free(channel: ControlChannel) -> None:
+    """Give the communicator back. Collective."""
+    communicator = channel._hand_over()
+    if communicator is not None:
+        communicator.Free()
 
 
 def _mismatch(what: str) -> PeerLostError:

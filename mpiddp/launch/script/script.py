@@ -189,17 +189,16 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
     with FailureHandler(hidden) as failure_handler:
         signals = PreemptionSignals()
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
-        failure_handler.output = redirect(options.output, find_rank())
+        failure_handler.redirect(redirect(options.output, find_rank()))
         problem = take(os.environ.pop(environment.STANDARD_INPUT, ""), find_rank())
         if problem is not None:
             write_console(
                 f"mpiddp: rank 0 has no standard input: {problem}; give the script a file's name\n"
             )
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
-        session = start(options, failure_handler, make_group=False)
+        session = start(options, failure_handler, make_group=False, signals=signals)
         # Registered before the script's own functions, it runs after them and after its threads.
         atexit.register(session.close)
-        failure_handler.runs_script = True
-        session.signals = signals
+        failure_handler.begin_script()
         signals.hand_over()
         run()

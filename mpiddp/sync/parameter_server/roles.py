@@ -140,13 +140,13 @@ class Serving:
         ``is_due`` is called on the first server's rank only, in the server's thread.
         """
         if self._server is not None:
-            self._server.is_pause_due = is_due
+            self._server.pause_when(is_due)
 
     def _serve(self) -> None:
         assert self._server is not None
         try:
             self._server.serve()
-        except BaseException as error:
+        except BaseException as error:  # In a thread: it ends the job.
             self._fail(error)
 
     def begin_step(self) -> None:

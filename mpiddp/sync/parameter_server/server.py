@@ -135,7 +135,7 @@ class Server:
         self._numbers = np.zeros((len(workers), 1), np.int64)
         """What each worker was told last: its batch, or whether its step was dropped."""
         self._next_ticket = len(workers)
-        self.is_pause_due: Callable[[], bool] = lambda: False
+        self._is_pause_due: Callable[[], bool] = lambda: False
         """Asked in ``serve``'s thread: whether workers without a bound get no more batches."""
         self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
@@ -144,6 +144,10 @@ class Server:
         self.epochs = 0
         """In which all workers have sent their last gradient; may be read in any thread."""
         self._stopped = threading.Event()
+
+    def pause_when(self, is_due: Callable[[], bool]) -> None:
+        """Give workers without a bound no more batches while ``is_due()``."""
+        self._is_pause_due = is_due
 
     def serve(self) -> None:
         """Answer all workers until ``stop`` is called. Raises PeerLostError."""
@@ -288,7 +292,7 @@ class Server:
         """What a worker is told with its weights."""
         if self.clock.bound == 0:
             return int(self._is_dropped)
-        if self.is_pause_due():
+        if self._is_pause_due():
             return NO_BATCH
         self._next_ticket += 1
         return self._next_ticket - 1

@@ -29,7 +29,7 @@ def find_factory(option: str, reference: str) -> Factory:
         found = import_module(module)
     except MpiddpError:
         raise
-    except Exception as error:
+    except Exception as error:  # A user's code.
         raise failed(option, f"{module} cannot be imported", error) from error
     factory: Any = getattr(found, name, None)
     if not callable(factory):
@@ -54,7 +54,7 @@ def call_factory(option: str, factory: Factory, expected: type[T], **offered: ob
         found = factory(**arguments)
     except MpiddpError:
         raise
-    except Exception as error:
+    except Exception as error:  # A user's code.
         raise failed(option, f"{name} failed", error) from error
     if not isinstance(found, expected):
         raise ConfigurationError(

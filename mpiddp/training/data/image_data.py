@@ -240,7 +240,7 @@ class ImageFiles:
         try:
             with Image.open(path) as image:
                 return self.transform(image.convert("RGB")), int(self.labels[position])
-        except Exception as error:
+        except Exception as error:  # Decoders raise anything.
             raise ValueError(f"{path}: {error}") from error
 
     def digest(self) -> bytes:

@@ -107,7 +107,7 @@ class Samples(Dataset[Answer]):
     def __getitem__(self, key: Key) -> Answer:
         try:
             return Answer(self.read(key), None)
-        except Exception:
+        except Exception:  # A data set's own.
             good, problem = self._try_each(key)
         if problem is not None and (not self.skips or not good):
             return Answer(None, problem)
@@ -126,7 +126,7 @@ class Samples(Dataset[Answer]):
     def _try_one(self, epoch: int, position: int) -> Exception | None:
         try:
             self.read(Key(epoch, [position]))
-        except Exception as error:
+        except Exception as error:  # A data set's own.
             return error
         return None
 

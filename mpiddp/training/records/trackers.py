@@ -160,7 +160,7 @@ class Tracker:
             while not isinstance(row := self._rows.get(), bool):
                 client.log(list_values(row), row.step)
             client.close(is_done=row)
-        except Exception as error:
+        except Exception as error:  # A tracker must not end a training.
             text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             self._warn(f"{self._name} does not take the metrics, and gets no more: {text}")
 

@@ -44,6 +44,17 @@ class Costs:
     exchange_seconds: float = 0.0
     """In which gradients were under way, hidden or not; 0 where that is not known."""
 
+    def count_step(self) -> None:
+        self.steps += 1
+
+    def count_exchange(self, sent_bytes: float, seconds: float = 0.0) -> None:
+        """Bytes were sent; gradients were under way for so long."""
+        self.set_exchange(self.sent_bytes + sent_bytes, self.exchange_seconds + seconds)
+
+    def set_exchange(self, sent_bytes: float, seconds: float) -> None:
+        """The same for the whole epoch."""
+        self.sent_bytes, self.exchange_seconds = sent_bytes, seconds
+
 
 class StageClock:
     """Of one rank on a CPU. Each moment belongs to one stage."""

@@ -115,7 +115,7 @@ class Engine:
             totals.restore(before)
             totals.leave_out()
         self.clock.end(self.traffic.update_stage)
-        self.clock.costs.steps += 1
+        self.clock.costs.count_step()
         return bad
 
 

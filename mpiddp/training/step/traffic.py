@@ -35,7 +35,7 @@ class SteadyTraffic(Traffic):
         self._bytes = step_bytes
 
     def finish_epoch(self, costs: Costs) -> None:
-        costs.sent_bytes = costs.steps * self._bytes
+        costs.set_exchange(costs.steps * self._bytes, costs.exchange_seconds)
 
 
 class FrameworkTraffic(SteadyTraffic):
@@ -52,7 +52,7 @@ class FrameworkTraffic(SteadyTraffic):
         # DDP measures its first ten passes, then each hundredth.
         measured = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         nanoseconds = max(0, measured.get("avg_backward_comm_time", 0))
-        costs.exchange_seconds = costs.steps * nanoseconds / 1e9
+        costs.set_exchange(costs.sent_bytes, costs.steps * nanoseconds / 1e9)
 
 
 class ScheduleTraffic(Traffic):
@@ -62,17 +62,15 @@ class ScheduleTraffic(Traffic):
         self._hook = hook
 
     def forget(self) -> None:
-        hook = self._hook
-        hook.sent_bytes, hook.blocked_seconds, hook.first_start = 0, 0.0, None
+        self._hook.take_exchange()
 
     def count(self, clock: StageClock) -> None:
-        hook, costs = self._hook, clock.costs
-        clock.move(hook.blocked_seconds, Stage.BACKWARD, Stage.COMMUNICATION)
-        costs.exchange_seconds += hook.blocked_seconds
-        if hook.first_start is not None:
-            costs.exchange_seconds += time.perf_counter() - hook.first_start
-        costs.sent_bytes += hook.sent_bytes
-        self.forget()
+        found = self._hook.take_exchange()
+        clock.move(found.blocked_seconds, Stage.BACKWARD, Stage.COMMUNICATION)
+        seconds = found.blocked_seconds
+        if found.first_start is not None:
+            seconds += time.perf_counter() - found.first_start
+        clock.costs.count_exchange(found.sent_bytes, seconds)
 
 
 class ServerTraffic(Traffic):
@@ -89,11 +87,12 @@ class ServerTraffic(Traffic):
         self._counter = serving.sent
 
     def count(self, clock: StageClock) -> None:
-        clock.costs.sent_bytes += self._counter.take()
+        clock.costs.count_exchange(self._counter.take())
 
     def finish_epoch(self, costs: Costs) -> None:
-        costs.sent_bytes += self._counter.take()
-        costs.exchange_seconds = costs.seconds[Stage.COMMUNICATION]
+        costs.set_exchange(
+            costs.sent_bytes + self._counter.take(), costs.seconds[Stage.COMMUNICATION]
+        )
 
 
 def observe(model: nn.Module, hook: ScheduleHook | None) -> Traffic:

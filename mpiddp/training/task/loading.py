@@ -67,7 +67,7 @@ def load_data(task: Task, seed: int, name: str = "", *, skips: bool = False) -> 
         try:
             shape = tuple(torch.as_tensor(data.train[position][0]).shape)
             return replace(data, sample_shape=shape)
-        except Exception as error:
+        except Exception as error:  # A data set's own.
             problem = problem or error
             if not skips:
                 break
@@ -82,7 +82,7 @@ def _check_sizes(data: DataSet, name: str) -> None:
         split = getattr(data, each)
         try:
             samples = len(split)
-        except Exception as error:
+        except Exception as error:  # A data set's own.
             what = f"the samples of {each} of {name} cannot be counted"
             raise failed("data", what, error) from error
         if samples == 0:

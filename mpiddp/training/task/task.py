@@ -244,7 +244,7 @@ def check_task(task: Task, module: nn.Module, batch: Batch, classes: int = 0) ->
 def _try(what: str, found: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:
+    except Exception as error:  # A user's code.
         raise failed(what, f"does not take {found}", error) from error
 
 

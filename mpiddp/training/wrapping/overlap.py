@@ -77,7 +77,7 @@ def settle(
             return configuration, None
         if configuration.overlap == "auto" and hook.can_overlap:
             pace = measure(hook, take_pass, batch.inputs.device)
-            hook.overlap = pace.pays
+            hook.choose_overlap(pace.pays)
     return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 
 
@@ -97,10 +97,10 @@ def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.dev
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(ROUNDS):
         for overlap, seconds in times.items():
-            hook.overlap = overlap
+            hook.choose_overlap(overlap)
             dist.barrier()
             seconds.append(time_once(take_pass, device))
-    hook.overlap = before
+    hook.choose_overlap(before)
     medians = torch.tensor(
         [statistics.median(times[overlap]) for overlap in (True, False)], device=device
     )
