@@ -60,18 +60,19 @@ MAY_UNPICKLE = (
 )
 """What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
-FOREIGN_ATTRIBUTES = frozenset(
-    "argv excepthook args initialize finalize atexit restype argtypes f_trace rootRank fs grad data "
-    "momentum forward module model conv1 maxpool benchmark __annotations__ "
-    "_has_rebuilt_buckets".split()
-)
+FOREIGN_ATTRIBUTES = frozenset({
+    "argv", "excepthook", "args", "initialize", "finalize", "atexit", "restype", "argtypes",
+    "f_trace", "rootRank", "fs", "grad", "data", "momentum", "forward", "module", "model",
+    "conv1", "maxpool", "benchmark", "__annotations__", "_has_rebuilt_buckets",
+})  # fmt: skip
 """Of Python's, torch's and other libraries' objects: these may be assigned from outside."""
-FOREIGN_NAMES = frozenset(
-    "_exit _current_frames _replace _fields _make _asdict _run _NamedFuncPointer _sizeof _handleof "
-    "_has_rebuilt_buckets _rebuild_buckets _get_zeros_like_grad_buckets _share_fd_cpu_ _workers "
-    "_shutdown_workers _foreach_copy_ _foreach_lerp_ _execution_engine _get_ddp_logging_data "
-    "_parameters _C _get_backend _world _get_sequence_number_for_group _iface".split()
-)
+FOREIGN_NAMES = frozenset({
+    "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
+    "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets",
+    "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
+    "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
+    "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
+})  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60
 MOST_FILES = 12
