@@ -1,0 +1,92 @@
+"""The paths of docs/architecture.md: a real run passes what they name, in their order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import launchers
+
+pytestmark = pytest.mark.mpi
+
+FOLLOWED = launchers.PROGRAMS / "followed.py"
+TRAINING = (
+    "mpiddp.train", "--data", "toy", "--epochs", "1", "--sync", "ring", "--overlap", "off",
+    "--save-every", "5steps", "--name", "run", "--console", "all",
+)  # fmt: skip
+CALL = """
+import torch, mpiddp
+with mpiddp.init():
+    mpiddp.all_reduce(torch.ones(1_000_000))
+"""
+CHECKPOINT = """
+import sys, torch, torch.distributed as dist, mpiddp
+with mpiddp.init():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    with mpiddp.Checkpointer("checkpoints", model) as checkpointer:
+        if checkpointer.restore() is None:
+            model(torch.ones(4, 3)).sum().backward()
+            checkpointer.save(1)
+"""
+
+
+def read_paths() -> list[tuple[str, list[str]]]:
+    """Each list of functions, with the heading above it."""
+    text = (launchers.ROOT / "docs" / "architecture.md").read_text()
+    found = []
+    for section in text.split("\n## ")[1:]:
+        heading = section.partition("\n")[0]
+        for block in re.findall(r"in this order:\n\n```text\n(.*?)```", section, re.DOTALL):
+            found.append((heading, block.splitlines()))
+    return found
+
+
+def follow(name: str, words: Sequence[str], folder: Path, code: int = 0) -> list[str]:
+    """The functions that rank 0, or its companion, has entered."""
+    arguments = [FOLLOWED, folder / name, *words]
+    row = launchers.table()["openmpi"]
+    result = launchers.run(row, 2, arguments, timeout=90, cwd=folder)
+    assert (result.returncode == 0) is (code == 0), str(result)
+    return (folder / name).read_text().splitlines()
+
+
+def check(path: Sequence[str], entered: Sequence[str]) -> None:
+    missing = [each for each in path if each not in entered]
+    assert not missing, f"not entered: {missing}"
+    assert sorted(path, key=entered.index) == list(path)
+
+
+def find_path(heading: str, number: int = 0) -> list[str]:
+    return [path for found, path in read_paths() if found == heading][number]
+
+
+def test_every_path_is_followed():
+    headings = [heading for heading, _ in read_paths()]
+    assert headings == [
+        "The path of a launch", "The path of a lost rank", "The path of mpiddp.all_reduce",
+        "The path of a gradient", "The path of a checkpoint", "The path of a checkpoint",
+    ]  # fmt: skip
+
+
+def test_a_training_goes_the_paths_of_a_launch_of_a_gradient_and_of_a_checkpoint(tmp_path):
+    entered = follow("training", TRAINING, tmp_path)
+    for heading in ("a launch", "a gradient", "a checkpoint"):
+        check(find_path(f"The path of {heading}"), entered)
+
+
+def test_a_call_goes_its_path(tmp_path):
+    (tmp_path / "script.py").write_text(CALL)
+    check(find_path("The path of mpiddp.all_reduce"), follow("call", ["script.py"], tmp_path))
+
+
+def test_a_checkpoint_goes_its_path_back(tmp_path):
+    (tmp_path / "script.py").write_text(CHECKPOINT)
+    follow("save", ["script.py"], tmp_path)
+    check(find_path("The path of a checkpoint", 1), follow("back", ["script.py"], tmp_path))
+
+
+def test_a_companion_goes_the_path_of_a_lost_rank(tmp_path):
+    check(find_path("The path of a lost rank"), follow("lost", ["lose"], tmp_path, code=6))
