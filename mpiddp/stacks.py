@@ -14,7 +14,7 @@ from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.script.arguments import make_parser
 from mpiddp.lifeline.requests import ask
-from mpiddp.lifeline.stacks.positions import Position, describe, read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, describe, read_answers
 from mpiddp.process import job_directory
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.wording import count_noun
@@ -27,7 +27,7 @@ JOB is the id of a Slurm job, or a name that this command has listed; DIR is wha
 Without either it is the only job that runs."""
 
 
-def gather(directory: Path) -> list[Position]:
+def gather(directory: Path) -> list[StackPosition]:
     """Ask the job that has published its address in ``directory``.
 
     Raises UnreachableError where it does not answer.

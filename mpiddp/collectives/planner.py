@@ -26,7 +26,7 @@ from functools import cached_property
 import torch
 
 from mpiddp.collectives.compiler.hazards import Part, find_part
-from mpiddp.collectives.compiler.lowering import Cut, compile_part
+from mpiddp.collectives.compiler.lowering import BufferCut, compile_part
 from mpiddp.collectives.executor import (
     Description,
     Execution,
@@ -355,12 +355,12 @@ def _fits_mailbox(selection: Selection, count: int, dtype: torch.dtype) -> bool:
     )
 
 
-def _find_cut(messenger: Messenger | None, itemsize: int, in_memory: bool) -> Cut:
+def _find_cut(messenger: Messenger | None, itemsize: int, in_memory: bool) -> BufferCut:
     block = max(1, BLOCK // itemsize)
     if messenger is None:
-        return Cut(cell=block, message=block, flows=True)
+        return BufferCut(cell=block, message=block, flows=True)
     cut = messenger.cut(itemsize)
-    return Cut(min(block, cut.cell), cut.message, cut.flows) if in_memory else cut
+    return BufferCut(min(block, cut.cell), cut.message, cut.flows) if in_memory else cut
 
 
 def _find_moved(dtype: torch.dtype) -> torch.dtype:

@@ -24,8 +24,8 @@ from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.front_options import FrontOptions, read_options
 from mpiddp.front.job_end import FINAL, Exit, JobEnd, find_end
-from mpiddp.front.layout import Layout
-from mpiddp.front.plan import NONE, Plan, is_in_allocation, make_plan
+from mpiddp.front.layout import JobLayout
+from mpiddp.front.plan import NONE, LaunchPlan, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
@@ -56,7 +56,7 @@ class Job:
         """How many bytes an earlier start has left in the file of errors."""
         self._lost: tuple[str, ...] = ()
 
-    def _make_plan(self, without: Sequence[str] | None) -> Plan:
+    def _make_plan(self, without: Sequence[str] | None) -> LaunchPlan:
         options = self.options
         return make_plan(options.request, options.launcher, options.launcher_options, without)
 
@@ -221,7 +221,7 @@ class Job:
 
 
 def _choose_lost(
-    layout: Layout, before: Sequence[str], found: Exit, options: FrontOptions
+    layout: JobLayout, before: Sequence[str], found: Exit, options: FrontOptions
 ) -> tuple[str, ...]:
     """Hosts to be left out: those that Slurm has lost, and the one that a rank was lost on.
 

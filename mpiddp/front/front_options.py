@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.layout import Request
+from mpiddp.front.layout import LayoutRequest
 from mpiddp.front.plan import NONE, is_in_allocation
 from mpiddp.launch.script.command_line import CommandLine
 
@@ -17,7 +17,7 @@ from mpiddp.launch.script.command_line import CommandLine
 class FrontOptions:
     """What the front was told."""
 
-    request: Request = field(default_factory=Request)
+    request: LayoutRequest = field(default_factory=LayoutRequest)
     launcher: str = "auto"
     launcher_options: tuple[str, ...] = ()
     dry_run: bool = False
@@ -43,7 +43,7 @@ def read_options(line: CommandLine) -> FrontOptions:
     _check_restarts(given, restarts)
     ranks = given.get("-n", "auto")
     return FrontOptions(
-        request=Request(
+        request=LayoutRequest(
             ranks=None if ranks == "auto" else _read_count("-n", ranks, "auto or a whole number"),
             nodes=_read_optional(given, "--nodes"),
             ranks_per_node=_read_optional(given, "--ranks-per-node"),

@@ -11,7 +11,7 @@ from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True)
-class Request:
+class LayoutRequest:
     """How many ranks the front was asked for; None where it was not said."""
 
     ranks: int | None = None
@@ -20,11 +20,11 @@ class Request:
 
     @property
     def is_empty(self) -> bool:
-        return self == Request()
+        return self == LayoutRequest()
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """Which node runs how many ranks."""
 
     nodes: tuple[Node, ...]
@@ -97,7 +97,9 @@ def _are_equal(values: Sequence[int]) -> bool:
     return len(set(values)) == 1
 
 
-def choose_layout(allocation: Allocation, request: Request, without: Sequence[str] = ()) -> Layout:
+def choose_layout(
+    allocation: Allocation, request: LayoutRequest, without: Sequence[str] = ()
+) -> JobLayout:
     """Choose ranks and cores for the nodes that are not to be left ``without``.
 
     What ``request`` says counts, then what Slurm was asked for; else there is one rank per GPU, or
@@ -125,7 +127,7 @@ def choose_layout(allocation: Allocation, request: Request, without: Sequence[st
 
 
 def _distribute(
-    allocation: Allocation, request: Request, without: Sequence[str]
+    allocation: Allocation, request: LayoutRequest, without: Sequence[str]
 ) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     there = [node for node in allocation.nodes if node.host not in without]
     if request.nodes is not None and request.nodes > len(allocation.nodes):
@@ -183,7 +185,7 @@ def _add_cores(
     world: int,
     *,
     is_slurms: bool,
-) -> Layout:
+) -> JobLayout:
     """As many cores per rank as were asked for and each node has, on the nodes that have ranks."""
     used = [(node, ranks) for node, ranks in zip(nodes, ranks_of, strict=False) if ranks]
     if not used:
@@ -202,4 +204,4 @@ def _add_cores(
     if note and allocation.tasks is None:
         note += "; --cpus-per-gpu=N gives every GPU's rank N cores"
     is_part = len(nodes) < len(allocation.nodes)
-    return Layout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms, is_part)
+    return JobLayout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms, is_part)

@@ -12,7 +12,7 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
-from mpiddp.front.layout import Layout, Request, choose_layout
+from mpiddp.front.layout import JobLayout, LayoutRequest, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.launcher.command import (
     OTHER,
@@ -32,7 +32,7 @@ RANKS_PER_CORE = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """A launcher's command line without the program, and what its environment must have."""
 
     kind: Kind
@@ -40,7 +40,7 @@ class Plan:
     variables: Mapping[str, str] = field(default_factory=dict)
     """To be set, where they are not set already or mpiddp must decide."""
     unset: tuple[str, ...] = ()
-    layout: Layout | None = None
+    layout: JobLayout | None = None
     """In an allocation."""
     ranks: int | None = None
     """None where the program starts its ranks itself."""
@@ -66,11 +66,11 @@ def is_in_allocation(variables: Mapping[str, str]) -> bool:
 
 
 def make_plan(
-    request: Request,
+    request: LayoutRequest,
     launcher: str,
     options: Sequence[str] = (),
     without: Sequence[str] | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """Choose how ranks are started from this process.
 
     Args:
@@ -109,7 +109,7 @@ def make_plan(
         mpirun.command_on(dict(zip(layout.hosts, layout.ranks_of, strict=True))), options
     )
     found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
-    return Plan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
+    return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
 
 
 def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
     return (*words[:at], *options, *words[at:])
 
 
-def _plan_none(request: Request, options: Sequence[str]) -> Plan:
+def _plan_none(request: LayoutRequest, options: Sequence[str]) -> LaunchPlan:
     if not request.is_empty:
         raise ConfigurationError(
             "--launcher none is for a program that starts its ranks itself: leave out -n, --nodes "
@@ -128,10 +128,10 @@ def _plan_none(request: Request, options: Sequence[str]) -> Plan:
         raise ConfigurationError("--launcher-options needs a launcher, and --launcher is none")
     # The srun that it starts takes them from there.
     cores = read_number(environment.SLURM_CPUS_PER_TASK, os.environ)
-    return Plan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
+    return LaunchPlan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
 
 
-def _plan_machine(request: Request, launcher: str, options: Sequence[str]) -> Plan:
+def _plan_machine(request: LayoutRequest, launcher: str, options: Sequence[str]) -> LaunchPlan:
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
     slots = count_slots()
     ranks = request.ranks or count_gpus(os.environ) or slots
@@ -144,18 +144,20 @@ def _plan_machine(request: Request, launcher: str, options: Sequence[str]) -> Pl
     found = {name: value for name, value in wanted.items() if name not in os.environ}
     library = f" with {mpirun.library}" if mpirun.library is not None else ""
     note = "" if mpirun.is_own else f"using {mpirun.program}{library}"
-    return Plan(
+    return LaunchPlan(
         mpirun.kind, _insert(mpirun.command(ranks, ()), options), found, ranks=ranks, note=note
     )
 
 
-def _find_layout(request: Request, without: Sequence[str]) -> Layout:
+def _find_layout(request: LayoutRequest, without: Sequence[str]) -> JobLayout:
     job = os.environ[environment.SLURM_JOB_ID]
     record = read_record(ask("scontrol", "show", "job", "-d", job), job)
     return choose_layout(read_allocation(record, os.environ), request, without)
 
 
-def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str] | None) -> Plan:
+def _plan_srun(
+    layout: JobLayout, options: Sequence[str], without: Sequence[str] | None
+) -> LaunchPlan:
     excluded = [f"--exclude={','.join(without)}"] if without else []
     if without is not None:
         # A step holds all of its nodes until Slurm has given up the one that does not answer.
@@ -171,7 +173,7 @@ def _plan_srun(layout: Layout, options: Sequence[str], without: Sequence[str] | 
     most = () if layout.is_slurms else (environment.SLURM_MOST_TASKS_PER_NODE,)
     unset = (*environment.SLURM_CONTRADICTING, *most)
     cores = {environment.SRUN_CPUS_PER_TASK: str(layout.cores)}
-    return Plan(SRUN, words, cores, unset, layout, layout.world)
+    return LaunchPlan(SRUN, words, cores, unset, layout, layout.world)
 
 
 def count_gpus(variables: Mapping[str, str]) -> int:

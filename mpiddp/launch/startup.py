@@ -418,7 +418,7 @@ class Starter:
         if world.rank != 0 or reports is None:
             return {}
         module = resources.module
-        start = summary.Start(
+        start = summary.StartedLaunch(
             world=world,
             roster=roster,
             address=f"{self.route.meeting.address}:{self.route.meeting.port}",

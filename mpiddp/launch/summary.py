@@ -86,7 +86,7 @@ def find_slowest(
 
 
 @dataclass(frozen=True)
-class Start:
+class StartedLaunch:
     """What was started, as rank 0 knows it."""
 
     world: World
@@ -104,7 +104,7 @@ class Start:
     oddities: Sequence[str]
 
 
-def describe_start(start: Start) -> str:
+def describe_start(start: StartedLaunch) -> str:
     """The start-up block, ending in a newline."""
     world, roster, reports = start.world, start.roster, start.reports
     hostnames = roster.hostnames if roster is not None else (world.hostname,)

@@ -27,7 +27,7 @@ from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.requests import Callback, Client, Requests
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
-from mpiddp.lifeline.tree import Handlers, Tree
+from mpiddp.lifeline.tree import CompanionLinks, Handlers
 from mpiddp.lifeline.watched_rank import CLOSING, Entry, RankHandlers, WatchedRank
 from mpiddp.lifeline.watches import AttemptWatch
 from mpiddp.process.publication import Publication
@@ -58,7 +58,7 @@ class Companion:
         self._loop = EventLoop()
         admit = {encode_token(token): self._admit_rank}
         self._entrance = TokenListener([server], self._loop.selector, admit)
-        self._tree = Tree(
+        self._tree = CompanionLinks(
             self._loop,
             Handlers(
                 joined=self._note_joined,

@@ -11,7 +11,7 @@ from typing import Any
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.requests import Callback
 from mpiddp.lifeline.stacks.dump import Frame
-from mpiddp.lifeline.stacks.positions import Position, describe, name_ranks, read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, describe, name_ranks, read_answers
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
@@ -64,7 +64,7 @@ class StallWatch:
                 []
                 if all_idle >= self._seconds
                 else [
-                    Position(rank, hostnames[rank], ())
+                    StackPosition(rank, hostnames[rank], ())
                     for rank, seconds in waiting.items()
                     if seconds >= self._seconds
                 ]
@@ -80,7 +80,7 @@ class StallWatch:
         self._handlers.call_at(time.monotonic() + pause, self.look)
 
     def _end(
-        self, late: Sequence[Position], hostnames: Sequence[str], answers: Mapping[int, Any]
+        self, late: Sequence[StackPosition], hostnames: Sequence[str], answers: Mapping[int, Any]
     ) -> None:
         """``late``: the ranks that are in one collective, if others move."""
         reason = f"no rank has made progress for {self._seconds:g} s"
@@ -146,7 +146,7 @@ class Finished:
         """From a message."""
         return Finished(**{**content, "calls": Calls(**content["calls"])})
 
-    def describe(self, how: str, waiting: Position, what: str) -> Loss:
+    def describe(self, how: str, waiting: StackPosition, what: str) -> Loss:
         """Its early end. ``how``: a clause; ``what``: the collective that a rank waits in."""
         name = name_ranks([waiting])
         text = (
@@ -192,7 +192,7 @@ class EndWatch:
         for rank, answer in sorted(answers.items()):
             if answer is not None and rank not in self._finished:
                 frames = tuple(Frame(*row) for row in answer["frames"])
-                positions[rank] = Position(rank, hostnames[rank], frames)
+                positions[rank] = StackPosition(rank, hostnames[rank], frames)
                 calls[rank] = Calls(answer["numbers"], answer["counts"], answer["own"])
         loss = self._find_missed(positions, calls)
         if loss is None:
@@ -204,7 +204,7 @@ class EndWatch:
         self._handlers.call_at(time.monotonic() + END_SECONDS, self._look)
 
     def _find_missed(
-        self, positions: Mapping[int, Position], calls: Mapping[int, Calls]
+        self, positions: Mapping[int, StackPosition], calls: Mapping[int, Calls]
     ) -> Loss | None:
         """The early end of a rank that a collective needs that others have begun."""
         for rank, position in positions.items():
@@ -220,7 +220,7 @@ class EndWatch:
         return None
 
     def _find_stuck(
-        self, positions: Mapping[int, Position], calls: Mapping[int, Calls]
+        self, positions: Mapping[int, StackPosition], calls: Mapping[int, Calls]
     ) -> Loss | None:
         """If the recorder does not tell: all others have waited in collectives for long."""
         now = time.monotonic()

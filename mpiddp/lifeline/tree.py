@@ -43,7 +43,7 @@ class Handlers:
     """One below was lost: its rank, and how."""
 
 
-class Tree:
+class CompanionLinks:
     """One companion's place in the tree."""
 
     def __init__(self, loop: EventLoop, handlers: Handlers) -> None:

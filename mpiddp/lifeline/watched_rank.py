@@ -16,7 +16,7 @@ from mpiddp.lifeline.decision import FAILED, Loss, describe_status
 from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.stacks.answers import Reply, StackAnswers
 from mpiddp.lifeline.stacks.dump import StackReader
-from mpiddp.lifeline.watches import StopWatch
+from mpiddp.lifeline.watches import SuspensionWatch
 from mpiddp.process.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.process.sockets.event_loop import EventLoop
 from mpiddp.process.sockets.links import Link
@@ -87,7 +87,7 @@ class WatchedRank:
         self._progress = Progress(entry.memory)
         reader = StackReader(entry.process, entry.stacks)
         self._stacks = StackAnswers(reader, loop, lambda: self.link.send("record"))
-        self._stop = StopWatch(loop, reader.find_state, self._tell_stop)
+        self._stop = SuspensionWatch(loop, reader.find_state, self._tell_stop)
         self._calls_reply: Reply | None = None
         """Who waits for the rank's last collectives."""
         self._answers: Mapping[str, Callable[[Reply], object]] = {

@@ -25,7 +25,7 @@ STOPPED = "T"
 """The state of such a process; one that a debugger has stopped is in another state."""
 
 
-class StopWatch:
+class SuspensionWatch:
     """Tells of a rank that has been stopped for too long, and again as long as it stays so."""
 
     def __init__(

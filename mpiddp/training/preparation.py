@@ -41,7 +41,7 @@ from mpiddp.training.step.step import Engine, Forward, split_batch
 from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.task.task import Task, add_test_metrics, build_model, check_task, choose_loss
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.engine import Start, start_engine
+from mpiddp.training.wrapping.engine import EngineParts, start_engine
 from mpiddp.training.wrapping.parallel import find_bound, find_roles
 from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
 
@@ -148,7 +148,7 @@ def prepare(
     problem = _find_single_sample(configuration, cut, len(data.train), taken or 0)
     if problem and not takes_one_sample(module, sample, forward):
         raise ConfigurationError(problem)
-    start = Start(module, forward, batch, rate)
+    start = EngineParts(module, forward, batch, rate)
     slowdown = _make_slowdown(configuration, start, cut.rank, workers)
     configuration, engine, pace = start_engine(
         configuration, session, roles, start, failure_handler.fail
@@ -253,7 +253,7 @@ def _check_format(options: ParallelismOptions, batch: Batch) -> torch.memory_for
 
 def _make_slowdown(
     configuration: Configuration,
-    start: Start,
+    start: EngineParts,
     place: int,
     workers: tuple[int, ...],
 ) -> Slowdown | None:

@@ -36,7 +36,7 @@ from mpiddp.training.wrapping.parallel import share_buffers
 
 
 @dataclass(frozen=True)
-class Place:
+class StepIndex:
     """Where a rank is in its training."""
 
     step: int
@@ -236,7 +236,7 @@ class Loop:
 
     def begin_step(self, batch: Batch) -> Step:
         training, position = self.training, self.position
-        place = Place(position.step + 1, self._number - 1)
+        place = StepIndex(position.step + 1, self._number - 1)
         take = partial(_take_batch, training, batch, place, self.epoch.totals)
         self._step = Step(position.epoch, place.step, batch, take)
         training.failure_handler.begin_step(place.step)
@@ -375,7 +375,7 @@ class Loop:
 def _take_batch(
     training: Training,
     batch: Batch,
-    place: Place,
+    place: StepIndex,
     totals: metrics.Totals,
     compute: Compute | None = None,
 ) -> None:
@@ -403,7 +403,7 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
     return dict(sorted(counts.items()))
 
 
-def _describe_batch(training: Training, place: Place) -> str:
+def _describe_batch(training: Training, place: StepIndex) -> str:
     samples = training.batches.find_samples(place.batch)
     return f"in step {place.step}, with training {describe_numbers(samples)}"
 

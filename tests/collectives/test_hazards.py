@@ -15,12 +15,12 @@ import interleavings
 import promises
 from mpiddp.collectives.compiler.hazards import ENTERED, done_stage, find_dependencies, read_stage
 from mpiddp.collectives.compiler.instructions import Publish, RankProgram, Wait
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce, relabel, scatter
 
-SMALL = Cut(2, 2, True)
+SMALL = BufferCut(2, 2, True)
 SEEDS = range(20)
 
 
@@ -149,7 +149,7 @@ def test_on_any_nodes_nothing_races_or_waits_for_ever(name, data):
     count = data.draw(st.integers(0, 40), "count")
     cell = data.draw(st.integers(1, 12), "cell")
     longest = cell * data.draw(st.integers(1, 3), "cells in a message")
-    cut = Cut(cell, longest, data.draw(st.booleans(), "flows"))
+    cut = BufferCut(cell, longest, data.draw(st.booleans(), "flows"))
     programs = promises.compile_all(schedule, count, nodes, cut)
     interleavings.check(programs)
     play(schedule, programs, data.draw(st.integers(0, 99), "seed"))
@@ -165,7 +165,7 @@ def test_a_schedule_that_nobody_would_write_runs_on_any_nodes(
 ):
     prove(schedule)
     nodes = data.draw(promises.node_sizes(schedule.ranks), "nodes")
-    programs = promises.compile_all(schedule, count, nodes, Cut(cell, 2 * cell, flows))
+    programs = promises.compile_all(schedule, count, nodes, BufferCut(cell, 2 * cell, flows))
     interleavings.check(programs)
     play(schedule, programs, seed)
 
@@ -182,7 +182,7 @@ def test_a_message_that_left_early_keeps_no_neighbour_waiting():
     ]
     schedule = all_reduce(3, 2, steps)
     prove(schedule)
-    programs = promises.compile_all(schedule, 2, [2, 1], Cut(1, 1, True))
+    programs = promises.compile_all(schedule, 2, [2, 1], BufferCut(1, 1, True))
     interleavings.check(programs)
     for seed in SEEDS:
         play(schedule, programs, seed)
@@ -194,7 +194,7 @@ def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
     schedule = all_reduce(3, 1, steps, members=[0, 1])
     prove(schedule)
     for flows in (True, False):
-        interleavings.check(promises.compile_all(schedule, 4, [2, 1], Cut(4, 4, flows)))
+        interleavings.check(promises.compile_all(schedule, 4, [2, 1], BufferCut(4, 4, flows)))
 
 
 # ---- without one of them ------------------------------------------------------------------

@@ -21,12 +21,12 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.compiler.lowering import Cut, Grid
+from mpiddp.collectives.compiler.lowering import BufferCut, Grid
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Transfer, all_reduce
 from promises import compile_program
 
-WHOLE = Cut(1 << 20, 1 << 20, True)
+WHOLE = BufferCut(1 << 20, 1 << 20, True)
 
 
 @st.composite
@@ -41,7 +41,7 @@ def teams(draw: st.DrawFn):
         whole = promises.build(draw(st.sampled_from(registry.names())), ranks, nodes)
         schedule = draw(st.sampled_from(promises.list_variants(whole)))
     cell = draw(st.integers(1, 12))
-    cut = Cut(cell, cell * draw(st.integers(1, 3)), draw(st.booleans()))
+    cut = BufferCut(cell, cell * draw(st.integers(1, 3)), draw(st.booleans()))
     count = draw(st.integers(0, 40))
     return schedule, cut, promises.compile_all(schedule, count, nodes, cut)
 
@@ -242,7 +242,7 @@ def test_a_sum_is_final_where_all_contributions_are_in_it_and_once_for_each_elem
 @pytest.mark.parametrize("name", registry.names())
 def test_without_flow_all_messages_of_a_step_start_at_once_and_none_before_it(name):
     for schedule in promises.list_variants(promises.build(name, 5)):
-        for program in promises.compile_all(schedule, 40, [1] * 5, Cut(3, 3, False)):
+        for program in promises.compile_all(schedule, 40, [1] * 5, BufferCut(3, 3, False)):
             steps = []
             for instruction in program.instructions:
                 if isinstance(instruction, Start):
@@ -254,7 +254,7 @@ def test_without_flow_all_messages_of_a_step_start_at_once_and_none_before_it(na
 
 def test_with_flow_a_long_chunk_is_passed_on_before_all_of_it_is_there():
     ring = promises.build("ring", 4)
-    program = compile_program(ring, 0, 80, [0], Cut(5, 5, True))
+    program = compile_program(ring, 0, 80, [0], BufferCut(5, 5, True))
     numbers = {each: place for place, each in enumerate(program.instructions)}
     first_sent = next(
         place
@@ -323,7 +323,7 @@ def test_over_messages_the_extra_buffer_is_as_long_as_the_docstring_says(name, r
     # So that every chunk is cut into messages of equal length, in whichever number.
     size = 48 * 1225
     for flows in (True, False):
-        cut = Cut(message, message, flows)
+        cut = BufferCut(message, message, flows)
         programs = promises.compile_all(promises.build(name, ranks), size, [1] * ranks, cut)
         assert max(program.scratch for program in programs) == formula(ranks, size)
         if "on servers" in text or "on rank 0" in text:

@@ -29,7 +29,7 @@ from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.collectives.transport.shared_memory import (
     MOST_FOREIGN,
     ControlGroup,
-    Place,
+    SegmentAddress,
     SharedMemory,
     address_of,
     find_groups,
@@ -60,7 +60,7 @@ def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def find(shared_memory: SharedMemory, tensor: torch.Tensor) -> Place | None:
+def find(shared_memory: SharedMemory, tensor: torch.Tensor) -> SegmentAddress | None:
     return shared_memory.find(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
@@ -399,7 +399,7 @@ def test_mappings_that_are_no_more_used_are_let_go():
 
 def test_a_segment_of_a_process_that_is_gone_cannot_be_mapped():
     with pytest.raises(OSError, match="No such file"):
-        SharedMemory().map_foreign(os.getpid(), Place(1, 10**6, 0))
+        SharedMemory().map_foreign(os.getpid(), SegmentAddress(1, 10**6, 0))
 
 
 # ---- limits -------------------------------------------------------------------------------

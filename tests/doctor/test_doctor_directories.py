@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.doctor.node import directories
-from mpiddp.doctor.node.directories import Place
+from mpiddp.doctor.node.directories import DirectoryFacts
 
 CONTENT = "0123456789abcdef"
 
@@ -91,7 +91,7 @@ def test_a_file_server_that_has_gone(tmp_path, monkeypatch):
     ],
 )
 def test_free_space(free, status, words, tmp_path):
-    finding = directories.judge_runs(tmp_path, Place(True, free=free), 2)
+    finding = directories.judge_runs(tmp_path, DirectoryFacts(True, free=free), 2)
     assert finding.status == status and words in finding.found
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import Allocation, Node
-from mpiddp.front.layout import Request, choose_layout
+from mpiddp.front.layout import LayoutRequest, choose_layout
 
 
 def make(*nodes: tuple[int, int], **more) -> Allocation:
@@ -25,25 +25,25 @@ UNEVEN = make((8, 1), (8, 2))
 @pytest.mark.parametrize(
     ("given", "asked", "ranks", "cores"),
     [
-        (FOUR, Request(), (1, 1, 1, 1), 8),
-        (FOUR, Request(ranks=8), (2, 2, 2, 2), 4),
-        (FOUR, Request(ranks=6), (2, 2, 1, 1), 4),
-        (FOUR, Request(ranks=3), (1, 1, 1), 8),
-        (FOUR, Request(ranks=8, nodes=2), (4, 4), 2),
-        (FOUR, Request(nodes=3), (1, 1, 1), 8),
-        (FOUR, Request(ranks_per_node=4), (4, 4, 4, 4), 2),
-        (FOUR, Request(nodes=1, ranks_per_node=8), (8,), 1),
-        (FOUR, Request(ranks=8, ranks_per_node=2), (2, 2, 2, 2), 4),
-        (GPUS, Request(), (4, 4), 2),
-        (GPUS, Request(nodes=1), (4,), 2),
-        (GPUS, Request(ranks=4), (2, 2), 4),
-        (GPUS, Request(ranks=10), (5, 5), 1),
-        (UNEVEN, Request(), (1, 2), 4),
-        (UNEVEN, Request(ranks=3), (1, 2), 4),
-        (make((8, 0), (2, 0)), Request(ranks=10), (8, 2), 1),
+        (FOUR, LayoutRequest(), (1, 1, 1, 1), 8),
+        (FOUR, LayoutRequest(ranks=8), (2, 2, 2, 2), 4),
+        (FOUR, LayoutRequest(ranks=6), (2, 2, 1, 1), 4),
+        (FOUR, LayoutRequest(ranks=3), (1, 1, 1), 8),
+        (FOUR, LayoutRequest(ranks=8, nodes=2), (4, 4), 2),
+        (FOUR, LayoutRequest(nodes=3), (1, 1, 1), 8),
+        (FOUR, LayoutRequest(ranks_per_node=4), (4, 4, 4, 4), 2),
+        (FOUR, LayoutRequest(nodes=1, ranks_per_node=8), (8,), 1),
+        (FOUR, LayoutRequest(ranks=8, ranks_per_node=2), (2, 2, 2, 2), 4),
+        (GPUS, LayoutRequest(), (4, 4), 2),
+        (GPUS, LayoutRequest(nodes=1), (4,), 2),
+        (GPUS, LayoutRequest(ranks=4), (2, 2), 4),
+        (GPUS, LayoutRequest(ranks=10), (5, 5), 1),
+        (UNEVEN, LayoutRequest(), (1, 2), 4),
+        (UNEVEN, LayoutRequest(ranks=3), (1, 2), 4),
+        (make((8, 0), (2, 0)), LayoutRequest(ranks=10), (8, 2), 1),
         # What was given to Slurm counts only where the front was told nothing.
-        (make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3)), Request(ranks=2), (1, 1), 8),
-        (make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3)), Request(), (3, 3), 2),
+        (make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3)), LayoutRequest(ranks=2), (1, 1), 8),
+        (make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3)), LayoutRequest(), (3, 3), 2),
     ],
 )
 def test_a_request_is_fulfilled(given, asked, ranks, cores):
@@ -60,11 +60,14 @@ def test_a_request_is_fulfilled(given, asked, ranks, cores):
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
-        (Request(ranks=33), "33 ranks are more than this job's slots (8+8+8+8 cores on 4 nodes)"),
-        (Request(ranks=17, nodes=2), "(8+8 cores on 2 nodes)"),
-        (Request(ranks_per_node=9), "36 ranks are more"),
-        (Request(nodes=5), "--nodes 5, but this job has 4 nodes"),
-        (Request(ranks=7, ranks_per_node=2), "-n 7, but --ranks-per-node 2 on 4 nodes is 8"),
+        (
+            LayoutRequest(ranks=33),
+            "33 ranks are more than this job's slots (8+8+8+8 cores on 4 nodes)",
+        ),
+        (LayoutRequest(ranks=17, nodes=2), "(8+8 cores on 2 nodes)"),
+        (LayoutRequest(ranks_per_node=9), "36 ranks are more"),
+        (LayoutRequest(nodes=5), "--nodes 5, but this job has 4 nodes"),
+        (LayoutRequest(ranks=7, ranks_per_node=2), "-n 7, but --ranks-per-node 2 on 4 nodes is 8"),
     ],
 )
 def test_a_request_that_cannot_be_fulfilled(asked, part):
@@ -78,9 +81,9 @@ def test_ranks_are_spread_evenly_and_nowhere_beyond_the_cores(ranks, cores):
     given_cores = make(*((each, 0) for each in cores))
     if ranks > sum(cores):
         with pytest.raises(ConfigurationError):
-            choose_layout(given_cores, Request(ranks=ranks))
+            choose_layout(given_cores, LayoutRequest(ranks=ranks))
         return
-    layout = choose_layout(given_cores, Request(ranks=ranks))
+    layout = choose_layout(given_cores, LayoutRequest(ranks=ranks))
     used = dict(zip(layout.hosts, layout.ranks_of, strict=True))
     full = [used.get(node.host, 0) for node in given_cores.nodes]
     assert sum(full) == ranks
@@ -95,14 +98,20 @@ def test_ranks_are_spread_evenly_and_nowhere_beyond_the_cores(ranks, cores):
 @pytest.mark.parametrize(
     ("given", "asked", "without", "hosts", "ranks"),
     [
-        (FOUR, Request(), ("n2",), ("n1", "n3", "n4"), (1, 1, 1)),
-        (FOUR, Request(ranks=8), ("n2",), ("n1", "n3", "n4"), (2, 2, 2)),
-        (FOUR, Request(ranks_per_node=3), ("n1", "n4"), ("n2", "n3"), (3, 3)),
+        (FOUR, LayoutRequest(), ("n2",), ("n1", "n3", "n4"), (1, 1, 1)),
+        (FOUR, LayoutRequest(ranks=8), ("n2",), ("n1", "n3", "n4"), (2, 2, 2)),
+        (FOUR, LayoutRequest(ranks_per_node=3), ("n1", "n4"), ("n2", "n3"), (3, 3)),
         # One that was spare takes the place.
-        (FOUR, Request(ranks=9, nodes=3), ("n1",), ("n2", "n3", "n4"), (3, 3, 3)),
-        (GPUS, Request(), ("n1",), ("n2",), (4,)),
-        (UNEVEN, Request(), ("n1",), ("n2",), (2,)),
-        (make((8, 0), (8, 0), tasks=5, tasks_per_node=(3, 2)), Request(), ("n1",), ("n2",), (2,)),
+        (FOUR, LayoutRequest(ranks=9, nodes=3), ("n1",), ("n2", "n3", "n4"), (3, 3, 3)),
+        (GPUS, LayoutRequest(), ("n1",), ("n2",), (4,)),
+        (UNEVEN, LayoutRequest(), ("n1",), ("n2",), (2,)),
+        (
+            make((8, 0), (8, 0), tasks=5, tasks_per_node=(3, 2)),
+            LayoutRequest(),
+            ("n1",),
+            ("n2",),
+            (2,),
+        ),
     ],
 )
 def test_nodes_that_were_lost_are_left_out(given, asked, without, hosts, ranks):
@@ -111,12 +120,12 @@ def test_nodes_that_were_lost_are_left_out(given, asked, without, hosts, ranks):
 
 
 def test_nodes_without_ranks_are_not_used():
-    layout = choose_layout(make((8, 4), (8, 0)), Request())
+    layout = choose_layout(make((8, 4), (8, 0)), LayoutRequest())
     assert (layout.hosts, layout.ranks_of, layout.world) == (("n1",), (4,), 4)
     assert {"--nodes=1", "--nodelist=n1", "--gpus-per-node=4"} <= set(layout.srun_options())
 
 
-@pytest.mark.parametrize("asked", [Request(), Request(ranks_per_node=1)])
+@pytest.mark.parametrize("asked", [LayoutRequest(), LayoutRequest(ranks_per_node=1)])
 @pytest.mark.parametrize("cpus_per_gpu", [None, 2])
 def test_without_any_node_there_is_no_layout(asked, cpus_per_gpu):
     given = make((8, 1), (8, 1), cpus_per_gpu=cpus_per_gpu)

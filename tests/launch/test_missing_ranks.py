@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mpiddp.launch.failure import missing_ranks
-from mpiddp.launch.failure.missing_ranks import Position
+from mpiddp.launch.failure.missing_ranks import PhasePosition
 from mpiddp.launch.mpi.pauses import wait_until
 
 IMPORT, GROUP = "import torch", "group"
 
 
-def at(phase: str, position: str, *, waits: bool = False) -> Position:
-    return Position(phase, waits, position)
+def at(phase: str, position: str, *, waits: bool = False) -> PhasePosition:
+    return PhasePosition(phase, waits, position)
 
 
 @pytest.mark.parametrize(

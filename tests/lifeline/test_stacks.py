@@ -41,7 +41,7 @@ from mpiddp.lifeline.stacks.dump import (
     read_traceback,
 )
 from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
-from mpiddp.lifeline.stacks.positions import Position, describe, find_blamed, find_wait
+from mpiddp.lifeline.stacks.positions import StackPosition, describe, find_blamed, find_wait
 from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
 from mpiddp.process import job_directory
 from mpiddp.stacks import find_directory, gather
@@ -113,8 +113,10 @@ COMPUTE = stack(("/home/me/model.py", 5, "forward"), MAIN)
 CLOSE = stack((str(PACKAGE / "launch" / "control.py"), 120, "_meet"))
 
 
-def positions(*stacks, **more) -> list[Position]:
-    return [Position(rank, f"node{rank // 4}", each, **more) for rank, each in enumerate(stacks)]
+def positions(*stacks, **more) -> list[StackPosition]:
+    return [
+        StackPosition(rank, f"node{rank // 4}", each, **more) for rank, each in enumerate(stacks)
+    ]
 
 
 def test_equal_positions_are_shown_once_and_the_one_that_is_missing_is_named():
@@ -167,7 +169,7 @@ def test_whom_the_others_wait_for(stacks, blamed):
 def test_a_rank_that_has_finished_is_missed_by_those_in_collectives():
     def show(*others) -> str:
         return describe(
-            [Position(0, "node0", CLOSE, finished=True), *positions(REDUCE, *others)[1:]]
+            [StackPosition(0, "node0", CLOSE, finished=True), *positions(REDUCE, *others)[1:]]
         )
 
     assert show(BACKWARD, REDUCE) == (
@@ -189,17 +191,19 @@ def test_which_files_wait_for_other_ranks():
 
 
 def test_what_cannot_tell_where_it_is():
-    lines = [Position(0, "n", (), state).line for state in ("T", "D", "S", "")]
+    lines = [StackPosition(0, "n", (), state).line for state in ("T", "D", "S", "")]
     assert lines == [
         "no answer: stopped (SIGSTOP)",
         "no answer: waits in the kernel for a device or a file system",
         "no answer: it has written no stack",
         "no answer: has ended",
     ]
-    assert Position(0, "n", REDUCE, failed=True).line == "all_reduce, train.py:80 (failed)"
+    assert StackPosition(0, "n", REDUCE, failed=True).line == "all_reduce, train.py:80 (failed)"
     trained = stack((str(PACKAGE / "training" / "trainer.py"), 30, "train_step"))
-    assert Position(0, "n", trained).line == "train_step, trainer.py:30"
-    assert Position(0, "n", stack((C10D, 1, "barrier"))).line == "barrier, distributed_c10d.py:1"
+    assert StackPosition(0, "n", trained).line == "train_step, trainer.py:30"
+    assert (
+        StackPosition(0, "n", stack((C10D, 1, "barrier"))).line == "barrier, distributed_c10d.py:1"
+    )
 
 
 @given(st.lists(st.sampled_from([REDUCE, LOAD, COMPUTE, ()]), min_size=1, max_size=40))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View, copy
 from mpiddp.collectives.transport.waiting import Waiter
@@ -97,10 +97,10 @@ class InProcessMessenger:
         self._longest = longest
         self._flows = flows
 
-    def cut(self, itemsize: int) -> Cut:
+    def cut(self, itemsize: int) -> BufferCut:
         """Messages of at most ``longest`` bytes."""
         most = max(1, self._longest // itemsize)
-        return Cut(cell=most, message=most, flows=self._flows)
+        return BufferCut(cell=most, message=most, flows=self._flows)
 
     def bind(
         self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe

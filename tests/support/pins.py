@@ -24,7 +24,7 @@ from unittest import mock
 
 import launchers
 import promises
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front, plan
 from mpiddp.launch.script.command_line import split
@@ -38,10 +38,10 @@ DIGITS = 16
 
 NODES = ([2], [3], [4], [7], [2, 2], [3, 2])
 CUTS = {
-    "shared-memory": Cut(1 << 16, 1 << 16, True),
-    "shared-memory+mpi": Cut(1 << 10, 1 << 12, True),
-    "mpi": Cut(15_000, 15_000, True),
-    "torch": Cut(1 << 30, 1 << 30, False),
+    "shared-memory": BufferCut(1 << 16, 1 << 16, True),
+    "shared-memory+mpi": BufferCut(1 << 10, 1 << 12, True),
+    "mpi": BufferCut(15_000, 15_000, True),
+    "torch": BufferCut(1 << 30, 1 << 30, False),
 }
 COUNTS = (5, 40_003)
 """Elements of a buffer."""

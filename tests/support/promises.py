@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiddp.collectives.compiler.hazards import find_part
 from mpiddp.collectives.compiler.instructions import RankProgram
-from mpiddp.collectives.compiler.lowering import Cut, compile_part
+from mpiddp.collectives.compiler.lowering import BufferCut, compile_part
 from mpiddp.collectives.transport.operators import Operator
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import (
@@ -145,10 +145,10 @@ def group_ranks(nodes: Sequence[int]) -> list[range]:
 
 
 def compile_all(
-    schedule: Schedule, count: int, nodes: Sequence[int], cut: Cut | None = None
+    schedule: Schedule, count: int, nodes: Sequence[int], cut: BufferCut | None = None
 ) -> list[RankProgram]:
     """Every rank's program."""
-    cut = cut or Cut(1 << 20, 1 << 20, True)
+    cut = cut or BufferCut(1 << 20, 1 << 20, True)
     groups = group_ranks(nodes)
     return [
         compile_program(schedule, rank, count, groups[rank], cut) for rank in range(schedule.ranks)
@@ -156,7 +156,7 @@ def compile_all(
 
 
 def compile_program(
-    schedule: Schedule, rank: int, count: int, group: Collection[int], cut: Cut
+    schedule: Schedule, rank: int, count: int, group: Collection[int], cut: BufferCut
 ) -> RankProgram:
     """The instructions of ``rank`` for ``count`` elements; ``group`` shares its memory with it."""
     return compile_part(find_part(schedule, rank, group), count, cut)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from in_process import InProcessMessenger, Office
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
@@ -72,7 +72,9 @@ class Team:
             groups += [range(first, first + size)] * size
             first += size
         self.programs = [
-            compile_program(schedule, r, len(buffers[r]), groups[r], Cut(cell, message, flows))
+            compile_program(
+                schedule, r, len(buffers[r]), groups[r], BufferCut(cell, message, flows)
+            )
             for r in range(ranks)
         ]
         self.node_memories: list[NodeMemory] = []

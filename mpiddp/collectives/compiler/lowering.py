@@ -39,7 +39,7 @@ from mpiddp.schedules.schedule import Round, Transfer
 
 
 @dataclass(frozen=True)
-class Cut:
+class BufferCut:
     """How a transport cuts a buffer."""
 
     cell: int
@@ -133,7 +133,7 @@ class Incoming:
 class Pieces:
     """The rounds of one rank, cut; by step."""
 
-    def __init__(self, part: Part, grid: Grid, cut: Cut) -> None:
+    def __init__(self, part: Part, grid: Grid, cut: BufferCut) -> None:
         self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)
         self.arriving: dict[int, list[Incoming]] = defaultdict(list)
         """Messages."""
@@ -237,7 +237,7 @@ class Scratch:
 
 
 class _Compiler:
-    def __init__(self, part: Part, count: int, cut: Cut) -> None:
+    def __init__(self, part: Part, count: int, cut: BufferCut) -> None:
         self.part = part
         self.needs = part.needs
         self.cut = cut
@@ -483,7 +483,7 @@ _Arrival = Incoming | Transfer
 where it lies in the memory of its source."""
 
 
-def compile_part(part: Part, count: int, cut: Cut) -> RankProgram:
+def compile_part(part: Part, count: int, cut: BufferCut) -> RankProgram:
     """The instructions of a part for ``count`` elements.
 
     With all ranks in its group there are no messages, with nobody in it there is nothing else.

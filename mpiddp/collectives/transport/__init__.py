@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.collectives.transport.operators import Action, View
 
 Describe = Callable[[Message], str]
@@ -31,7 +31,7 @@ class Messages(Protocol):
 
 
 class Messenger(Protocol):
-    def cut(self, itemsize: int) -> Cut:
+    def cut(self, itemsize: int) -> BufferCut:
         """How long messages may be, for elements of ``itemsize`` bytes."""
 
     def bind(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View
 from mpiddp.collectives.transport.waiting import Waiter
@@ -115,9 +115,9 @@ class MpiMessenger:
         self._tags = highest + 1
         self._bound: weakref.WeakSet[MpiMessages] = weakref.WeakSet()
 
-    def cut(self, itemsize: int) -> Cut:
+    def cut(self, itemsize: int) -> BufferCut:
         most = max(1, self._longest // itemsize)
-        return Cut(cell=most, message=most, flows=True)
+        return BufferCut(cell=most, message=most, flows=True)
 
     def bind(
         self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe

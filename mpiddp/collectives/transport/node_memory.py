@@ -18,7 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from mpiddp.collectives.transport.operators import Action, Span, View, copy, map_memory
-from mpiddp.collectives.transport.shared_memory import Place, SharedMemory, address_of, view_of
+from mpiddp.collectives.transport.shared_memory import (
+    SegmentAddress,
+    SharedMemory,
+    address_of,
+    view_of,
+)
 from mpiddp.collectives.transport.single_copy import bind_copy
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerFailedError, PeerLostError
@@ -207,7 +212,7 @@ class NodeMemory:
         process = self._processes[rank]
         if location.kind == PRIVATE:
             return PrivateMemory(process, location.first, dtype)
-        place = Place(location.first, location.second, location.third)
+        place = SegmentAddress(location.first, location.second, location.third)
         try:
             memory = self.shared_memory.map_foreign(process, place)
         except (FileNotFoundError, ProcessLookupError):

@@ -57,7 +57,7 @@ CACHES = ("inactive_file", "active_file")
 """In ``memory.stat``: copies of files on disk, which the kernel drops before it kills anybody."""
 
 
-class Place(NamedTuple):
+class SegmentAddress(NamedTuple):
     """Where memory lies in a segment."""
 
     number: int
@@ -214,16 +214,16 @@ class SharedMemory:
             return
         self._change(lambda before: [each for each in before if each is not own])
 
-    def find(self, address: int, size: int) -> Place | None:
+    def find(self, address: int, size: int) -> SegmentAddress | None:
         """The place of ``size`` bytes at ``address``; None if they are not in one segment."""
         own = self.own
         index = bisect_right(own, address, key=_start_of) - 1
         if index < 0 or address + size > own[index].end:
             return None
         found = own[index]
-        return Place(found.number, found.descriptor, address - found.start)
+        return SegmentAddress(found.number, found.descriptor, address - found.start)
 
-    def map_foreign(self, process: int, place: Place) -> mmap.mmap:
+    def map_foreign(self, process: int, place: SegmentAddress) -> mmap.mmap:
         """Map another process's segment. Raises OSError where that is forbidden."""
         key = (process, place.number)
         memory = self._foreign.get(key)

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.lowering import Cut
+from mpiddp.collectives.compiler.lowering import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View
 from mpiddp.errors import PeerLostError
@@ -69,10 +69,10 @@ class TorchMessenger:
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group
 
-    def cut(self, itemsize: int) -> Cut:
+    def cut(self, itemsize: int) -> BufferCut:
         """All messages of a step start at once: NCCL needs both directions in one batch."""
         most = LONGEST_MESSAGE // itemsize
-        return Cut(cell=most, message=most, flows=False)
+        return BufferCut(cell=most, message=most, flows=False)
 
     def bind(
         self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe

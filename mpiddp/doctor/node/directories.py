@@ -38,7 +38,7 @@ MOST_SIZES = 1_000
 
 
 @dataclass(frozen=True)
-class Place:
+class DirectoryFacts:
     is_there: bool
     problem: str = ""
     """What did not work, if something did not."""
@@ -80,27 +80,27 @@ def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
     return _try(make, PATIENCE_SECONDS, "cannot be written by rank 0: ")
 
 
-def look_at_runs(folder: Path, content: str) -> Place:
+def look_at_runs(folder: Path, content: str) -> DirectoryFacts:
     """Every node's part: read rank 0's token, write a file, and remove it."""
     look = functools.partial(_look_at_runs, folder, content)
     place, problem = _try(look, 2 * PATIENCE_SECONDS, "cannot be written: ")
-    return place or Place(False, problem)
+    return place or DirectoryFacts(False, problem)
 
 
-def _look_at_runs(folder: Path, content: str) -> Place:
+def _look_at_runs(folder: Path, content: str) -> DirectoryFacts:
     path = token_path(folder, content)
     end = time.monotonic() + PATIENCE_SECONDS
     while not _holds(path, content):
         if time.monotonic() > end:
             reason = "is not the same as rank 0's" if folder.is_dir() else "is not there"
-            return Place(folder.is_dir(), reason)
+            return DirectoryFacts(folder.is_dir(), reason)
         time.sleep(PAUSE_SECONDS)
     own = folder / f"{path.name}-{os.uname().nodename}-{os.getpid()}"
     try:
         own.write_text(content)
     finally:
         own.unlink(missing_ok=True)
-    return Place(True, free=shutil.disk_usage(folder).free)
+    return DirectoryFacts(True, free=shutil.disk_usage(folder).free)
 
 
 def _holds(path: Path, content: str) -> bool:
@@ -110,7 +110,7 @@ def _holds(path: Path, content: str) -> bool:
         return False
 
 
-def judge_runs(folder: Path, place: Place, node_count: int) -> Finding:
+def judge_runs(folder: Path, place: DirectoryFacts, node_count: int) -> Finding:
     if place.problem:
         return failed(
             RUNS,
@@ -130,19 +130,19 @@ def judge_runs(folder: Path, place: Place, node_count: int) -> Finding:
     return passed(RUNS, f"{folder} {state}, at least {free} free")
 
 
-def look_at_data(folder: Path | None) -> Place | None:
+def look_at_data(folder: Path | None) -> DirectoryFacts | None:
     """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
     if folder is None:
         return None
     place, problem = _try(functools.partial(_list, folder), PATIENCE_SECONDS)
-    return place or Place(False, problem)
+    return place or DirectoryFacts(False, problem)
 
 
-def _list(folder: Path) -> Place:
+def _list(folder: Path) -> DirectoryFacts:
     with os.scandir(folder) as entries:
         found = list(itertools.islice(entries, MOST_NAMES + 1))
     if len(found) > MOST_NAMES:
-        return Place(True, entries=len(found))
+        return DirectoryFacts(True, entries=len(found))
     # File systems list names in different orders.
     found.sort(key=lambda entry: entry.name)
     rows = [
@@ -150,10 +150,12 @@ def _list(folder: Path) -> Place:
         for index, entry in enumerate(found)
     ]
     digest = hashlib.sha256(repr(rows).encode()).hexdigest()
-    return Place(True, listing=digest, entries=len(found))
+    return DirectoryFacts(True, listing=digest, entries=len(found))
 
 
-def judge_data(folder: Path | None, place: Place | None, first: Place | None) -> Finding:
+def judge_data(
+    folder: Path | None, place: DirectoryFacts | None, first: DirectoryFacts | None
+) -> Finding:
     """The data directory from one node, compared with that of rank 0's node.
 
     Only its top level is compared, and contents are not.
@@ -182,7 +184,7 @@ def judge_data(folder: Path | None, place: Place | None, first: Place | None) ->
     return passed(DATA, f"{folder} holds the same {_count(place)} on every node ({compared})")
 
 
-def _count(place: Place) -> str:
+def _count(place: DirectoryFacts) -> str:
     if place.entries > MOST_NAMES:
         return f"more than {MOST_NAMES} entries at its top level"
     return f"{place.entries} entr{'y' if place.entries == 1 else 'ies'} at its top level"

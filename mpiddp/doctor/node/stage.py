@@ -18,7 +18,7 @@ from mpiddp.process.background import BackgroundCall
 @dataclass(frozen=True)
 class NodeRow:
     findings: list[Finding]
-    data: directories.Place | None
+    data: directories.DirectoryFacts | None
     variables: variables.Row
 
 
@@ -57,7 +57,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
     bindings = examiner.gather_on_node(cores.Binding(world.rank, find_cpus(), threads))
     mine = NodeRow([], None, variables.find_variables(examiner.before))
     if bindings is not None:
-        runs = directories.Place(True, problem)
+        runs = directories.DirectoryFacts(True, problem)
         if token:
             runs = directories.look_at_runs(settings.runs_dir, token)
         data = directories.look_at_data(settings.data_dir)

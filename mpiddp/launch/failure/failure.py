@@ -43,7 +43,7 @@ from mpiddp.launch.failure.missing_ranks import (
     explain_silent_mpi,
 )
 from mpiddp.launch.failure.peers import Peers
-from mpiddp.launch.failure.reporter import (
+from mpiddp.launch.failure.reporting_rank import (
     ANSWER_SECONDS,
     REPORTERS,
     Claim,
@@ -51,7 +51,7 @@ from mpiddp.launch.failure.reporter import (
     await_turn,
     claim_node,
 )
-from mpiddp.launch.failure.reports import Report, Reports
+from mpiddp.launch.failure.reports import FailureReports, Report
 from mpiddp.launch.failure.termination import (
     ReportedExit,
     end_process,
@@ -81,7 +81,7 @@ SHOWN = 200
 """Characters of an error that the others hear of."""
 
 
-class FailureHandler(Reports):
+class FailureHandler(FailureReports):
     """Ends one process, and its job. As a context manager it catches every exception of its body.
 
     Start-up tells it how to reach the other ranks, the trainer where the run stands.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mpiddp.launch.failure.deadline import CLOSING, PHASES
 from mpiddp.launch.failure.peers import Peers
-from mpiddp.launch.failure.reporter import REPORTERS, await_turn
+from mpiddp.launch.failure.reporting_rank import REPORTERS, await_turn
 from mpiddp.launch.failure.termination import may_call_mpi
 from mpiddp.launch.failure.unreachable_hosts import find_silent_hosts
 from mpiddp.launch.launcher.hostnames import fold_hostnames
@@ -32,7 +32,7 @@ LONGER = "to wait longer, increase --timeout SECONDS"
 
 
 @dataclass(frozen=True)
-class Position:
+class PhasePosition:
     """How far one rank has come when a deadline expires."""
 
     phase: str
@@ -58,7 +58,7 @@ def explain_expiry(phase: str, seconds: float, peers: Peers, *, waits: bool) -> 
     rank = communicator.Get_rank()
     if not may_call_mpi():
         return describe_missing(phase, seconds, {}, peers.describe_rank)
-    answers = gather_positions(communicator, Position(phase, waits, find_line()))
+    answers = gather_positions(communicator, PhasePosition(phase, waits, find_line()))
     if answers is not None:
         missing = find_missing(answers, communicator.Get_size())
         return describe_missing(phase, seconds, missing, peers.describe_rank)
@@ -67,7 +67,9 @@ def explain_expiry(phase: str, seconds: float, peers: Peers, *, waits: bool) -> 
     return describe_missing(phase, seconds, {0: "no answer"}, peers.describe_rank)
 
 
-def gather_positions(communicator: MPI.Intracomm, mine: Position) -> dict[int, Position] | None:
+def gather_positions(
+    communicator: MPI.Intracomm, mine: PhasePosition
+) -> dict[int, PhasePosition] | None:
     """Collect on rank 0 what each rank answers within ANSWERS_SECONDS; None on the others.
 
     Runs beside a main thread that is stuck in MPI, on a separate communicator. Point-to-point
@@ -90,7 +92,7 @@ def gather_positions(communicator: MPI.Intracomm, mine: Position) -> dict[int, P
     return answers
 
 
-def find_missing(answers: Mapping[int, Position], size: int) -> dict[int, str]:
+def find_missing(answers: Mapping[int, PhasePosition], size: int) -> dict[int, str]:
     """The ranks that keep the others waiting, and what is known of each.
 
     They are those that did not answer, and those in an earlier phase than the furthest. If all

@@ -49,7 +49,7 @@ class Report:
     outcome: Outcome
 
 
-class Reports:
+class FailureReports:
     """One process's reports. The trainer says where the run stands."""
 
     def __init__(self, peers: Peers, hidden_files: tuple[str, ...]) -> None:

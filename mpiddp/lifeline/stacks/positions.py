@@ -35,7 +35,7 @@ PASSES = ("torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 
 
 @dataclass(frozen=True)
-class Position:
+class StackPosition:
     """Where one rank is."""
 
     rank: int
@@ -108,15 +108,15 @@ def _lies_in(frame: Frame, folders: Sequence[str]) -> bool:
 
 def read_answers(
     hostnames: Sequence[str], answers: Mapping[int, Mapping[str, Any]]
-) -> list[Position]:
+) -> list[StackPosition]:
     """The position of every rank; without frames for those that have not answered."""
     return [_read_answer(rank, name, answers.get(rank)) for rank, name in enumerate(hostnames)]
 
 
-def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> Position:
+def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> StackPosition:
     if answer is None:
-        return Position(rank, hostname, ())
-    return Position(
+        return StackPosition(rank, hostname, ())
+    return StackPosition(
         rank=rank,
         hostname=hostname,
         frames=tuple(Frame(*row) for row in answer["frames"]),
@@ -127,9 +127,9 @@ def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> 
     )
 
 
-def describe(positions: Sequence[Position], *, is_full: bool = False) -> str:
+def describe(positions: Sequence[StackPosition], *, is_full: bool = False) -> str:
     """The table, one row for each position, and whom the others wait for."""
-    rows: dict[object, list[Position]] = {}
+    rows: dict[object, list[StackPosition]] = {}
     for position in positions:
         key = (position.line, position.frames if is_full else None, position.record)
         rows.setdefault(key, []).append(position)
@@ -150,7 +150,7 @@ def describe(positions: Sequence[Position], *, is_full: bool = False) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def name_ranks(positions: Sequence[Position]) -> str:
+def name_ranks(positions: Sequence[StackPosition]) -> str:
     """``rank 7 on node2``, ``ranks 0-6``."""
     numbers = fold_numbers(position.rank for position in positions)
     if len(positions) == 1:
@@ -158,7 +158,7 @@ def name_ranks(positions: Sequence[Position]) -> str:
     return f"ranks {numbers}"
 
 
-def find_blamed(positions: Sequence[Position]) -> list[Position]:
+def find_blamed(positions: Sequence[StackPosition]) -> list[StackPosition]:
     """The ranks that do not wait while others do; empty where the stacks do not show any."""
     waits = [position.waits for position in positions]
     blamed = [each for each, wait in zip(positions, waits, strict=True) if wait is False]
@@ -166,7 +166,7 @@ def find_blamed(positions: Sequence[Position]) -> list[Position]:
     return blamed if True in waits or (None in waits and len(blamed) < len(positions)) else []
 
 
-def find_missed(positions: Sequence[Position]) -> list[Position]:
+def find_missed(positions: Sequence[StackPosition]) -> list[StackPosition]:
     """The ranks that have come to their end, if all others seem to be in collectives."""
     finished = [each for each in positions if each.finished]
     others = [each for each in positions if not each.finished]

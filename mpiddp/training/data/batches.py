@@ -45,18 +45,18 @@ class Cut:
         rest = 0 if self.drops_last else samples % self.step_samples
         return max(1, rest // self.ranks) if rest else self.batch_size
 
-    def cut(self, order: Sequence[int]) -> Iterator[Part]:
+    def cut(self, order: Sequence[int]) -> Iterator[BatchPart]:
         """This rank's batches."""
         for step in range(self.count(len(order))):
             begin = step * self.step_samples
             samples = order[begin : begin + self.step_samples]
             mine = samples[self.rank :: self.ranks]
             # A model cannot take a batch without samples.
-            yield Part(list(mine or samples[:1]), len(mine) * self.ranks / len(samples))
+            yield BatchPart(list(mine or samples[:1]), len(mine) * self.ranks / len(samples))
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """The samples of one rank's batch, by position, and its ``Batch.weight``."""
 
     positions: list[int]
@@ -84,7 +84,7 @@ class Share:
     def list_keys(self) -> list[Key]:
         return [Key(self._epoch, part.positions) for part in self.list_parts()]
 
-    def list_parts(self) -> Iterator[Part]:
+    def list_parts(self) -> Iterator[BatchPart]:
         generator = torch.Generator()
         generator.manual_seed(self.seed + self._epoch)
         order: list[int] = torch.randperm(self.samples, generator=generator).tolist()

@@ -32,7 +32,7 @@ from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True)
-class Start:
+class EngineParts:
     """What an engine is made of."""
 
     module: nn.Module
@@ -60,7 +60,7 @@ def start_engine(
     configuration: Configuration,
     session: Session,
     roles: Roles | None,
-    start: Start,
+    start: EngineParts,
     fail: Callable[[BaseException], object],
 ) -> tuple[Configuration, Engine, overlap.Pace | None]:
     """Make what takes this rank's steps; collective.
@@ -99,7 +99,7 @@ def start_engine(
 
 
 def _wrap(
-    configuration: Configuration, session: Session, start: Start
+    configuration: Configuration, session: Session, start: EngineParts
 ) -> tuple[Configuration, _Wrapped]:
     module, ranks = start.module, session.world.size
     if configuration.parallel == "ddp":
@@ -127,7 +127,7 @@ def _wrap(
 
 
 def _wrap_in_ddp(
-    configuration: Configuration, device: torch.device, start: Start
+    configuration: Configuration, device: torch.device, start: EngineParts
 ) -> tuple[Configuration, _Wrapped]:
     part = split_batch(start.batch, configuration.accumulation_steps)[0]
     configuration = buckets.settle(configuration, start.module, part, start.forward)
@@ -184,7 +184,7 @@ def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
 
 
 def _make_update(
-    configuration: Configuration, start: Start, refusal: Refusal | None
+    configuration: Configuration, start: EngineParts, refusal: Refusal | None
 ) -> LocalUpdate:
     optimizer = make_optimizer(configuration, list(start.module.parameters()))
     decay = configuration.ema

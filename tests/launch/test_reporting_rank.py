@@ -12,11 +12,11 @@ import sys
 import pytest
 
 import launchers
-from mpiddp.launch.failure import reporter
-from mpiddp.launch.failure.reporter import claim_node
+from mpiddp.launch.failure import reporting_rank
+from mpiddp.launch.failure.reporting_rank import claim_node
 
 CLAIM = """
-from mpiddp.launch.failure.reporter import claim_node
+from mpiddp.launch.failure.reporting_rank import claim_node
 held = claim_node()
 print(held is not None)
 """
@@ -45,7 +45,7 @@ def stranger(request, monkeypatch):
     """Somebody holds the name that this process would take; another user, as it seems from here."""
     user = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    name = reporter._name_claim()
+    name = reporting_rank._name_claim()
     with socket.socket(socket.AF_UNIX) as taken, contextlib.ExitStack() as stack:
         taken.bind(name)
         if request.param != "is bound":
