@@ -15,6 +15,12 @@ def test_the_source_keeps_the_rules():
     assert not violations, "\n".join(map(str, violations))
 
 
+@pytest.mark.parametrize("folders", architecture.MOST_LINES, ids=" ".join)
+def test_the_code_stays_within_its_budget(folders):
+    lines = sum(architecture.count_lines(launchers.ROOT, folder) for folder in folders)
+    assert lines <= architecture.MOST_LINES[folders]
+
+
 def test_every_module_was_read():
     modules = architecture.read_modules(launchers.ROOT)
     assert {
