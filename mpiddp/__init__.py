@@ -135,7 +135,7 @@ def init(
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
         allow_shared_gpu: let several ranks use one GPU, with Gloo, or with NCCL 2.30 or newer and
             NCCL_MULTI_RANK_GPU_ENABLE=1.
-        lifeline_timeout: seconds after which a node that nothing is heard of is lost. A process
+        lifeline_timeout: seconds after which a silent node is considered lost. A process
             that has ended is found at once.
         bind: what ranks that no launcher has bound are bound to: ``cores`` of their own near their
             GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.

@@ -32,13 +32,14 @@ from mpiddp.checkpoints.state import (
 )
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
 from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
-from mpiddp.checkpoints.storage.ranks import Ranks, find_store
+from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
 from mpiddp.process.step_agreement import Members, StepAgreement
+from mpiddp.torch_internals import find_default_store
 
 T = TypeVar("T")
 
@@ -319,7 +320,7 @@ def _begin_agreement(ranks: Ranks) -> StepAgreement:
     signals.listen(SIGNALS.values())
     store = session.store if session is not None else None
     if store is None and ranks.size > 1:
-        store = find_store()
+        store = find_default_store()
     agreement = StepAgreement(Members(ranks.rank, ranks.size, store), signals=signals)
     if session is not None:
         session.at_close(agreement.close)

@@ -17,6 +17,7 @@ from mpiddp.collectives.transport.operators import name_type
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
+from mpiddp.torch_internals import find_increment_version
 
 MOST_PLANS = 256
 """Plans that are kept; beyond that the oldest is dropped."""
@@ -361,11 +362,7 @@ def _key(request: Request, tensor: torch.Tensor) -> Hashable:
         raise
 
 
-# What torch.autograd.graph.increment_version calls, once it has asked whether it was given one
-# tensor or several: two thirds of its time, which short calls would notice.
-_increment_version: Callable[[tuple[torch.Tensor, ...]], None] = getattr(
-    torch._C, "_increment_version", torch.autograd.graph.increment_version
-)
+_increment_version = find_increment_version()
 
 
 def tell_autograd(tensor: torch.Tensor) -> None:

@@ -70,7 +70,7 @@ class Options:
     """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
     lifeline_timeout: float = 30.0
-    """Seconds after which a node that nothing is heard of is lost."""
+    """Seconds after which a silent node is considered lost."""
     bind: str = AUTO
     """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
     (`mpiddp.launch.device.binding`)."""
@@ -141,7 +141,7 @@ class Session(ControlChannel):
         self.meeting = meeting
         self.seconds = seconds
         self.signals = signals
-        """What this process notes of the cluster's requests to make way; None where it does not."""
+        """Signals of a preemption that this process has noted; None if it notes none."""
         self.collectives: Any = None
         """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
         self.collectives_lock = threading.Lock()

@@ -71,8 +71,8 @@ def start(
     """Start a launch: returns once every rank has its World, device, store and process group.
 
     Collective over all processes of the launch. ``make_group=False`` leaves the group to a script
-    that calls init_process_group() itself. ``signals``: what this process notes of requests to make
-    way, for `Session.signals`. Raises nothing but what `failure` lets rise in an
+    that calls init_process_group() itself. ``signals``: of a preemption, for
+    `Session.signals`. Raises nothing but what `failure` lets rise in an
     interactive process: a failure ends the job.
     """
     previous = find_session()

@@ -82,6 +82,8 @@ class Companion:
         self._attempt = AttemptWatch()
         self._failure: Failure | None = None
         """The rank that reports its error."""
+        self._early_losses: list[Loss] = []
+        """Of ranks that ended before this companion had joined the others."""
         self._has_joined = False
         self._joining: dict[int, int] = {}
         """By rank, its question that is answered once this companion has joined the others."""
@@ -141,8 +143,10 @@ class Companion:
         return all(rank.has_ended for rank in self._ranks.values())
 
     def _is_needed(self) -> bool:
-        """Whether other nodes need this companion when its own ranks have gone."""
-        if self._is_over or self._membership is None:
+        """Whether other nodes need this companion when its own ranks have ended."""
+        # A session is closed once all ranks have met for it: then none is missed.
+        have_closed = all(rank.is_closed for rank in self._ranks.values())
+        if self._is_over or have_closed or self._membership is None:
             return False
         owes_report = self._decider is not None and self._decider.owes_report()
         return self._tree.has_children or owes_report
@@ -169,8 +173,10 @@ class Companion:
 
     def _tell_loss(self, kind: str, loss: Loss) -> None:
         own = self._membership
+        if own is None:
+            self._early_losses.append(loss)
         # A rank that is alone has no others to tell.
-        if own is not None and own.size > 1 and not self._is_over:
+        elif own.size > 1 and not self._is_over:
             self._raise(kind, asdict(replace(loss, hostname=own.hostname)))
 
     def _take_from_rank(self, rank: WatchedRank, kind: str, content: Any) -> None:
@@ -179,8 +185,6 @@ class Companion:
         elif kind == "stall":
             StallWatch(content, self._make_handlers()).look(time.monotonic())
         elif kind == "done":
-            # All have met before, so that no rank is missed any more.
-            self._is_over = True
             rank.close()
         else:
             self._raise(kind, content)
@@ -239,6 +243,8 @@ class Companion:
                     log = self._ranks[own.rank].log
                     self._publication.publish(log[0].parent if log is not None else None)
                 self._has_joined = True
+            for loss in self._early_losses:
+                self._tell_loss("lost", loss)
         if self._has_joined:
             self._note_joined()
 

@@ -278,7 +278,7 @@ def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:
     with contextlib.suppress(OSError, AttributeError):
         own = os.pidfd_open(os.getpid())
     try:
-        Entry(rank, os.getpid(), memory, stacks, own).send(link.connection)
+        Entry(rank, memory, stacks, own).send(link.connection)
     except OSError:
         link.close()
         raise

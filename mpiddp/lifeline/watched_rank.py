@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import selectors
 import socket
 import time
@@ -20,6 +19,7 @@ from mpiddp.lifeline.watches import SuspensionWatch
 from mpiddp.process.rank_process import POLL_SECONDS, RankProcess
 from mpiddp.process.sockets.event_loop import EventLoop
 from mpiddp.process.sockets.links import Link
+from mpiddp.process.sockets.peer_user import find_peer
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
 ENTRY_BYTES = 1 << 12
@@ -28,41 +28,36 @@ MOST_DESCRIPTORS = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """What a rank sends first. It owns the descriptors that come with it."""
+    """The first message of a rank, with descriptors that its receiver owns."""
 
     rank: int
-    process: int
-    """Its number."""
     memory: int
-    """Descriptor of its `Progress`."""
+    """Descriptor of the rank's `Progress`."""
     stacks: int
-    """Descriptor of the file that it writes its stack to."""
+    """Descriptor of the file that the rank writes its stack to."""
     own: int | None = None
-    """A pidfd of the process; None before Linux 5.3."""
+    """A pidfd of the rank's process; None before Linux 5.3."""
 
     def send(self, connection: socket.socket) -> None:
         descriptors = [each for each in (self.memory, self.stacks, self.own) if each is not None]
-        line = json.dumps([self.rank, self.process]).encode()
-        socket.send_fds(connection, [line], descriptors)
+        socket.send_fds(connection, [str(self.rank).encode()], descriptors)
 
     @staticmethod
     def receive(connection: socket.socket) -> Entry:
-        """Raises OSError or ValueError if what came is none."""
-        line, descriptors, *_ = socket.recv_fds(connection, ENTRY_BYTES, MOST_DESCRIPTORS)
-        rank, process = json.loads(line)
+        """Raises OSError, or ValueError for another message."""
+        text, descriptors, *_ = socket.recv_fds(connection, ENTRY_BYTES, MOST_DESCRIPTORS)
         memory, stacks, *own = descriptors
-        return Entry(rank, process, memory, stacks, *own)
+        return Entry(int(text), memory, stacks, *own)
 
 
 @dataclass(frozen=True)
 class RankHandlers:
-    """What is called when something becomes of a rank."""
+    """Called on a rank's messages and its end."""
 
     take: Callable[[WatchedRank, str, Any], object]
-    """It has sent a message that concerns the other ranks: kind and content."""
+    """With kind and content of a message that concerns the other ranks."""
     lose: Callable[[str, Loss], object]
-    """It is lost (``lost``), or has been stopped for too long (``stopped``). The loss names no host
-    yet."""
+    """With ``lost``, or ``stopped`` if it has been stopped for too long; the loss names no host."""
 
 
 class WatchedRank:
@@ -73,19 +68,21 @@ class WatchedRank:
     ) -> None:
         self.number = entry.rank
         self.link = Link(connection)
-        self.process = RankProcess(entry.process, entry.own)
+        # As the kernel says: a number of another namespace of processes means nothing here.
+        number, _ = find_peer(connection)
+        self.process = RankProcess(number, entry.own)
         self.state = STARTING
         """What it does, apart from its step."""
         self.run: tuple[Path, int] | None = None
         """Directory and attempt of a training, for reports."""
         self.log: tuple[Path, bool] | None = None
         """The log of all that the rank prints, and whether standard error leads elsewhere."""
-        self.has_ended = False
-        """Whether it has gone, or has closed its session with all others."""
+        self.has_ended = self.is_closed = False
+        """Whether it has gone or closed its session; whether it has closed its session, as all."""
         self._loop = loop
         self._handlers = handlers
         self._progress = Progress(entry.memory)
-        reader = StackReader(entry.process, entry.stacks)
+        reader = StackReader(number, entry.stacks)
         self._stacks = StackAnswers(reader, loop, lambda: self.link.send("record"))
         self._stop = SuspensionWatch(loop, reader.find_state, self._tell_stop)
         self._calls_reply: Reply | None = None
@@ -116,7 +113,8 @@ class WatchedRank:
 
     def close(self) -> None:
         """It has closed its session, and is not watched any more."""
-        self.has_ended = True
+        self.has_ended = self.is_closed = True
+        self._stop.end()
         self._loop.remove(self.link)
         self._leave_process()
 
@@ -164,12 +162,13 @@ class WatchedRank:
                     self._take(kind, content)
         if not self.has_ended:
             self.has_ended = True
+            self._stop.end()
             self._tell_loss(*describe_status(status))
 
     def _orphan(self) -> None:
         """The process that started the rank has gone; some launchers leave ranks behind then."""
-        assert self.process.launcher is not None
-        self._loop.selector.unregister(self.process.launcher)
+        if self.process.launcher is not None:
+            self._loop.selector.unregister(self.process.launcher)
         self._tell_loss("the program that started it has gone", FAILED, blames_host=True)
 
     def _tell_stop(self, seconds: float) -> None:

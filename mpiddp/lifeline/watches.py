@@ -1,4 +1,4 @@
-"""What a companion watches besides connections: whether its rank is stopped, or superseded."""
+"""What a companion watches besides connections: whether a rank is stopped, or superseded."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class SuspensionWatch:
     def is_stopped(self) -> bool:
         return self._find_state() == STOPPED
 
+    def end(self) -> None:
+        """The process has ended; its number may be another's."""
+        self._limit = float("inf")
+
     def begin(self, limit: float) -> None:
         """Look from now on; ``limit``: seconds that are not too long."""
         self._limit = limit
@@ -54,6 +58,8 @@ class SuspensionWatch:
             self._since += seconds
 
     def _look(self, now: float) -> None:
+        if self._limit == float("inf"):
+            return
         due = now + min(self._limit / LOOKS, LONGEST_PERIOD)
         if not self.is_stopped:
             self._since = None

@@ -1,4 +1,4 @@
-"""A rank's process, as its companion sees it: until when it lives, and how it ended."""
+"""A rank's process, as its companion sees it: whether it is alive, and its exit status."""
 
 from __future__ import annotations
 

@@ -155,13 +155,16 @@ class StepAgreement:
         return name in now.due and now.place is not None and self._passed + 1 >= now.place
 
     def stop(self) -> None:
-        """After an error: no wish is asked for any more. Waits for nothing."""
-        self._leave_signals()
+        """After an error: no wish is asked for, and signals end the process. Waits for nothing."""
+        if self._signals is not None:
+            self._signals.heed(False)
         self._closed.set()
 
     def close(self) -> None:
         """This rank passes no more places. Others that are called do not wait for it."""
-        self._leave_signals()
+        if self._signals is not None:
+            # TERM must not end a process that leaves while its checkpoint is being written.
+            self._signals.heed(self._has_stopped)
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -169,11 +172,6 @@ class StepAgreement:
         thread.join()
         if not self._round.is_called:
             self._publish(math.inf)
-
-    def _leave_signals(self) -> None:
-        """TERM must not end a process that leaves while its checkpoint is being written."""
-        if self._signals is not None:
-            self._signals.heed(self._has_stopped)
 
     def _ask(self) -> Due:
         return {name: why for name, wish in self._wishes.items() if (why := wish())}

@@ -236,10 +236,10 @@ class Loop:
 
     def begin_step(self, batch: Batch) -> Step:
         training, position = self.training, self.position
-        place = StepIndex(position.step + 1, self._number - 1)
-        take = partial(_take_batch, training, batch, place, self.epoch.totals)
-        self._step = Step(position.epoch, place.step, batch, take)
-        training.failure_handler.begin_step(place.step)
+        index = StepIndex(position.step + 1, self._number - 1)
+        take = partial(_take_batch, training, batch, index, self.epoch.totals)
+        self._step = Step(position.epoch, index.step, batch, take)
+        training.failure_handler.begin_step(index.step)
         return self._step
 
     def end_step(self) -> None:
@@ -375,18 +375,18 @@ class Loop:
 def _take_batch(
     training: Training,
     batch: Batch,
-    place: StepIndex,
+    index: StepIndex,
     totals: metrics.Totals,
     compute: Compute | None = None,
 ) -> None:
-    _tell_unreadable(training, place.step)
+    _tell_unreadable(training, index.step)
     if training.slowdown is not None:
-        training.slowdown.wait(place.step - 1)
+        training.slowdown.wait(index.step - 1)
         training.engine.clock.end(Stage.FORWARD)
     engine = training.engine
     if compute is not None:
         engine = replace(engine, forward=replace(engine.forward, compute=compute))
-    describe = partial(_describe_batch, training, place)
+    describe = partial(_describe_batch, training, index)
     bad = engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
         warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
@@ -403,9 +403,9 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
     return dict(sorted(counts.items()))
 
 
-def _describe_batch(training: Training, place: StepIndex) -> str:
-    samples = training.batches.find_samples(place.batch)
-    return f"in step {place.step}, with training {describe_numbers(samples)}"
+def _describe_batch(training: Training, index: StepIndex) -> str:
+    samples = training.batches.find_samples(index.batch)
+    return f"in step {index.step}, with training {describe_numbers(samples)}"
 
 
 def _tell_unreadable(training: Training, step: int) -> None:

@@ -22,7 +22,10 @@ def check(folder: Path) -> None:
     assert not list(folder.glob("*.partial"))
 
 
-@pytest.mark.parametrize("way", CODES)
+# Two ranks leave in the way that is left out here, and the other way round.
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] * (way == "preempted")) for way in CODES]
+)
 def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path) -> None:
     words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), way]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
@@ -44,7 +47,13 @@ def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("way", "code"),
-    [("group", 0), ("preempted", 75), ("interrupted", 130), ("raising", 1), ("full", 1)],
+    [
+        ("group", 0),
+        ("preempted", 75),
+        ("interrupted", 130),
+        pytest.param("raising", 1, marks=pytest.mark.long),
+        pytest.param("full", 1, marks=pytest.mark.long),
+    ],
 )
 def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
     words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]

@@ -279,11 +279,11 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
-        ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
         ("save", {"point": "shards"}),
         *(
             pytest.param(fault, wanted, marks=pytest.mark.long)
             for fault, wanted in (
+                ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
                 ("kill", {"launcher": "mpich", "moment": "start"}),
                 ("cut", {"way": "ddp"}),
                 ("cut", {"way": "fsdp"}),

@@ -1,4 +1,4 @@
-"""Jobs that make way on a real cluster: they are requeued, and end as if nothing had happened."""
+"""Preempted jobs on a real cluster: they are requeued, and end as if nothing had happened."""
 
 from __future__ import annotations
 

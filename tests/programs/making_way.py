@@ -1,4 +1,4 @@
-"""A script with a checkpointer: it counts steps until a signal asks it to make way."""
+"""A script with a checkpointer: it counts steps until a signal preempts it."""
 
 from __future__ import annotations
 

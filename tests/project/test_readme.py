@@ -30,6 +30,8 @@ TESTED_ELSEWHERE = re.compile(
 )
 """Commands that other tests run by default: the benchmarks' own, with more options;
 ``tests/training/test_parallelism.py``, on fewer ranks; README's first block, on fewer ranks."""
+MOST_BLOCKS = 4
+"""Of one document, that are run by default; the later ones, with ``--all``."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
@@ -174,9 +176,10 @@ def uses_slurm(block: documents.Block) -> bool:
     )
 
 
-def as_parameter(path: Path, block: documents.Block):
+def as_parameter(path: Path, block: documents.Block, number: int):
+    """``number``: among the blocks of its document that are run, from 0."""
     marks = [pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi]
-    if TESTED_ELSEWHERE.match(block.text):
+    if TESTED_ELSEWHERE.match(block.text) or number >= MOST_BLOCKS:
         marks.append(pytest.mark.long)
     name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])[:40].strip("-")
     return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
@@ -186,9 +189,9 @@ def as_parameter(path: Path, block: documents.Block):
 @pytest.mark.parametrize(
     ("path", "block"),
     [
-        as_parameter(path, block)
+        as_parameter(path, block, number)
         for path, blocks in BLOCKS.items()
-        for block in filter(is_run, blocks)
+        for number, block in enumerate(filter(is_run, blocks))
     ],
 )
 def test_a_block_runs_and_prints_what_follows_it(path, block, desk):

@@ -12,7 +12,7 @@ room:
     4  launch
     3  lifeline
     2  process, schedules
-    1  errors.py, environment.py, wording.py, files.py
+    1  errors.py, environment.py, wording.py, files.py, torch_internals.py
 
 Every import counts, wherever it stands: in a function, under ``if TYPE_CHECKING``, or by
 ``importlib.import_module`` with a literal name. An import for the type checker alone is still
@@ -40,7 +40,7 @@ ROOMS = {
     "schedules": 2,
 }
 DOORS = frozenset({"", "calls", "train", "plot", "export", "stacks", "__main__", "doctor"})
-GROUND = frozenset({"errors", "environment", "wording", "files"})
+GROUND = frozenset({"errors", "environment", "wording", "files", "torch_internals"})
 
 EXIT_CALLS = frozenset(
     {"sys.exit", "os._exit", "os.abort", "exit", "quit", "builtins.exit", "builtins.quit"}

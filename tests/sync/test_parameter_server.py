@@ -121,7 +121,7 @@ def test_an_epoch_may_take_longer_than_a_collective_call(pool):
     ("who", "role", "how", "bound"),
     [
         pytest.param(1, "worker", "is killed", 0, marks=pytest.mark.long),
-        (1, "worker", "is stopped", 0),
+        pytest.param(1, "worker", "is stopped", 0, marks=pytest.mark.long),
         pytest.param(1, "worker", "is stopped", None, marks=pytest.mark.long),
         pytest.param(2, "server", "is killed", None, marks=pytest.mark.long),
         (2, "server", "is stopped", 0),
@@ -171,7 +171,11 @@ NO_SIGN = (
             marks=pytest.mark.long,
         ),
         # Its own last step, for which nobody but the server in the same process waits.
-        ({"victim": 2, "placement": "colocated", "bound": 100, "sleeper": 2, "sleep": 2}, NO_SIGN),
+        pytest.param(
+            {"victim": 2, "placement": "colocated", "bound": 100, "sleeper": 2, "sleep": 2},
+            NO_SIGN,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["a worker", "a server", "both in one"],
 )

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mpiddp.checkpoints.storage import unpickling
+from mpiddp.torch_internals import add_prefix, find_default_store
 
 LONGEST_CALL = timedelta(minutes=30)
 """A rank that has written its files may have to wait for one whose disk is slow."""
@@ -107,18 +108,11 @@ class Ranks:
         return _pad(own, max(lengths)), lengths
 
 
-def find_store() -> Any:
-    """The store of torch.distributed's default group; torch has no public way to it."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
-
-
 def _make_group(rank: int, size: int) -> dist.ProcessGroupGloo:
     """Gloo between all ranks. Collective: all ranks make as many of them, in the same order."""
-    store = find_store()
+    store = find_default_store()
     number = store.add(f"mpiddp/ranks/{rank}", 1)
-    prefixed = dist.PrefixStore(f"mpiddp/ranks/{number}", store)  # type: ignore[attr-defined]
+    prefixed = add_prefix(f"mpiddp/ranks/{number}", store)
     return dist.ProcessGroupGloo(prefixed, rank, size, LONGEST_CALL)
 
 

@@ -33,6 +33,7 @@ from mpiddp.checkpoints.storage import unpickling
 from mpiddp.checkpoints.storage.manifest import DamageError, File, Patience, make_digest
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.errors import MpiddpError
+from mpiddp.torch_internals import find_record
 from mpiddp.wording import describe_error
 
 BLOCK_BYTES = 1 << 20
@@ -196,8 +197,7 @@ def _make_frame(tensor: torch.Tensor) -> tuple[bytes, bytes]:
     file = io.BytesIO()
     torch.save(tensor, file)
     file.seek(0)
-    reader: Any = torch._C.PyTorchFileReader(file)
-    begin = reader.get_record_offset("data/0")
+    begin = find_record(file, "data/0")
     content = file.getvalue()
     return content[:begin], content[begin + tensor.nbytes :]
 

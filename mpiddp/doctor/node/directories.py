@@ -83,8 +83,8 @@ def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
 def look_at_runs(folder: Path, content: str) -> DirectoryFacts:
     """Every node's part: read rank 0's token, write a file, and remove it."""
     look = functools.partial(_look_at_runs, folder, content)
-    place, problem = _try(look, 2 * PATIENCE_SECONDS, "cannot be written: ")
-    return place or DirectoryFacts(False, problem)
+    facts, problem = _try(look, 2 * PATIENCE_SECONDS, "cannot be written: ")
+    return facts or DirectoryFacts(False, problem)
 
 
 def _look_at_runs(folder: Path, content: str) -> DirectoryFacts:
@@ -110,22 +110,22 @@ def _holds(path: Path, content: str) -> bool:
         return False
 
 
-def judge_runs(folder: Path, place: DirectoryFacts, node_count: int) -> Finding:
-    if place.problem:
+def judge_runs(folder: Path, facts: DirectoryFacts, node_count: int) -> Finding:
+    if facts.problem:
         return failed(
             RUNS,
-            f"{folder} {place.problem}",
+            f"{folder} {facts.problem}",
             "Name a directory on a file system that all nodes share, and that you may write to: "
             "--runs-dir DIR",
             ConfigurationError.exit_code,
         )
-    if place.free < LEAST_FREE:
+    if facts.free < LEAST_FREE:
         return warned(
             RUNS,
-            f"{folder} has {describe_size(place.free)} free, less than {describe_size(LEAST_FREE)}",
+            f"{folder} has {describe_size(facts.free)} free, less than {describe_size(LEAST_FREE)}",
             "Checkpoints and metrics may not fit: make room, or name another: --runs-dir DIR",
         )
-    free = describe_size(floor_power(place.free))
+    free = describe_size(floor_power(facts.free))
     state = "is the same and writable from every node" if node_count > 1 else "is writable"
     return passed(RUNS, f"{folder} {state}, at least {free} free")
 
@@ -134,8 +134,8 @@ def look_at_data(folder: Path | None) -> DirectoryFacts | None:
     """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
     if folder is None:
         return None
-    place, problem = _try(functools.partial(_list, folder), PATIENCE_SECONDS)
-    return place or DirectoryFacts(False, problem)
+    facts, problem = _try(functools.partial(_list, folder), PATIENCE_SECONDS)
+    return facts or DirectoryFacts(False, problem)
 
 
 def _list(folder: Path) -> DirectoryFacts:
@@ -154,40 +154,40 @@ def _list(folder: Path) -> DirectoryFacts:
 
 
 def judge_data(
-    folder: Path | None, place: DirectoryFacts | None, first: DirectoryFacts | None
+    folder: Path | None, facts: DirectoryFacts | None, first: DirectoryFacts | None
 ) -> Finding:
     """The data directory from one node, compared with that of rank 0's node.
 
     Only its top level is compared, and contents are not.
     """
-    if folder is None or place is None or first is None:
+    if folder is None or facts is None or first is None:
         return skipped(DATA, "none was named (--data-dir DIR)")
-    if not place.is_there:
+    if not facts.is_there:
         return failed(
             DATA,
-            f"{folder}: {place.problem}",
+            f"{folder}: {facts.problem}",
             "Name a directory that every node has: --data-dir DIR",
             ConfigurationError.exit_code,
         )
-    if place.listing != first.listing:
+    if facts.listing != first.listing:
         return warned(
             DATA,
-            f"{folder} holds {_count(place)}, of other names or sizes than on rank 0's node "
+            f"{folder} holds {_count(facts)}, of other names or sizes than on rank 0's node "
             f"({_count(first)} there)",
             "Copy the data again to every node's disk, or use a file system that they share",
         )
-    if place.entries > MOST_NAMES:
-        return passed(DATA, f"{folder} is there, and holds {_count(place)}: not compared")
+    if facts.entries > MOST_NAMES:
+        return passed(DATA, f"{folder} is there, and holds {_count(facts)}: not compared")
     compared = "names and sizes"
-    if place.entries > MOST_SIZES:
+    if facts.entries > MOST_SIZES:
         compared = f"all names, and the sizes of the first {MOST_SIZES}"
-    return passed(DATA, f"{folder} holds the same {_count(place)} on every node ({compared})")
+    return passed(DATA, f"{folder} holds the same {_count(facts)} on every node ({compared})")
 
 
-def _count(place: DirectoryFacts) -> str:
-    if place.entries > MOST_NAMES:
+def _count(facts: DirectoryFacts) -> str:
+    if facts.entries > MOST_NAMES:
         return f"more than {MOST_NAMES} entries at its top level"
-    return f"{place.entries} entr{'y' if place.entries == 1 else 'ies'} at its top level"
+    return f"{facts.entries} entr{'y' if facts.entries == 1 else 'ies'} at its top level"
 
 
 def _try(work: Callable[[], T], seconds: float, what: str = "") -> tuple[T | None, str]:

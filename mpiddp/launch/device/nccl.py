@@ -19,6 +19,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import PeerLostError
+from mpiddp.torch_internals import find_backend, list_groups
 
 LIBRARIES = ("libnccl.so.2", "librccl.so.1")
 SHARING_VERSION = (2, 30)
@@ -98,13 +99,9 @@ class GroupWatch:
 
     def _look(self) -> bool:
         """Hook the groups that are new; whether any group has failed."""
-        import torch
-        from torch.distributed import distributed_c10d
-
-        # A copy: the program may make a group meanwhile.
-        for group in list(distributed_c10d._world.pg_map):
+        for group in list_groups():
             try:
-                backend: Any = group._get_backend(torch.device("cuda"))
+                backend = find_backend(group, "cuda")
             except RuntimeError:  # Not for GPUs.
                 continue
             # By the group, since one that is made later may have the name of one that is gone.

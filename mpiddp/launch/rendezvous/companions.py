@@ -25,15 +25,14 @@ class CompanionAgreement:
     """On rank 0 only."""
 
     def share_entrance(self, entrance: Entrance | None) -> Entrance:
-        """The first rank's ``entrance``, on all ranks of its node. Raises UnreachableError."""
+        """The first rank's ``entrance``, on all ranks of its node."""
         if self.neighbourhood is not None:
             entrance = mpi.SleepingCommunicator(self.neighbourhood.node).bcast(entrance)
-        if entrance is None:
-            raise UnreachableError("the companion process of this node did not start")
+        assert entrance is not None, "the node's first rank has failed otherwise"
         return entrance
 
     def join(
-        self, lifeline: Lifeline, address: str, seconds: float, ports: PortRange | None = None
+        self, lifeline: Lifeline, address: str, seconds: float, ports: PortRange | None
     ) -> None:
         """Connect the nodes' companions: afterwards each rank's end is noticed.
 

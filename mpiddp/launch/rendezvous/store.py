@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.device.nccl import QUEUE_SECONDS
+from mpiddp.torch_internals import add_prefix, make_tcp_store
 
 if TYPE_CHECKING:
     import torch
@@ -71,11 +72,9 @@ def make_store(
 
     Owns ``descriptor`` from here on. The server lives until rank 0 drops the returned object.
     """
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
     if descriptor is not None:
         _raise_file_limit(world.size + SPARE_FILES)
-    store = TCPStore(
+    store = make_tcp_store(
         meeting.address,
         meeting.port,
         world.size,
@@ -84,7 +83,7 @@ def make_store(
         wait_for_workers=False,
         master_listen_fd=descriptor,
     )
-    return PrefixStore(f"mpiddp/{secret}", store)
+    return add_prefix(f"mpiddp/{secret}", store)
 
 
 def _raise_file_limit(more: int) -> None:
@@ -106,14 +105,13 @@ def make_group(
     here.
     """
     import torch.distributed as distributed
-    from torch._C._distributed_c10d import PrefixStore
 
     if distributed.is_initialized():
         raise ConfigurationError(
             "torch.distributed's default group exists already: call mpiddp.init() instead of "
             "init_process_group(), or run the script with python -m mpiddp"
         )
-    prefixed = PrefixStore("default_pg", store)
+    prefixed = add_prefix("default_pg", store)
     prefixed.set_timeout(timedelta(seconds=timeout + SLACK_SECONDS))
     with _few_questions():
         distributed.init_process_group(

@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
             type=float,
             default=Options().lifeline_timeout,
             metavar="SECONDS",
-            help="after which a node that nothing is heard of is lost (default: %(default)g)",
+            help="after which a silent node is considered lost (default: %(default)g)",
         )
 
     def add_stall_option(self) -> None:

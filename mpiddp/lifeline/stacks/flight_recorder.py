@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from mpiddp import torch_internals
+from mpiddp.torch_internals import find_recorder, list_groups
 
 SHOWN = 3
 """Collectives that are shown."""
@@ -22,9 +24,8 @@ def read_calls() -> dict[str, list[int]]:
     has called none in it, or many later ones in other groups, and all are if the recorder is off.
     """
     found: dict[str, list[int]] = {}
-    library = sys.modules.get("torch._C._distributed_c10d")
     for name in DUMPS:
-        dump = getattr(library, name, None)
+        dump = find_recorder(name)
         if dump is not None:
             with contextlib.suppress(Exception):  # Whatever it is in some release.
                 found |= _find_calls(pickle.loads(dump(True, False))["entries"])
@@ -53,11 +54,10 @@ def count_calls() -> dict[str, int]:
 
     Messages between two ranks count as well, so ranks may have different numbers.
     """
-    library = sys.modules.get("torch.distributed.distributed_c10d")
     found = {}
     with contextlib.suppress(Exception):  # Whatever it is in some release.
-        for group in library._world.pg_map:  # type: ignore[union-attr]
-            found[group.group_name] = group._get_sequence_number_for_group()
+        for group in list_groups():
+            found[group.group_name] = torch_internals.count_calls(group)
     return found
 
 
@@ -67,8 +67,7 @@ def read_record() -> list[str]:
     torch keeps them where TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9,
     is above 0.
     """
-    library = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(library, "_dump_nccl_trace", None)
+    dump = find_recorder("_dump_nccl_trace")
     if dump is None:
         return []
     try:

@@ -83,7 +83,9 @@ class EventLoop:
         if now > until + LATE_SECONDS:
             add_pause(now - until)
         for key, events in found:
-            key.data(events)
+            # An earlier one of these calls may have ended this one's watch.
+            if self.selector.get_map().get(key.fd) is key:
+                key.data(events)
         for timer in [each for each in self._timers if each[0] <= now]:
             self._timers.remove(timer)
             timer[1](now)

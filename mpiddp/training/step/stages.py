@@ -14,6 +14,7 @@ from enum import IntEnum
 import torch
 from torch import nn
 
+from mpiddp.torch_internals import queue_after_backward
 from mpiddp.training.records.history import STAGES
 
 
@@ -99,8 +100,7 @@ class StageClock:
 
     def _queue_end(self, _: torch.Tensor) -> None:
         # Autograd calls what was queued first before what DDP queues, which waits for all buckets.
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._end_computing)
+        queue_after_backward(self._end_computing)
 
     def _end_computing(self) -> None:
         self.end(Stage.BACKWARD)

@@ -111,7 +111,7 @@ def submit(cluster: slurm.Cluster, folder: Path, *words: str, **variables: str) 
             time.sleep(0.1)
 
 
-# Jobs that make way
+# Preempted jobs
 
 
 def choose_requeue(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:

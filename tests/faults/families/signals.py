@@ -1,4 +1,4 @@
-"""Signals that ask a job to make way: all ranks stop after one step, and no step is lost."""
+"""Signals that preempt a job: all ranks stop after one step, and no step is lost."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class LaunchOptions:
     """Deadline of each phase of start-up and of each collective, in seconds."""
 
     lifeline_timeout: Annotated[float, FREE] = 30.0
-    """Seconds after which a node that nothing is heard of is lost."""
+    """Seconds after which a silent node is considered lost."""
 
     stall_timeout: Annotated[float, FREE] = 600.0
     """End the run when no rank has made progress for so many seconds, such as by ending a step; 0

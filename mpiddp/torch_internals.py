@@ -1,0 +1,87 @@
+"""What torch has no public name for, in one place: for a new release, look here.
+
+torch is imported in the functions: processes without it import this module as well.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def make_tcp_store(*values: Any, **options: Any) -> Any:
+    """A ``TCPStore``, without importing all of torch.distributed."""
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(*values, **options)
+
+
+def add_prefix(prefix: str, store: Any) -> Any:
+    """The store, for keys that begin with a prefix."""
+    from torch._C._distributed_c10d import PrefixStore
+
+    return PrefixStore(prefix, store)
+
+
+def find_default_store() -> Any:
+    """The store of torch.distributed's default group."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def list_groups() -> list[Any]:
+    """The open process groups; none in a process that has not imported torch.distributed.
+
+    A copy: the program may make a group meanwhile.
+    """
+    library = sys.modules.get("torch.distributed.distributed_c10d")
+    return [] if library is None else list(library._world.pg_map)
+
+
+def count_calls(group: Any) -> int:
+    """How many calls this rank has made in a group, messages between two ranks included."""
+    count: int = group._get_sequence_number_for_group()
+    return count
+
+
+def find_backend(group: Any, device: str) -> Any:
+    """A group's backend for devices of this type. Raises RuntimeError if it has none."""
+    import torch
+
+    return group._get_backend(torch.device(device))
+
+
+def find_recorder(name: str) -> Callable[..., bytes] | None:
+    """A function that dumps the flight recorder; None without torch, or in another release."""
+    return getattr(sys.modules.get("torch._C._distributed_c10d"), name, None)
+
+
+def find_record(content: Any, name: str) -> int:
+    """Where a record begins in a file of ``torch.save``."""
+    import torch
+
+    reader: Any = torch._C.PyTorchFileReader(content)
+    offset: int = reader.get_record_offset(name)
+    return offset
+
+
+def find_increment_version() -> Callable[[tuple[Any, ...]], None]:
+    """What ``torch.autograd.graph.increment_version`` calls for several tensors.
+
+    It first asks whether it was given one or several, which takes two thirds of its time.
+    """
+    import torch
+
+    found: Callable[[tuple[Any, ...]], None] = getattr(
+        torch._C, "_increment_version", torch.autograd.graph.increment_version
+    )
+    return found
+
+
+def queue_after_backward(work: Callable[[], None]) -> None:
+    """Within a backward pass: have ``work`` called at its end, before what is queued later."""
+    import torch
+
+    torch.autograd.Variable._execution_engine.queue_callback(work)
