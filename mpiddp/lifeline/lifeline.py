@@ -170,6 +170,12 @@ class Lifeline:
         return describe(read_answers(hostnames, dict(answers)))
 
     def ask(self, code: int, text: str, origin: str) -> str | None:
+        """Which rank reports, once this one has failed.
+
+        Returns "report" if this rank does, "silent" if another does, and "leave" if a lost rank has
+        been reported; None without an answer. ``origin``: where the error comes from
+        (`mpiddp.errors.OWN` and its like).
+        """
         failure = asdict(Failure(self._rank, code, origin, text))
         try:
             return str(self._ask("fail", failure, ANSWER_SECONDS))
@@ -177,6 +183,7 @@ class Lifeline:
             return "leave" if self._last is not None and self._last[0] == "leave" else None
 
     def announce(self, code: int) -> None:
+        """This rank ends the job with ``code``: it is not lost."""
         self._send("announce", asdict(Failure(self._rank, code, OWN)))
 
     def close(self) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
 
@@ -14,43 +12,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpiddp.launch.mpi.world import Roster, World
-
-
-class Lifeline(Protocol):
-    """What a rank that fails needs of its lifeline (`mpiddp.lifeline`)."""
-
-    def note_step(self, step: int | None) -> None:
-        """Where this rank is, for the others' reports."""
-
-    def note_run(self, directory: Path, attempt: int) -> None:
-        """Where the others' reports of this rank are written to."""
-
-    def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
-        """``count`` returns the numbers of the last call of mpiddp's collectives and of the last
-        complete one. Any thread may call it."""
-
-    def note_closing(self, hostname: str, seconds: float) -> None:
-        """This rank calls no more collectives, and waits for the others to close their sessions."""
-
-    def note_reopened(self) -> None:
-        """All have closed their sessions, and this rank goes on."""
-
-    def ask(self, code: int, text: str, origin: str) -> str | None:
-        """Which rank reports, once this one has failed.
-
-        Returns "report" if this rank does, "silent" if another does, and "leave" if a lost rank has
-        been reported; None without an answer. ``origin``: where the error comes
-        from (`mpiddp.errors.OWN` and its like).
-        """
-
-    def announce(self, code: int) -> None:
-        """This rank ends the job with ``code``: it is not lost."""
-
-    def note_failure(self, error: BaseException) -> None:
-        """``error`` has ended the work of this rank's main thread."""
-
-    def describe_stacks(self) -> str:
-        """Where each rank is, as a table; empty where no rank answers."""
+    from mpiddp.lifeline.lifeline import Lifeline
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -41,14 +40,13 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     marked = MarkedModel(model) if configuration.on_nan == "skip" else None
     inner = model if marked is None else marked
     devices = [device] if device.type == "cuda" else None
-    wrap = partial(
-        DistributedDataParallel, inner, device_ids=devices,
-        bucket_cap_mb=find_cap(configuration), gradient_as_bucket_view=True,
+    wrapped = DistributedDataParallel(
+        inner, device_ids=devices, bucket_cap_mb=find_cap(configuration),
+        gradient_as_bucket_view=True,
     )  # fmt: skip
-    if configuration.sync == FRAMEWORK:
-        return Replica(wrap(), None, marked)
-    wrapped = wrap()
-    hook = attach(choose_synchronization(configuration), wrapped)
+    hook = None
+    if configuration.sync != FRAMEWORK:
+        hook = attach(choose_synchronization(configuration), wrapped)
     return Replica(wrapped, hook, marked)
 
 
