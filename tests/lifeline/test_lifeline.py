@@ -10,6 +10,7 @@ import json
 import os
 import re
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -39,6 +40,7 @@ from mpiddp.lifeline.membership import Entrance, Membership
 from mpiddp.lifeline.requests import ask
 from mpiddp.process import job_directory
 from mpiddp.process.publication import publish
+from mpiddp.process.sockets.event_loop import EventLoop
 from mpiddp.process.sockets.links import Link
 
 TOKEN, CLIENTS = "0" * 32, "1" * 32
@@ -209,6 +211,55 @@ def test_a_rank_that_is_killed_is_named(nodes, victim, crew):
     job.expect_end(6, *others)
     said = rf"rank {victim} of {len(nodes)} on node{nodes[victim]} was lost at step 7: {KILLED}"
     assert re.fullmatch(f"mpiddp: {said}\n", job.errors()), job.errors()
+
+
+def test_a_rank_that_is_killed_before_the_companions_meet_is_named(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+    ranks = [Rank(number, folder) for number in range(2)]
+    entrance = ranks[0].ask("start")
+    for rank in ranks:
+        assert rank.ask("enter", rank.number, *entrance) == ["entered"]
+    ranks[1].process.kill()
+    ranks[1].process.wait(HUNG)
+    time.sleep(0.2)
+    ranks[0].ask("listen", LOCAL, TOKEN, CLIENTS)
+    membership = Membership(0, 2, "node0", "node0", 0, 30.0, TOKEN, hostnames=("node0", "node0"))
+    ranks[0].tell("join", asdict(membership))
+    assert ranks[0].process.wait(HUNG) == 6
+    said = rf"mpiddp: rank 1 of 2 on node0 was lost during start-up: {KILLED}\n"
+    assert re.fullmatch(said, ranks[0].errors())
+    for rank in ranks:
+        rank.process.communicate()
+
+
+def test_a_rank_that_is_lost_while_others_have_closed_their_sessions_is_named(crew):
+    job = crew([0, 0, 0])
+    assert job[1].ask("close") == ["closed"]
+    job[2].tell("kill", signal.SIGSEGV)
+    job.expect_end(6, 0)
+    assert "rank 2 of 3 on node0 was lost: it was killed by SIGSEGV" in job.errors()
+
+
+def test_what_has_been_unregistered_meanwhile_is_not_called():
+    """A rank and its launcher may end at once, and the first to be heard ends the watch of both."""
+    loop, called = EventLoop(), []
+    pairs = [socket.socketpair() for _ in range(2)]
+    ends = [end for end, _ in pairs]
+
+    def end_watch(_: int) -> None:
+        called.append(1)
+        for end in ends:
+            loop.selector.unregister(end)
+
+    for end, other in pairs:
+        loop.selector.register(end, selectors.EVENT_READ, end_watch)
+        other.send(b"x")
+    loop.wait(time.monotonic() + 1, lambda _: None)
+    assert called == [1]
+    for pair in pairs:
+        for end in pair:
+            end.close()
 
 
 @pytest.mark.parametrize("code", [0, pytest.param(3, marks=LONG)])
