@@ -218,8 +218,9 @@ class Starter:
             self._has_lifeline = False
             self.peers.join_lifeline(find_failure_handler(self.previous).peers.lifeline)
         elif self._has_lifeline and self.control.world.local_rank == 0:
-            self._entrance = start_companion(self.failure_handler.output.console)
-            self.resources.take_lifeline(self._enter(self._entrance))
+            console = self.failure_handler.output.console
+            self._entrance, lifeline = start_companion(self._enter, console)
+            self.resources.take_lifeline(lifeline)
 
     def _enter(self, entrance: Entrance) -> Lifeline:
         handler, rank = self.failure_handler, self.control.world.rank

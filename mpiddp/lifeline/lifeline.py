@@ -103,10 +103,11 @@ class Lifeline:
     def join(self, membership: Membership | None = None) -> None:
         """Return once the companion has joined the others: they know of this rank's end then.
 
-        ``membership``: on the first rank of each node.
+        ``membership``: on the first rank of each node. The others wait for it, as long as the phase
+        of start-up may take.
         """
         content = asdict(membership) if membership is not None else None
-        self._ask("join", content, START_SECONDS)
+        self._ask("join", content, START_SECONDS if content is not None else float("inf"))
 
     # Where this rank is
 
@@ -214,7 +215,8 @@ class Lifeline:
             if self._last is not None:
                 replies.put(self._last)
             self._send(kind, [number, content])
-            found, reply = replies.get(timeout=seconds)
+            limit = None if seconds == float("inf") else seconds
+            found, reply = replies.get(timeout=limit)
         except queue.Empty:
             found, reply = "problem", f"its companion process did not answer in {seconds:g} s"
         finally:
@@ -260,22 +262,28 @@ class Lifeline:
         return {"frames": [frame.pack() for frame in frames], **asdict(calls)}
 
 
-def start_companion(console: int | None = None) -> Entrance:
-    """Start the companion process of this node. Call it on the node's first rank, which enters.
+def start_companion(
+    enter: Callable[[Entrance], Lifeline], console: int | None = None
+) -> tuple[Entrance, Lifeline]:
+    """Start the companion process of this node, on the node's first rank.
 
-    ``console``: a descriptor for its reports, if this rank's standard error leads elsewhere.
+    ``enter``: has this rank enter. It does so before the process starts, which then ends with this
+    rank, whenever that is. ``console``: a descriptor for the companion's reports, if this rank's
+    standard error leads elsewhere. Raises UnreachableError.
     """
     token = secrets.token_hex(TOKEN_BYTES)
     reading, writing = os.pipe()
     with listen_locally() as server, os.fdopen(writing, "w") as pipe:
         try:
             pipe.write(token)
+            entrance = Entrance(describe_server(server), token)
+            lifeline = enter(entrance)
             inherited = (server.fileno(), reading)
             program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, inherited)]
             detached.start(program, inherited, console)
         finally:
             os.close(reading)
-        return Entrance(describe_server(server), token)
+        return entrance, lifeline
 
 
 def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:

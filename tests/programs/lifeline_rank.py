@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ def leave(code: int) -> None:
     """The job ends."""
     say("leave", code)
     os._exit(code)
+
+
+def open_lifeline(rank: int, entrance: Entrance) -> Lifeline:
+    return Lifeline(entrance, rank, leave, lambda: leave(99))
 
 
 def fake_nccl(collective: str) -> Any:
@@ -51,11 +56,11 @@ def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         if name == "start":
-            entrance = lifelines.start_companion()
+            enter = partial(open_lifeline, arguments[0])
+            entrance, lifeline = lifelines.start_companion(enter)
             say(entrance.address, entrance.token)
         elif name == "enter":
-            entrance = Entrance(*arguments[1:])
-            lifeline = Lifeline(entrance, arguments[0], leave, lambda: leave(99))
+            lifeline = open_lifeline(arguments[0], Entrance(*arguments[1:]))
             say("entered")
         elif name == "listen":
             say(lifeline.listen(*arguments))

@@ -114,7 +114,7 @@ class Module:
     is_package: bool
     """Whether it is a package's ``__init__``."""
     tree: ast.Module
-    lines: int
+    lines: list[str]
 
 
 def read_modules(root: Path) -> dict[str, Module]:
@@ -127,7 +127,7 @@ def read_modules(root: Path) -> dict[str, Module]:
             name = ".".join(parts[:-1] if is_package else parts)
             text = path.read_text(encoding="utf-8")
             tree = ast.parse(text, str(path))
-            modules[name] = Module(name, is_package, tree, len(text.splitlines()))
+            modules[name] = Module(name, is_package, tree, text.splitlines())
     return modules
 
 
@@ -391,9 +391,9 @@ def check_rooms(modules: dict[str, Module]) -> Iterator[Violation]:
         if module is None or module.is_package or name.startswith(SCRIPTS):
             continue
         others = found - {name}
-        if len(others) == 1 and module.lines < FEWEST_LINES:
+        if len(others) == 1 and len(module.lines) < FEWEST_LINES:
             (importer,) = others
-            yield Violation(name, 1, f"has {module.lines} lines: it belongs to {importer}")
+            yield Violation(name, 1, f"has {len(module.lines)} lines: it belongs to {importer}")
 
 
 def _list_own_attributes(tree: ast.Module) -> set[str]:
@@ -433,12 +433,9 @@ def check_attributes(modules: dict[str, Module]) -> Iterator[Violation]:
 BROAD = ("Exception", "BaseException")
 
 
-def check_exceptions(root: Path) -> Iterator[Violation]:
+def check_exceptions(modules: dict[str, Module]) -> Iterator[Violation]:
     """Broad ``except`` clauses that give no reason, and do not raise what they have caught."""
-    for name, module in read_modules(root).items():
-        path = root / Path(*name.split("."))
-        path = path / "__init__.py" if module.is_package else path.with_suffix(".py")
-        lines = path.read_text(encoding="utf-8").splitlines()
+    for name, module in modules.items():
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.ExceptHandler):
                 continue
@@ -446,7 +443,7 @@ def check_exceptions(root: Path) -> Iterator[Violation]:
                 continue
             last = node.body[-1]
             is_passed_on = isinstance(last, ast.Raise) and last.exc is None
-            near = lines[node.lineno - 1 : node.body[0].lineno]
+            near = module.lines[node.lineno - 1 : node.body[0].lineno]
             if not is_passed_on and not any("#" in line for line in near):
                 yield Violation(name, node.lineno, "catches everything, and does not say why")
 
@@ -471,11 +468,11 @@ CHECKS = (
     check_functions,
     check_rooms,
     check_attributes,
+    check_exceptions,
 )
 
 
 def find_violations(root: Path) -> list[Violation]:
     """Every broken rule in the checkout at ``root``."""
     modules = read_modules(root)
-    found = [violation for check in CHECKS for violation in check(modules)]
-    return found + list(check_exceptions(root))
+    return [violation for check in CHECKS for violation in check(modules)]

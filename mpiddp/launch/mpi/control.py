@@ -62,20 +62,7 @@ class ControlChannel:
         Raises:
             PeerLostError: not all ranks came within the session's timeout.
         """
-        return self._find_first([flag])[0] is not None
-
-    def _find_first(self, flags: Sequence[bool]) -> list[int | None]:
-        if self._own is None:
-            return [0 if flag else None for flag in flags]
-        from mpi4py import MPI
-
-        none = self.world.size
-        mine = array.array("q", [self.world.rank if flag else none for flag in flags])
-        first = array.array("q", mine)
-        self._wait(
-            self._own.Iallreduce([mine, MPI.INT64_T], [first, MPI.INT64_T], op=MPI.MIN), "any"
-        )
-        return [rank if rank < none else None for rank in first]
+        return find_first(self, [flag])[0] is not None
 
     def broadcast(self, value: T) -> T:
         """Rank 0's ``value``, on every rank; any object that pickle takes. Collective.
@@ -130,10 +117,6 @@ class ControlChannel:
         except RuntimeError as error:
             raise _mismatch("the end of this rank's session") from error
 
-    def _hand_over(self) -> MPI.Intracomm | None:
-        own, self._own = self._own, None
-        return own
-
     def _wait(self, request: MPI.Request, what: str) -> None:
         try:
             came = mpi.wait(request, self._timeout)
@@ -151,17 +134,28 @@ class ControlChannel:
 
 def find_first(channel: ControlChannel, flags: Sequence[bool]) -> list[int | None]:
     """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
-    return channel._find_first(flags)
+    if channel._own is None:
+        return [0 if flag else None for flag in flags]
+    from mpi4py import MPI
+
+    none = channel.world.size
+    mine = array.array("q", [channel.world.rank if flag else none for flag in flags])
+    first = array.array("q", mine)
+    channel._wait(
+        channel._own.Iallreduce([mine, MPI.INT64_T], [first, MPI.INT64_T], op=MPI.MIN), "any"
+    )
+    return [rank if rank < none else None for rank in first]
 
 
 def hand_over(channel: ControlChannel) -> MPI.Intracomm | None:
     """The communicator, for another channel, which frees it; none is left here."""
-    return channel._hand_over()
+    own, channel._own = channel._own, None
+    return own
 
 
 def free(channel: ControlChannel) -> None:
     """Give the communicator back. Collective."""
-    communicator = channel._hand_over()
+    communicator = hand_over(channel)
     if communicator is not None:
         communicator.Free()
 
