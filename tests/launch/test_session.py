@@ -420,8 +420,8 @@ def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(
     lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]
     assert len(lines) == 1, str(result)
     said = (
-        r"mpiddp: rank [01] of 2 on [^\s:]+(:| left early:) .+ was matched with a different call on "
-        r"another rank: all ranks must make the same calls, and leave the session together.*"
+        r"mpiddp: rank [01] of 2 on [^\s:]+(:| left early:) .+ was matched with a different call "
+        r"on another rank: all ranks must make the same calls, and leave the session together.*"
     )
     assert re.fullmatch(said, lines[0]), lines[0]
     assert result.stderr.count("was matched with a different call on another rank") == 1
