@@ -23,11 +23,11 @@ from functools import partial
 from typing import Any
 
 from mpiddp.errors import PeerLostError
+from mpiddp.lifeline.companion_links import CompanionLinks, Handlers
 from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.requests import Callback, Client, Requests
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
-from mpiddp.lifeline.tree import CompanionLinks, Handlers
 from mpiddp.lifeline.watched_rank import CLOSING, Entry, RankHandlers, WatchedRank
 from mpiddp.lifeline.watches import AttemptWatch
 from mpiddp.process.publication import Publication
@@ -58,7 +58,7 @@ class Companion:
         self._loop = EventLoop()
         admit = {encode_token(token): self._admit_rank}
         self._entrance = TokenListener([server], self._loop.selector, admit)
-        self._tree = CompanionLinks(
+        self._links = CompanionLinks(
             self._loop,
             Handlers(
                 joined=self._note_joined,
@@ -105,7 +105,7 @@ class Companion:
             if self._attempt.is_superseded and not self._is_over:
                 self._spread("leave", PeerLostError.exit_code)
             self._entrance.refresh(now)
-            self._tree.refresh(now)
+            self._links.refresh(now)
             self._requests.finish_late(now)
             if self._decider is not None and not self._is_over:
                 decision = self._decider.decide(now)
@@ -116,7 +116,7 @@ class Companion:
 
     def _find_time(self) -> float:
         """When something is due, whatever comes."""
-        parts = (self._loop, self._entrance, self._tree, self._requests)
+        parts = (self._loop, self._entrance, self._links, self._requests)
         due = [self._end, *(part.find_time() for part in parts)]
         if self._decider is not None and not self._is_over:
             due.append(self._decider.find_time())
@@ -125,17 +125,17 @@ class Companion:
         return min(due)
 
     def _add_pause(self, seconds: float) -> None:
-        self._tree.add_pause(seconds)
+        self._links.add_pause(seconds)
         for rank in self._ranks.values():
             rank.add_pause(seconds)
 
     def _is_finished(self) -> bool:
         if self._end == float("inf") and self._have_ended() and not self._is_needed():
             self._is_over = True
-            self._tree.say_goodbye()
+            self._links.say_goodbye()
             self._end = time.monotonic() + FLUSH_SECONDS
         is_ending = self._end < float("inf")
-        return is_ending and (time.monotonic() >= self._end or not self._tree.has_unsent)
+        return is_ending and (time.monotonic() >= self._end or not self._links.has_unsent)
 
     def _have_ended(self) -> bool:
         if not self._ranks:
@@ -149,7 +149,7 @@ class Companion:
         if self._is_over or have_closed or self._membership is None:
             return False
         owes_report = self._decider is not None and self._decider.owes_report()
-        return self._tree.has_children or owes_report
+        return self._links.has_children or owes_report
 
     # The ranks of this node
 
@@ -204,7 +204,7 @@ class Companion:
     def _fail(self, rank: WatchedRank, number: int, content: Any) -> None:
         """The rank has failed, and asks whether it reports that."""
         self._asked[rank.number] = number
-        is_alone = self._decider is None and not self._tree.has_parent
+        is_alone = self._decider is None and not self._links.has_parent
         if self._failure is not None or is_alone:
             rank.link.send("reply", [number, "report" if is_alone else "silent"])
         else:
@@ -216,7 +216,7 @@ class Companion:
         """Listen for the companions of other nodes, and tell the rank where."""
         allowed = PortRange(**ports) if ports is not None else None
         try:
-            place = self._tree.listen(address, allowed, token, {clients: self._admit_client})
+            place = self._links.listen(address, allowed, token, {clients: self._admit_client})
         except OSError as error:
             problem = f"cannot listen on {address}: {error.strerror or error}"
             link.send("problem", [number, problem])
@@ -229,7 +229,7 @@ class Companion:
         if content is not None:
             self._membership = own = Membership.unpack(content)
             try:
-                self._tree.connect(own)
+                self._links.connect(own)
             except OSError as error:
                 link.send("problem", [number, str(error)])
                 return
@@ -310,7 +310,7 @@ class Companion:
 
     def _raise(self, kind: str, content: Any) -> None:
         if self._decider is None:
-            self._tree.send_up(kind, content)
+            self._links.send_up(kind, content)
             return
         now = time.monotonic()
         if kind == "lost":
@@ -358,7 +358,7 @@ class Companion:
 
     def _spread(self, kind: str, content: Any) -> None:
         """Pass a message on to the other nodes, and heed it."""
-        self._tree.send_down(kind, content)
+        self._links.send_down(kind, content)
         if kind == "failing":
             self._failure = Failure(**content)
             for number, question in self._asked.items():
@@ -388,9 +388,9 @@ class Companion:
         if self._decider is not None:
             number = self._requests.begin(client, time.monotonic())
             self._spread("request", [number, name])
-        elif self._tree.has_parent:
+        elif self._links.has_parent:
             self._askers.append(client)
-            self._tree.send_up("ask", name)
+            self._links.send_up("ask", name)
         else:
             client.send("answers", [[], []])
 

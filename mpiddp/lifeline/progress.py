@@ -1,4 +1,4 @@
-"""Memory that a rank shares with its companion: noting a step takes no system call."""
+"""Memory that a rank shares with the companion: noting a step takes no system call."""
 
 from __future__ import annotations
 

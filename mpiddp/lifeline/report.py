@@ -22,7 +22,7 @@ REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Reporter:
-    """A rank in whose name its companion reports."""
+    """The rank in whose name a companion reports: its node's first."""
 
     membership: Membership
     step: int | None

@@ -1,4 +1,4 @@
-"""Where a rank is: its Python stack, which it writes when its companion sends it a signal.
+"""Where a rank is: its Python stack, which it writes when the companion sends it a signal.
 
 faulthandler writes it from within the signal's handler, so it comes from inside C calls, too, and
 while another thread holds the interpreter's lock. The signal goes to the main thread, which writes
@@ -23,7 +23,7 @@ from typing import Any
 SIGNAL = int(signal.SIGRTMAX) - 1
 """What makes a rank write its stack; real-time signals mean nothing to anybody else."""
 LOOK_SECONDS = 0.005
-"""How often its companion looks whether it is done."""
+"""How often the companion looks whether it is done."""
 QUIET_SECONDS = 0.1
 """How long nothing must have been added where the end cannot be told."""
 LONGEST_SECONDS = 1.2
@@ -106,7 +106,7 @@ class StackWriter:
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("mpiddp-stacks")
-        """For its companion."""
+        """For the companion."""
         faulthandler.register(SIGNAL, self.descriptor, all_threads=False, chain=False)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class StackWriter:
 
 
 class StackReader:
-    """The companion's part: asks for the stack of its rank, and reads what comes."""
+    """The companion's part: asks for the stack of a rank, and reads what comes."""
 
     def __init__(self, process: int, descriptor: int) -> None:
         self._process = process

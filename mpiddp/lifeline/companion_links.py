@@ -1,6 +1,6 @@
-"""A companion's connections to others, with heartbeats both ways.
+"""A companion's connections to those of other nodes, with heartbeats both ways.
 
-Those of all nodes (below) connect to that of rank 0 (above them).
+All connect to that of rank 0's node, which is their parent.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Handlers:
     """What is called when something comes."""
 
     joined: Callable[[], object]
-    """The one above has accepted this one."""
+    """The parent has accepted this one."""
     take_decision: Callable[[str, Any], object]
-    """Kind and content of a message from above."""
+    """Kind and content of a message of the parent."""
     take_report: Callable[[Link, str, Any], object]
-    """A message from below, and whose it is."""
+    """A message of a child, and its connection."""
     end: Callable[[], object]
-    """The one above has ended in good order."""
+    """The parent has ended in good order."""
     note_parent_lost: Callable[[str], object]
     """It was lost: how."""
     note_child_lost: Callable[[int, str], object]
-    """One below was lost: its rank, and how."""
+    """A child was lost: its rank, and how."""
 
 
 class CompanionLinks:
-    """One companion's place in the tree."""
+    """One companion's connections."""
 
     def __init__(self, loop: EventLoop, handlers: Handlers) -> None:
         self._loop = loop
@@ -90,7 +90,7 @@ class CompanionLinks:
         return links.describe_server(server)
 
     def connect(self, membership: Membership) -> None:
-        """Connect to the one above, if there is one, and begin with heartbeats. Raises OSError."""
+        """Connect to the parent, if there is one, and begin with heartbeats. Raises OSError."""
         self._seconds = membership.seconds
         if membership.address:
             self._parent = links.connect(membership.address, membership.token, CONNECT_SECONDS)
