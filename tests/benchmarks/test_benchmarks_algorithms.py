@@ -345,7 +345,8 @@ def documented_figures():
     """The commands of README and docs/ whose output is the same everywhere, and what follows."""
     blocks = [block for path in documents.DOCUMENTS for block in documents.read_blocks(path)]
     for block, answer in itertools.pairwise(blocks):
-        words = shlex.split(block.text.replace("\\\n", " ")) if answer.language == "text" else []
+        is_shown = (block.language, answer.language) == ("bash", "text")
+        words = shlex.split(block.text.replace("\\\n", " ")) if is_shown else []
         if words[:3] == ["python", "-m", "benchmarks"] and words[3] in ("explain", "simulate"):
             yield pytest.param(words[3:], answer, id=f"{words[3]}-{block.line}")
 

@@ -151,7 +151,7 @@ def test_a_launchers_own_terminal_is_none(forwarded, monkeypatch):
 def test_the_file_is_whole_after_every_finding(tmp_path):
     stream, path = io.StringIO(), tmp_path / "report.json"
     report = Report(stream, path)
-    report.place = {"ranks": 2, "nodes": ["n1"]}
+    report.note_place(2, ["n1"])
     report.add(findings.passed("first", "fine"))
     half = json.loads(path.read_text())
     assert (half["complete"], half["exit_code"], half["ranks"]) == (False, None, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -45,8 +46,7 @@ def test_what_is_typed_reaches_the_launcher():
     try:
         for word in ("one", "two"):
             os.write(front, f"{word}\n".encode())
-            await_text(front, f"<{word}>")
-            await_text(front, "0")
+            await_text(front, rf"<{word}>\s+0")
         assert process.wait(SECONDS) == 0
     finally:
         process.kill()
@@ -56,7 +56,7 @@ def test_what_is_typed_reaches_the_launcher():
 
 def await_text(terminal: int, text: str) -> None:
     found, deadline = "", time.monotonic() + SECONDS
-    while text not in found:
+    while not re.search(text, found):
         ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
         assert ready, found
         found += os.read(terminal, 1024).decode()
