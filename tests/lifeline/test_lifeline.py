@@ -243,23 +243,20 @@ def test_a_rank_that_is_lost_while_others_have_closed_their_sessions_is_named(cr
 
 def test_what_has_been_unregistered_meanwhile_is_not_called():
     """A rank and its launcher may end at once, and the first to be heard ends the watch of both."""
-    loop, called = EventLoop(), []
-    pairs = [socket.socketpair() for _ in range(2)]
-    ends = [end for end, _ in pairs]
+    loop, called, ends = EventLoop(), [], socket.socketpair()
 
     def end_watch(_: int) -> None:
         called.append(1)
         for end in ends:
             loop.selector.unregister(end)
 
-    for end, other in pairs:
+    for end in ends:
         loop.selector.register(end, selectors.EVENT_READ, end_watch)
-        other.send(b"x")
+        end.send(b"x")
     loop.wait(time.monotonic() + 1, lambda _: None)
     assert called == [1]
-    for pair in pairs:
-        for end in pair:
-            end.close()
+    for end in ends:
+        end.close()
 
 
 @pytest.mark.parametrize("code", [0, pytest.param(3, marks=LONG)])
@@ -397,6 +394,14 @@ def test_the_first_rank_that_fails_reports(crew):
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1, seconds=2 + SOON)
     assert job.errors() == ""
+
+
+def test_of_ranks_that_fail_together_one_reports(crew):
+    job = crew([0, 0, 0])
+    for rank in job.ranks:
+        rank.tell("fail", 1, OWN)
+    answers = sorted(rank.hear()[1] for rank in job.ranks)
+    assert answers == ["report", "silent", "silent"]
 
 
 def test_of_ranks_that_find_the_same_mistake_the_lowest_reports():
