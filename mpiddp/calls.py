@@ -269,7 +269,7 @@ def barrier() -> None:
 
         mpiddp.barrier()
 
-    Raises PeerLostError where a rank does not come within the timeout.
+    Raises PeerLostError if a rank does not come within the timeout.
     """
     ensure_communicator().barrier()
 
@@ -282,7 +282,7 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     Collective calls on it make no copy inside a node. It belongs to the caller, and is freed like
     any tensor. Not collective, unless it is the first call of a session.
 
-    Raises ConfigurationError where there is no session, or no memory left, in the machine or within
+    Raises ConfigurationError if there is no session, or no memory left, in the machine or within
     the limit of a job's or a container's control group.
     """
     lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)

@@ -30,7 +30,7 @@ Without either it is the only job that runs."""
 def gather(directory: Path) -> list[StackPosition]:
     """Ask the job that has published its address in ``directory``.
 
-    Raises UnreachableError where it does not answer.
+    Raises UnreachableError if it does not answer.
     """
     try:
         hostnames, answers = ask(directory, "stacks")
@@ -40,7 +40,7 @@ def gather(directory: Path) -> list[StackPosition]:
 
 
 def find_directory(name: str | None) -> Path:
-    """Where a job has published its address. Raises ConfigurationError where there is none."""
+    """Where a job has published its address. Raises ConfigurationError if there is none."""
     if name is not None and (Path(name) / ADDRESS_FILE).exists():
         return Path(name)
     found = job_directory.list_running()

@@ -236,7 +236,7 @@ def _list_messengers(
 def _make_group(session: Session, on_gpu: bool) -> Any:
     """A process group over all ranks that is used for nothing else: NCCL's or Gloo's.
 
-    Collective. Raises ConfigurationError where there can be none.
+    Collective. Raises ConfigurationError if there can be none.
     """
     backend = session.backend if on_gpu else "gloo"
     if on_gpu and backend != "nccl":

@@ -61,7 +61,7 @@ class Communicator:
         self.planner = planner
         self.layout = planner.layout
         self.node_memory = planner.node_memory
-        """None where the node's ranks cannot work in each other's memory."""
+        """None if the node's ranks cannot work in each other's memory."""
         self.shared_memory = planner.shared_memory
         """Allocates memory that the node's ranks share."""
         self.waiter = waiter

@@ -177,9 +177,9 @@ class Execution:
     """24 bits that differ between different calls."""
     description: Description
     messenger: Messenger | None = None
-    """None where the program has no messages."""
+    """None if the program has no messages."""
     node_memory: NodeMemory | None = None
-    """None where it has no partners."""
+    """None if it has no partners."""
     workspace: Workspace = field(default_factory=Workspace)
     """Shared with programs that never run at the same time."""
     stage: Stage | None = None

@@ -60,7 +60,7 @@ class Allocation:
 
 
 def ask(*command: str) -> str:
-    """What a program of Slurm's prints. Raises ConfigurationError where it does not answer."""
+    """What a program of Slurm's prints. Raises ConfigurationError if it does not answer."""
     try:
         done = subprocess.run(
             command,
@@ -133,7 +133,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
 def read_allocation(record: Record, variables: Mapping[str, str]) -> Allocation:
     """Put together what the record and the environment say.
 
-    Raises ConfigurationError where they contradict each other.
+    Raises ConfigurationError if they contradict each other.
     """
     components = read_number(environment.SLURM_HETEROGENEOUS_SIZE, variables) or 1
     if components > 1:
@@ -174,7 +174,7 @@ def _choose_gpus(record: Record, host: str, on_node: int) -> int:
 
 
 def read_number(name: str, variables: Mapping[str, str]) -> int | None:
-    """A variable of Slurm's. Raises ConfigurationError where it holds no whole number."""
+    """A variable of Slurm's. Raises ConfigurationError if it holds no whole number."""
     text = variables.get(name, "")
     if not text:
         return None
@@ -189,7 +189,7 @@ def read_number(name: str, variables: Mapping[str, str]) -> int | None:
 def find_lost_hosts(hosts: Sequence[str], job: str) -> set[str]:
     """Those of a job's hosts that Slurm has taken from it, or knows to be down.
 
-    Empty where Slurm does not answer.
+    Empty if Slurm does not answer.
     """
     try:
         record = read_record(ask("scontrol", "show", "job", "-d", job), job)

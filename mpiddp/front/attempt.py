@@ -77,7 +77,7 @@ class Launch:
         *,
         offers_input: bool = False,
     ) -> Exit:
-        """Run a launcher to its end. Raises ConfigurationError where it cannot be run.
+        """Run a launcher to its end. Raises ConfigurationError if it cannot be run.
 
         ``offers_input``: whether rank 0 opens standard input itself, if it is no terminal.
         """
@@ -141,7 +141,7 @@ class Launch:
         """A copy of what is typed, for a launcher that may not read the terminal itself.
 
         A process group in the background would be stopped when it reads; Ctrl-C must not reach it.
-        None where standard input is no terminal that this process reads.
+        None if standard input is no terminal that this process reads.
         """
         if self._shares_terminal():
             return None

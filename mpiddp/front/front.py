@@ -46,7 +46,7 @@ class Job:
     """All attempts of one job."""
 
     def __init__(self, line: CommandLine, options: FrontOptions) -> None:
-        """Raises ConfigurationError where there is nothing to run, or no way to start it."""
+        """Raises ConfigurationError if there is nothing to run, or no way to start it."""
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
@@ -241,7 +241,7 @@ def _choose_lost(
 def _name_logs(folder: str) -> Files:
     """Name the files of all ranks' output, and make them.
 
-    Raises ConfigurationError where they cannot be written. A job's name may hold anything, and be
+    Raises ConfigurationError if they cannot be written. A job's name may hold anything, and be
     long; in srun's --output, % and \\ mean something, too.
     """
     from mpiddp.process.streams.output import open_log  # Most jobs have no logs.
@@ -285,7 +285,7 @@ def _write(stream: Any, text: str) -> None:
 
 
 def _check_output(line: CommandLine, ranks: int | None) -> None:
-    """Raise ConfigurationError where the ranks would refuse --console or --log-dir."""
+    """Raise ConfigurationError if the ranks would refuse --console or --log-dir."""
     console, folder = line.find_rank_option("--console"), line.find_rank_option("--log-dir")
     if console is None and folder is None:
         return

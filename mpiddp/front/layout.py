@@ -12,7 +12,7 @@ from mpiddp.wording import count_noun
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """How many ranks the front was asked for; None where it was not said."""
+    """How many ranks the front was asked for; None if it was not said."""
 
     ranks: int | None = None
     nodes: int | None = None
@@ -103,7 +103,7 @@ def choose_layout(
     """Choose ranks and cores for the nodes that are not to be left ``without``.
 
     What ``request`` says counts, then what Slurm was asked for; else there is one rank per GPU, or
-    one per node where there are none. Raises ConfigurationError where that is not possible.
+    one per node where there are none. Raises ConfigurationError if that is not possible.
     """
     if not request.is_empty:
         nodes, ranks_of = _distribute(allocation, request, without)

@@ -43,9 +43,9 @@ class LaunchPlan:
     layout: JobLayout | None = None
     """In an allocation."""
     ranks: int | None = None
-    """None where the program starts its ranks itself."""
+    """None if the program starts its ranks itself."""
     note: str = ""
-    """What is worth telling before the ranks start; empty where all is as usual."""
+    """What is worth telling before the ranks start; empty if all is as usual."""
 
     def environment(self) -> dict[str, str]:
         """This process's environment with what the launcher needs."""
@@ -79,7 +79,7 @@ def make_plan(
         options: for the launcher, as they are.
         without: for a restart, the hosts of the job that are not to be used.
 
-    Raises ConfigurationError where there is no such launcher, or the request cannot be fulfilled.
+    Raises ConfigurationError if there is no such launcher, or the request cannot be fulfilled.
     """
     variables = os.environ
     inside = is_in_allocation(variables)

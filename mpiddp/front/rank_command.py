@@ -18,7 +18,7 @@ from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLi
 
 
 def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
-    """The command line of one rank. Raises ConfigurationError where there is nothing to run."""
+    """The command line of one rank. Raises ConfigurationError if there is nothing to run."""
     wrap = split_words(environment.WRAP, os.environ.get(environment.WRAP, ""))
     if wrap and options.launcher == NONE:
         raise ConfigurationError(
@@ -45,7 +45,7 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
 
 
 def _check_starter(name: str, program: str) -> None:
-    """Raise ConfigurationError where this machine does not have the program that starts ranks.
+    """Raise ConfigurationError if this machine does not have the program that starts ranks.
 
     In a Slurm job the nodes may have other programs than this one, which may be a login node.
     """
@@ -95,7 +95,7 @@ def _interpreter_options() -> list[str]:
 
 
 def _check_places(line: CommandLine) -> None:
-    """Raise ConfigurationError where options stand on the wrong side of the script."""
+    """Raise ConfigurationError if options stand on the wrong side of the script."""
     line.check_options()
     misplaced = line.find_misplaced()
     if misplaced is not None and line.own_program is not None:
@@ -116,7 +116,7 @@ def _check_places(line: CommandLine) -> None:
 
 
 def _check_program(line: CommandLine) -> None:
-    """Raise ConfigurationError where a rank would not find the script or module."""
+    """Raise ConfigurationError if a rank would not find the script or module."""
     if line.own_program is not None:
         return
     here = os.getcwd()

@@ -258,7 +258,7 @@ class Starter:
         peers.meet_world(world, gather_roster(world, self.neighbourhood, own))
 
     def _load_mpi(self) -> Any:
-        """The module mpi4py.MPI, or None where this process is alone."""
+        """The module mpi4py.MPI, or None if this process is alone."""
         launcher = self.peers.launcher
         alone = launcher is not None and launcher.sizes == (1,)
         if launcher is None and not has_manager_hint():

@@ -28,7 +28,7 @@ class NodeReport:
     interface: str
     """The interface that carries the route to rank 0."""
     mpi_interfaces: str
-    """To which MPI's TCP transports were confined; empty where they choose."""
+    """To which MPI's TCP transports were confined; empty if they choose."""
     device: str
     """Of the leader; a node's ranks are taken to be alike."""
     cores: str

@@ -179,7 +179,7 @@ class Decider:
         return due, min(same, key=lambda each: each.rank)
 
     def _find_severe(self) -> tuple[float, Loss] | None:
-        """The loss behind others; None where all ranks may be ending by themselves.
+        """The loss behind others; None if all ranks may be ending by themselves.
 
         When one rank fails, or just leaves, launchers end the others: they ask them first, or kill
         them. A rank that leaves with its own error, since it has had no answer for too long, is not

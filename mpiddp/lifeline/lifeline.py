@@ -163,7 +163,7 @@ class Lifeline:
     # Ends
 
     def describe_stacks(self) -> str:
-        """Where each rank is, as a table; empty where nobody answers."""
+        """Where each rank is, as a table; empty if nobody answers."""
         try:
             hostnames, answers = self._ask("ask", "stacks", 2 * REQUEST_SECONDS)
         except UnreachableError:
@@ -208,7 +208,7 @@ class Lifeline:
             self._link.send(kind, content)
 
     def _ask(self, kind: str, content: Any, seconds: float) -> Any:
-        """The reply to a question. Raises UnreachableError where there is none, or a problem."""
+        """The reply to a question. Raises UnreachableError if there is none, or a problem."""
         number = next(self._numbers)
         replies = self._open[number] = queue.SimpleQueue()
         try:

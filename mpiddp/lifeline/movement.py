@@ -106,7 +106,7 @@ def _mark(*_: object) -> None:
 def find_waiting(frame: FrameType | None) -> FrameType | None:
     """The outermost frame of the call that waits, on a stack from its innermost frame on.
 
-    None where the script, or something else, works.
+    None if the script, or something else, works.
     """
     found = None
     while frame is not None and _find_owner(frame.f_code.co_filename) == LIBRARY:

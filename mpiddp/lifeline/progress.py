@@ -46,6 +46,6 @@ class Progress:
         return step if step >= 0 else None
 
     def find_idle_seconds(self) -> float:
-        """How long the rank's main thread has not moved; 0 where that is not watched."""
+        """How long the rank's main thread has not moved; 0 if that is not watched."""
         moved: int = self._fields[1]
         return (time.monotonic_ns() - moved) / 1e9 if moved else 0.0

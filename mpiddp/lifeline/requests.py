@@ -72,8 +72,8 @@ class Requests:
 def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     """Ask all ranks of the job that has published its address in ``directory``.
 
-    Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError where
-    the job does not answer, and ValueError where what it says, or the file, is damaged.
+    Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError if
+    the job does not answer, and ValueError if what it says, or the file, is damaged.
     """
     found = json.loads((directory / ADDRESS_FILE).read_text())
     try:

@@ -39,7 +39,7 @@ def make(name: str) -> Path:
     """Make an empty directory that is this process's, until it ends.
 
     It is called ``NAME``, or ``NAME-2`` and so on while another process has that one. Those that
-    processes of this host have left behind are removed. Raises OSError where none can be made.
+    processes of this host have left behind are removed. Raises OSError if none can be made.
     """
     try:
         return _make_in(_state_directory(), name)
@@ -69,7 +69,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def make_or_none() -> Path | None:
-    """A directory for this process's job; None where none can be made."""
+    """A directory for this process's job; None if none can be made."""
     try:
         return make(choose_name())
     except OSError:
@@ -131,7 +131,7 @@ def read_outcome(path: Path) -> dict[str, Any] | None:
 def is_superseded() -> bool:
     """Whether this process belongs to an attempt that has been replaced by a later one.
 
-    It must write nothing more then. False where the directory cannot be seen from here.
+    It must write nothing more then. False if the directory cannot be seen from here.
     """
     token, path = os.environ.get(environment.ATTEMPT_TOKEN), find()
     if not token or path is None:
@@ -169,7 +169,7 @@ def _temporary_directory() -> Path:
 
 
 def _make_private(path: Path) -> Path:
-    """Make a directory and its parent private. Raises OSError where they are not, or cannot be."""
+    """Make a directory and its parent private. Raises OSError if they are not, or cannot be."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (path.parent, path):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -195,7 +195,7 @@ def _is_private(path: Path) -> bool:
 def _take(path: Path) -> bool:
     """Take the lock, and remove what a process that has gone has left; False if one is there.
 
-    Raises OSError where files cannot be locked.
+    Raises OSError if files cannot be locked.
     """
     # The lock lasts as long as this process: the descriptor is never closed.
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

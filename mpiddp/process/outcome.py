@@ -93,7 +93,7 @@ def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
     """Write the outcome atomically, for the run where there is one, and for the front.
 
     That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
-    is cut off takes the others for lost. Raises OSError where the run's cannot be written.
+    is cut off takes the others for lost. Raises OSError if the run's cannot be written.
     """
     row: dict[str, Any] = asdict(outcome)
     try:

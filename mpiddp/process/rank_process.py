@@ -28,7 +28,7 @@ class RankProcess:
         """Readable once the process has ended; None before Linux 5.3."""
         self._start = self._find_start()
         self.launcher: int | None = None
-        """Readable once the process that started the rank has ended; None where nobody knows."""
+        """Readable once the process that started the rank has ended; None if nobody knows."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             self.launcher = os.pidfd_open(int(self._read_stat()[1]))
 
@@ -51,7 +51,7 @@ class RankProcess:
                 os.kill(self._process, signal.SIGKILL)
 
     def find_status(self) -> int | None:
-        """How it ended, as waitpid() tells it; None where that cannot be known any more."""
+        """How it ended, as waitpid() tells it; None if that cannot be known any more."""
         # Until its parent has waited for it, and then.
         with contextlib.suppress(OSError):
             fields = self._read_stat()

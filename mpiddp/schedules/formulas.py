@@ -1,4 +1,4 @@
-"""The closed form of each algorithm on ``nodes`` nodes of ``each`` ranks; None where none is known.
+"""The closed form of each algorithm on ``nodes`` nodes of ``each`` ranks; None if none is known.
 
 All of them hold where all links are alike, that is, on one node or with one rank on each; the
 docstrings say where else.

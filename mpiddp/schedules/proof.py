@@ -42,7 +42,7 @@ def replay(
     """The state before the first step and after each one; always the same list, changed.
 
     ``contribution(rank, chunk)`` is what a contributor begins with; ``add`` sums at least two
-    values, in the order in which a rank would, or raises ValueError. Raises ScheduleError where
+    values, in the order in which a rank would, or raises ValueError. Raises ScheduleError if
     that happens, where a rank sends what it does not hold, and where what a step leaves behind
     would depend on timing: a chunk copied into twice, or copied into and reduced.
     """
@@ -138,7 +138,7 @@ def prove(schedule: Schedule) -> None:
 def prove_half(whole: Schedule, kind: Collective) -> Schedule:
     """The half of an all-reduce that such a collective is made of (``halve``), proved.
 
-    Raises ScheduleError, which begins with "cannot be halved"; ValueError where no owners are
+    Raises ScheduleError, which begins with "cannot be halved"; ValueError if no owners are
     named.
     """
     number = 0 if kind in (Collective.REDUCE, Collective.REDUCE_SCATTER) else 1
@@ -270,7 +270,7 @@ def passes_on(schedule: Schedule) -> bool:
     contribution is part of two values that are not whole, whole ones are copies of one sum, and
     since nothing is added to them, a value of as many contributions as there are has each once.
 
-    Raises ScheduleError where a transfer is not between two ranks of chunks that exist.
+    Raises ScheduleError if a transfer is not between two ranks of chunks that exist.
     """
     chunks, table = _tabulate(schedule)
     whole = len(schedule.contributors(0))
@@ -311,7 +311,7 @@ def passes_on(schedule: Schedule) -> bool:
 def _tabulate(schedule: Schedule) -> tuple[list[int], Table]:
     """The first one of all chunks that are alike; and a row for each transfer, of these chunks.
 
-    Raises ScheduleError where a transfer is not between two ranks of chunks that exist.
+    Raises ScheduleError if a transfer is not between two ranks of chunks that exist.
     """
     ranks, chunks, owners = schedule.ranks, schedule.chunks, np.array(schedule.owners)
     numbers = chain.from_iterable(chain.from_iterable(schedule.steps))

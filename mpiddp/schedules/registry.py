@@ -249,7 +249,7 @@ class Choice:
         """A price for each size: simulated up to LARGEST_SIMULATED ranks, beyond by closed form.
 
         Sizes in bytes, rounded down to whole elements of ``item`` bytes. Raises
-        ConfigurationError where there are too many ranks and no closed form.
+        ConfigurationError if there are too many ranks and no closed form.
         """
         ranks = sum(check_nodes(sum(nodes), nodes))
         form = self.closed_form(nodes)

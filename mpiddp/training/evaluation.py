@@ -67,7 +67,7 @@ def evaluate(
 def add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
     """An epoch's row with the loss and metrics of the test samples; collective.
 
-    Raises MpiddpError where the loss is not finite.
+    Raises MpiddpError if the loss is not finite.
     """
     begin = time.perf_counter()
     engine = training.engine

@@ -197,7 +197,7 @@ def load_initial(module: nn.Module, options: CheckpointOptions) -> str:
 def _make_cut(
     configuration: Configuration, samples: int, rank: int, workers: tuple[int, ...]
 ) -> Cut:
-    """Raises ConfigurationError where there are too few samples."""
+    """Raises ConfigurationError if there are too few samples."""
     check_share(samples, len(workers), configuration.batch_size)
     place = workers.index(rank) if rank in workers else 0
     drops = configuration.last_batch == "drop"
@@ -240,7 +240,7 @@ def _place(options: ParallelismOptions, module: nn.Module, device: torch.device)
 
 
 def _check_format(options: ParallelismOptions, batch: Batch) -> torch.memory_format:
-    """How inputs are stored. Raises ConfigurationError where they cannot be."""
+    """How inputs are stored. Raises ConfigurationError if they cannot be."""
     if not options.channels_last:
         return torch.preserve_format
     if batch.inputs.dim() != 4:

@@ -33,7 +33,7 @@ class RankCosts:
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes sent per second in which gradients were under way; None where nothing was sent, or
+        """Bytes sent per second in which gradients were under way; None if nothing was sent, or
         the time is not known."""
         sent, seconds = self.costs.sent_bytes, self.costs.exchange_seconds
         return sent / seconds if sent > 0 and seconds > 0 else None
@@ -91,7 +91,7 @@ def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
 
 
 def describe_slow_rank(found: Sequence[RankCosts]) -> str | None:
-    """The console's line on the rank that the others wait for; None where there is none.
+    """The console's line on the rank that the others wait for; None if there is none.
 
     It is the one that waits least, and its own work takes `SLOW` times as long as the median of the
     others. Where nobody waits long, nobody holds up the others.

@@ -27,7 +27,7 @@ class Messages(Protocol):
         """Starts these, all at once."""
 
     def finish(self, number: int) -> Action:
-        """Waits for this one. Raises PeerLostError where it never ends."""
+        """Waits for this one. Raises PeerLostError if it never ends."""
 
 
 class Messenger(Protocol):

@@ -76,7 +76,7 @@ class MappedMemory:
         return copy(self.span.move(start, start + len(source)), source)
 
     def operand(self, start: int, count: int) -> View | None:
-        """A view of the elements; None where they must be read first."""
+        """A view of the elements; None if they must be read first."""
         return self.span.compute(start, start + count)
 
 
@@ -179,7 +179,7 @@ class NodeMemory:
     def enter(self, signature: int, location: Location | None) -> None:
         """Begin a call: from now on the peers may work in this rank's buffer.
 
-        ``signature``: 24 bits that differ between different calls. ``location`` is None where no
+        ``signature``: 24 bits that differ between different calls. ``location`` is None if no
         rank needs it.
         """
         words, own = self.words, self._own
@@ -207,7 +207,7 @@ class NodeMemory:
     ) -> PeerMemory:
         """The buffer of ``rank``, which is at that location.
 
-        Raises PeerLostError where it is gone, ConfigurationError where it cannot be mapped.
+        Raises PeerLostError if it is gone, ConfigurationError if it cannot be mapped.
         """
         process = self._processes[rank]
         if location.kind == PRIVATE:

@@ -111,7 +111,7 @@ class SharedMemory:
         With ``is_common`` other processes may use them longer: the kernel frees them once none
         maps them. So it is at the end of the process, and for what a forked child inherited.
 
-        Raises ConfigurationError where there is no memory left.
+        Raises ConfigurationError if there is no memory left.
         """
         length = max(size, 1)
         try:
@@ -224,7 +224,7 @@ class SharedMemory:
         return SegmentAddress(found.number, found.descriptor, address - found.start)
 
     def map_foreign(self, process: int, place: SegmentAddress) -> mmap.mmap:
-        """Map another process's segment. Raises OSError where that is forbidden."""
+        """Map another process's segment. Raises OSError if that is forbidden."""
         key = (process, place.number)
         memory = self._foreign.get(key)
         if memory is None:
@@ -240,7 +240,7 @@ class SharedMemory:
 def _reserve(descriptor: int, size: int) -> None:
     """Allocate a file's pages now: a missing page later kills the process with SIGBUS.
 
-    Raises ConfigurationError where memory runs short, OSError where the kernel refuses.
+    Raises ConfigurationError if memory runs short, OSError if the kernel refuses.
     """
     for start in range(0, size, RESERVED_AT_ONCE):
         if shortage := find_shortage(size - start):
@@ -253,7 +253,7 @@ def _reserve(descriptor: int, size: int) -> None:
 def map_descriptor(process: int, descriptor: int, size: int = 0, ending: bytes = b"") -> mmap.mmap:
     """Map a segment that another process has open, all of it, for reading and writing.
 
-    Raises OSError where that is forbidden, ValueError where it is no segment of ``size`` bytes with
+    Raises OSError if that is forbidden, ValueError if it is no segment of ``size`` bytes with
     this ending: in another namespace the process number may mean another process.
     """
     path = f"/proc/{process}/fd/{descriptor}"
@@ -310,7 +310,7 @@ class ControlGroup:
         )
 
     def _read(self, name: str) -> int | None:
-        """Bytes; None where there is no limit, or no such file, as in the topmost group."""
+        """Bytes; None if there is no limit, or no such file, as in the topmost group."""
         try:
             return int((self.folder / name).read_text())
         except (OSError, ValueError):

@@ -39,7 +39,7 @@ class _Vector(ctypes.Structure):
 
 
 def _find(name: str, result: type, *arguments: type) -> Callable[..., int] | None:
-    """A function of the C library; None where it has none of this name."""
+    """A function of the C library; None if it has none of this name."""
     function: ctypes._NamedFuncPointer | None
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is not None:
@@ -59,7 +59,7 @@ def bind_copy(
 ) -> Action:
     """Fills the array ``own`` from ``address`` of the other process; ``writes``: the other way.
 
-    Errors begin with ``describe()``: PeerLostError where the process is gone, ConfigurationError
+    Errors begin with ``describe()``: PeerLostError if the process is gone, ConfigurationError
     where its memory cannot be copied.
     """
     call = _write if writes else _read

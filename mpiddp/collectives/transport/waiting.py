@@ -45,7 +45,7 @@ def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, float]]) -> 
     """The policy of all ranks.
 
     Args:
-        wishes: each rank's value of MPIDDP_WAIT, empty where it is not set.
+        wishes: each rank's value of MPIDDP_WAIT, empty if it is not set.
         nodes: for each node its ranks, and the cores that these may use between them.
 
     Raises:

@@ -31,7 +31,7 @@ class Finding:
     """One of STATUSES."""
     found: str
     advice: str = ""
-    """What to do; empty where nothing needs doing, or where ``found`` says it."""
+    """What to do; empty if nothing needs doing, or where ``found`` says it."""
     code: int = SUCCESS
     """Exit code (`mpiddp.errors`); 0 unless the status is ``fail``."""
     hosts: tuple[str, ...] = ()

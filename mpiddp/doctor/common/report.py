@@ -43,7 +43,7 @@ class Report:
     def add(self, finding: Finding) -> None:
         """Print a finding, and write it to the file: an examination may be cut short.
 
-        Raises OSError where the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         self.findings.append(finding)
         self._print(describe(finding, coloured=self._coloured))

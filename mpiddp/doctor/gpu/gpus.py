@@ -42,7 +42,7 @@ class Gpu:
     peers: bool | None
     """Whether it can read the memory of all other GPUs that this rank sees; None if it sees one."""
     near: frozenset[int]
-    """Cores of its NUMA node; empty where the system does not say."""
+    """Cores of its NUMA node; empty if the system does not say."""
     speed: float
     """Of a matrix product, floating-point operations per second."""
 
@@ -100,7 +100,7 @@ def judge_count(
     """GPUs of one node against its ranks. Ranks that share one unasked were refused before.
 
     Args:
-        present: how many the node has by its device files, 0 where they are hidden on purpose.
+        present: how many the node has by its device files, 0 if they are hidden on purpose.
         are_allotted: whether a batch system decides how many of them are this job's.
     """
     visible = max(placement.visible for placement in placements)

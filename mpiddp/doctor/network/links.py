@@ -145,7 +145,7 @@ class Counter:
 
 
 def ping(address: str, port: int, token: bytes) -> Ping:
-    """Exchange messages with a Counter. Raises OSError where it is not reached."""
+    """Exchange messages with a Counter. Raises OSError if it is not reached."""
     best: Ping | None = None
     with _connect(address, port, token + ECHO) as connection:
         end = time.monotonic() + PING_SECONDS

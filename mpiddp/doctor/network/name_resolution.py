@@ -29,7 +29,7 @@ class Resolution:
     """What a host finds for its own name."""
 
     addresses: tuple[str, ...]
-    """IPv4; empty where there is none."""
+    """IPv4; empty if there is none."""
     problem: str = ""
 
 

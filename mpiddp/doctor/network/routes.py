@@ -42,9 +42,9 @@ class Way:
     master: str
     """Rank 0's."""
     gateway: str | None
-    """The first one on the way; None where the master is a neighbour."""
+    """The first one on the way; None if the master is a neighbour."""
     speed: int
-    """Of the interface, Mbit/s; 0 where the system does not say."""
+    """Of the interface, Mbit/s; 0 if the system does not say."""
     told: str
     """What NCCL and Gloo are told."""
     faster: tuple[str, int] | None
@@ -86,7 +86,7 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
     """The gateway to an address by the kernel's main table of routes (``/proc/net/route``).
 
     The most exact route by this interface counts, and of several the one of the lowest metric.
-    None where the address is a neighbour's, or where no such route is listed.
+    None if the address is a neighbour's, or where no such route is listed.
     """
     found: list[tuple[int, int, IPv4Address]] = []
     for line in table.splitlines()[1:]:

@@ -16,7 +16,7 @@ class NetworkRow:
     way: routes.Way
     look_ups: Finding
     link: links.Link | None
-    """None where the job has one node."""
+    """None if the job has one node."""
 
 
 def examine_network(examiner: Examiner) -> bool:

@@ -19,7 +19,7 @@ class Binding:
     rank: int
     cores: frozenset[int]
     threads: str | None
-    """OMP_NUM_THREADS as the rank found it; None where it was not set."""
+    """OMP_NUM_THREADS as the rank found it; None if it was not set."""
 
 
 def judge_cores(bindings: Sequence[Binding]) -> Finding:

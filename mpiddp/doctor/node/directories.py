@@ -131,7 +131,7 @@ def judge_runs(folder: Path, facts: DirectoryFacts, node_count: int) -> Finding:
 
 
 def look_at_data(folder: Path | None) -> DirectoryFacts | None:
-    """List the data directory; None where none was named. Returns within PATIENCE_SECONDS."""
+    """List the data directory; None if none was named. Returns within PATIENCE_SECONDS."""
     if folder is None:
         return None
     facts, problem = _try(functools.partial(_list, folder), PATIENCE_SECONDS)

@@ -58,7 +58,7 @@ def judge_ranks(
 
 
 def find_slurm_setting() -> str | None:
-    """KillOnBadExit of this cluster's configuration, or None where Slurm does not tell."""
+    """KillOnBadExit of this cluster's configuration, or None if Slurm does not tell."""
     try:
         answer = subprocess.run(
             ["scontrol", "show", "config"],

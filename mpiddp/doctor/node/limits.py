@@ -32,7 +32,7 @@ class Limits:
     hard_open_files: int
     locked_memory: int
     shared_memory: int | None
-    """None where there is no ``/dev/shm``."""
+    """None if there is no ``/dev/shm``."""
     free_shared_memory: int
     infiniband: tuple[str, ...]
     """Devices of this node that have an active port."""

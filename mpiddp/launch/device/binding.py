@@ -65,7 +65,7 @@ def _read_number(path: Path) -> int:
 
 
 def read_cpus(path: Path) -> Cpus:
-    """The kernel's ``0-3,8,10-11`` in a file; empty where there is none."""
+    """The kernel's ``0-3,8,10-11`` in a file; empty if there is none."""
     numbers: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         for item in filter(None, path.read_text().strip().split(",")):
@@ -75,7 +75,7 @@ def read_cpus(path: Path) -> Cpus:
 
 
 def find_near_cpus(bus: str | None, root: Path = SYSTEM) -> Cpus:
-    """CPUs of the NUMA node that a PCI device hangs on; empty where the system does not say."""
+    """CPUs of the NUMA node that a PCI device hangs on; empty if the system does not say."""
     return read_cpus(root / "bus/pci/devices" / bus / "local_cpulist") if bus else frozenset()
 
 
@@ -105,7 +105,7 @@ def find_allotted_cpus() -> Cpus:
 def choose_masks(
     topology: Topology, allotted: Cpus, near: Sequence[Cpus], kind: str
 ) -> list[Cpus] | None:
-    """The CPUs of each rank of one node, or None where they are better left alone.
+    """The CPUs of each rank of one node, or None if they are better left alone.
 
     Args:
         allotted: CPUs that the ranks may use.
@@ -134,7 +134,7 @@ def choose_masks(
 def _share_all(
     topology: Topology, cores: Sequence[Cpus], groups: dict[Cpus, list[int]], kind: str
 ) -> list[Cpus] | None:
-    """Give each group of ranks its cores; None where they are too few, or overlap."""
+    """Give each group of ranks its cores; None if they are too few, or overlap."""
     found: dict[int, Cpus] = {}
     if sum(map(len, groups)) > len(frozenset().union(*groups)):
         return None

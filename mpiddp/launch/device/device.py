@@ -39,7 +39,7 @@ class Placement:
     index: int | None
     """The one it takes, counted among those it sees; None without GPUs."""
     identity: str | None
-    """Tells that GPU, or slice of one, from the others of the node; None where it is unknown."""
+    """Tells that GPU, or slice of one, from the others of the node; None if it is unknown."""
     cores: Cpus
     """Cores that this process may run on."""
     card: str | None = None
@@ -176,7 +176,7 @@ def select(placement: Placement) -> Placement:
 
 
 def find_bus(properties: Any) -> str | None:
-    """The PCI address of a GPU as the system writes it, or None where this torch does not say."""
+    """The PCI address of a GPU as the system writes it, or None if this torch does not say."""
     found = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     numbers = [number for number in found if isinstance(number, int)]
     return nvml.format_bus(*numbers) if len(numbers) == 3 else None
@@ -208,7 +208,7 @@ def assign(world: World, placements: Sequence[Placement]) -> Assignment:
 
 
 def choose_cores(placements: Sequence[Placement], kind: str) -> list[Cpus] | None:
-    """The cores of each rank of a node, or None where they are left as they are.
+    """The cores of each rank of a node, or None if they are left as they are.
 
     A rank that has been bound stays bound, and the others of its node then stay as they are, too.
     Nobody is bound where it is not known which cores are near a GPU: the choice could be a bad one.

@@ -35,7 +35,7 @@ HOOK = 0x6D706964
 
 
 def find_version() -> tuple[int, ...]:
-    """Version of the loaded NCCL, such as ``(2, 30, 7)``; empty where torch has none.
+    """Version of the loaded NCCL, such as ``(2, 30, 7)``; empty if torch has none.
 
     ``torch.cuda.nccl.version()`` is that of torch's build, though another library may be loaded.
     """

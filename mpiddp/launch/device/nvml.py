@@ -59,7 +59,7 @@ def format_bus(domain: int, bus: int, slot: int) -> str:
 
 
 def _open_nvml() -> Any:
-    """NVML, to be shut down, or None where it is not there."""
+    """NVML, to be shut down, or None if it is not there."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -57,7 +57,7 @@ def describe_error(
     """The report of ``error``: one line for mistakes of the user's, else a traceback.
 
     Args:
-        place: ``rank 1 of 4 on node002 at step 7: ``, or empty where nothing needs telling apart.
+        place: ``rank 1 of 4 on node002 at step 7: ``, or empty if nothing needs telling apart.
         is_shared: whether other processes belong to the job; a traceback is headed then.
         lost_peer: whether the error is another rank's end, as seen from here.
         hidden_files: source files whose frames are left out at the top of a traceback.

@@ -164,7 +164,7 @@ def describe_silent_init(
     """The message of an expired MPI_Init, in which only the launcher's word is known.
 
     Args:
-        hosts: of the job, this one included; 0 where the launcher does not say.
+        hosts: of the job, this one included; 0 if the launcher does not say.
         silent: those of them that do not answer, and what was found of each.
     """
     name = launcher.name if launcher is not None else "the launcher"

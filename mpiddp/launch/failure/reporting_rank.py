@@ -106,7 +106,7 @@ def _name_claim() -> str:
 
 
 def _find_holder(name: str) -> int | None:
-    """The user whose process listens there; None where no process answers."""
+    """The user whose process listens there; None if no process answers."""
     end = time.monotonic() + LISTENING_SECONDS
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:

@@ -50,7 +50,7 @@ def may_call_mpi() -> bool:
 
 
 def flush_output() -> None:
-    """Raises OSError where a file system is full."""
+    """Raises OSError if a file system is full."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(ValueError, AttributeError):  # Closed, or None.
             stream.flush()

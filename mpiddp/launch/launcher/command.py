@@ -107,7 +107,7 @@ class Mpirun:
     program: Path
     kind: Kind
     version: str = ""
-    """``5.0.11``; empty where it does not say."""
+    """``5.0.11``; empty if it does not say."""
     library: Path | None = None
     """Its libmpi, where mpi4py would not find that by itself."""
 
@@ -140,7 +140,7 @@ class Mpirun:
 
 
 def find_program(name: str) -> str | None:
-    """The path of a program in PATH, or of one that is named by its path; None where it is not."""
+    """The path of a program in PATH, or of one that is named by its path; None if it is not."""
     folders = [""] if "/" in name else os.environ.get(environment.PATH, os.defpath).split(":")
     paths = [os.path.join(folder, name) for folder in folders] if name else []
     return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)

@@ -62,7 +62,7 @@ def describe_size(size: int) -> str:
 def expand_hostnames(text: str) -> tuple[str, ...]:
     """The hosts of a short form: ``login,node[001-003]`` → ``login, node001, node002, node003``.
 
-    Raises ValueError where it is none.
+    Raises ValueError if it is none.
     """
     found: list[str] = []
     for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):

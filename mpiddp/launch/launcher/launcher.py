@@ -17,7 +17,7 @@ from mpiddp.launch.launcher.hostnames import expand_hostnames
 
 @dataclass(frozen=True)
 class Launcher:
-    """What the launcher told this process; None where it does not say."""
+    """What the launcher told this process; None if it does not say."""
 
     key: str
     name: str
@@ -78,7 +78,7 @@ def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
 
 
 def hosts_of_step(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Hosts on which the launcher started this job; empty where it does not say."""
+    """Hosts on which the launcher started this job; empty if it does not say."""
     variables = os.environ if variables is None else variables
     try:
         return expand_hostnames(variables.get(environment.SLURM_STEP_NODES, ""))

@@ -82,7 +82,7 @@ def check_gpu_support() -> None:
 
 
 def _wanted_managers(version: str) -> frozenset[str] | None:
-    """Process managers that the library understands; None where that is not certain."""
+    """Process managers that the library understands; None if that is not certain."""
     text = version.strip()
     open_mpi = re.match(r"Open MPI v(\d+)", text)
     if open_mpi is not None:

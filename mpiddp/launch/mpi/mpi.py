@@ -96,7 +96,7 @@ class Initialization:
     here: bool
     """Whether it initialised MPI; False if MPI was up already."""
     interfaces: tuple[str, ...] = ()
-    """To which MPI's TCP transports were confined; empty where they choose."""
+    """To which MPI's TCP transports were confined; empty if they choose."""
 
 
 def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
@@ -238,7 +238,7 @@ class SleepingCommunicator:
         """All ranks' values as pickles, one behind the other, and where each one ends.
 
         ``begin`` gathers parts of different lengths. They travel together, ``longest`` bytes of
-        the whole at a time; the bytes stay empty where ``is_receiver`` is false.
+        the whole at a time; the bytes stay empty if ``is_receiver`` is false.
         """
         from mpi4py import MPI
 

@@ -78,7 +78,7 @@ def shortened_values(version: str, launcher: Launcher | None) -> Iterator[None]:
 
 
 def find_descriptor(version: str, launcher: Launcher | None) -> int | None:
-    """The file descriptor over which MPICH will speak to Slurm, or None where it will not."""
+    """The file descriptor over which MPICH will speak to Slurm, or None if it will not."""
     if launcher is None or launcher.key != "slurm" or not version.startswith("MPICH"):
         return None
     try:

@@ -29,9 +29,9 @@ class Interface:
     addresses: tuple[str, ...]
     """IPv4, dotted."""
     speed: int = 0
-    """Mbit/s; 0 where the system does not say."""
+    """Mbit/s; 0 if the system does not say."""
     mtu: int = 0
-    """Bytes of the largest packet; 0 where the system does not say."""
+    """Bytes of the largest packet; 0 if the system does not say."""
 
     @property
     def is_loopback(self) -> bool:
@@ -122,7 +122,7 @@ def check_variables(
 ) -> None:
     """Compare what NCCL or Gloo will read about interfaces with what this host has.
 
-    Raises ConfigurationError where the backend will find no interface: its own error names
+    Raises ConfigurationError if the backend will find no interface: its own error names
     neither the variable nor the host.
     """
     import socket

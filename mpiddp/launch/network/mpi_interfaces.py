@@ -150,7 +150,7 @@ def _read(path: Path) -> str:
 def choose_interfaces(hostnames: Sequence[str], hostname: str) -> tuple[str, ...]:
     """This node's interfaces that lead to the job's first host and to the next one.
 
-    Empty where there is nothing to choose: one host, one interface, or names that do not resolve.
+    Empty if there is nothing to choose: one host, one interface, or names that do not resolve.
     """
     if len(hostnames) < 2 or len(socket.if_nameindex()) < 3:
         return ()

@@ -116,7 +116,7 @@ class OfferServer:
     def __init__(self, candidates: Sequence[Candidate], ports: PortRange | None = None) -> None:
         """``ports``: those that may be listened on; None for any.
 
-        Raises UnreachableError where no candidate can be listened on.
+        Raises UnreachableError if no candidate can be listened on.
         """
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._listeners: list[tuple[Candidate, socket.socket]] = []
@@ -207,7 +207,7 @@ def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
 def _exchange(connection: socket.socket, message: bytes, length: int, end: float) -> bytes:
     """Send a message; returns ``length`` bytes that come back, fewer where that is all.
 
-    Raises TimeoutError where it takes until ``end``, and OSError.
+    Raises TimeoutError if it takes until ``end``, and OSError.
     """
     connection.settimeout(max(1e-3, end - time.monotonic()))
     connection.sendall(message)

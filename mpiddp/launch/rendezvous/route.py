@@ -51,7 +51,7 @@ class RouteFinder:
     ) -> None:
         """``option``: ``--interface``. ``port_range``: ``--port-range``.
 
-        ``leaders``: None where this process is alone.
+        ``leaders``: None if this process is alone.
         """
         self._option = option
         self._port_range = port_range

@@ -46,7 +46,7 @@ class Frame:
 
     file: str
     line: int
-    """0 where it is not known."""
+    """0 if it is not known."""
     function: str
     owner: str
     """``user``, ``trainer`` or ``library``."""

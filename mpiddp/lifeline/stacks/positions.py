@@ -41,7 +41,7 @@ class StackPosition:
     rank: int
     hostname: str
     frames: tuple[Frame, ...]
-    """The innermost first; empty where it has not told."""
+    """The innermost first; empty if it has not told."""
     state: str = ""
     """Of its process, as ps shows it."""
     failed: bool = False
@@ -79,7 +79,7 @@ class StackPosition:
 
     @property
     def waits(self) -> bool | None:
-        """Whether it waits for other ranks; None where that cannot be told."""
+        """Whether it waits for other ranks; None if that cannot be told."""
         if self.finished:
             return True
         below = self.frames[: self.place] if self.frames else ()
@@ -94,7 +94,7 @@ class StackPosition:
 def find_wait(files: Sequence[str]) -> bool | None:
     """Whether a call waits for other ranks, by the libraries' files that it runs in.
 
-    None where that cannot be told: in a pass that may have called a collective.
+    None if that cannot be told: in a pass that may have called a collective.
     """
     shared = [file for file in files if not any(part in file for part in ALONE)]
     if any(part in file for file in shared for part in COLLECTIVES):
@@ -159,7 +159,7 @@ def name_ranks(positions: Sequence[StackPosition]) -> str:
 
 
 def find_blamed(positions: Sequence[StackPosition]) -> list[StackPosition]:
-    """The ranks that do not wait while others do; empty where the stacks do not show any."""
+    """The ranks that do not wait while others do; empty if the stacks do not show any."""
     waits = [position.waits for position in positions]
     blamed = [each for each, wait in zip(positions, waits, strict=True) if wait is False]
     # Those that may wait are no reason to blame anybody, nor to be blamed.

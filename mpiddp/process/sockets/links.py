@@ -46,7 +46,7 @@ class Link:
     def receive(self) -> list[tuple[str, Any]]:
         """The messages that have come: kind and content of each.
 
-        Raises OSError once the other end has gone, and ValueError where a line is longer than
+        Raises OSError once the other end has gone, and ValueError if a line is longer than
         LONGEST_LINE or no message.
         """
         try:

@@ -182,7 +182,7 @@ class ListeningThread:
     ) -> None:
         """``admit``: by token, a function that returns what serves an admitted connection.
 
-        None where the function has taken over the connection, which is closed here otherwise.
+        None if the function has taken over the connection, which is closed here otherwise.
         """
         self._wake, self._alarm = socket.socketpair()
         self._selector = selectors.DefaultSelector()

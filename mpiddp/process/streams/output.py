@@ -56,7 +56,7 @@ class Output:
         parse_ranks(self.console)
 
     def check_world(self, ranks: int) -> None:
-        """Raise ConfigurationError where none of the listed ranks exists."""
+        """Raise ConfigurationError if none of the listed ranks exists."""
         refuse_absent_ranks(self.console, "--console", ranks)
 
     def shows(self, rank: int) -> bool:
@@ -65,7 +65,7 @@ class Output:
 
 
 def refuse_absent_ranks(text: str, option: str, ranks: int) -> None:
-    """Raise ConfigurationError where a list of ranks names none of the job's.
+    """Raise ConfigurationError if a list of ranks names none of the job's.
 
     A restart may have fewer ranks than the first attempt: then there is no error.
     """
@@ -95,7 +95,7 @@ def parse_ranks(text: str, option: str = "--console") -> list[range]:
 def open_log(path: Path, hint: str = "--log-dir") -> int:
     """A descriptor that appends to ``path``; directories are made.
 
-    Raises ConfigurationError where it cannot be written; ``hint`` names another place.
+    Raises ConfigurationError if it cannot be written; ``hint`` names another place.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Redirection:
 def redirect(output: Output, rank: int) -> Redirection:
     """Have this process, which is ``rank``, print where ``output`` says.
 
-    Call it before other threads run. Raises ConfigurationError where a log cannot be written.
+    Call it before other threads run. Raises ConfigurationError if a log cannot be written.
     """
     found = Redirection()
     is_shown = output.shows(rank)

@@ -22,7 +22,7 @@ READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def offer(stack: contextlib.ExitStack, prepare: Callable[[], object]) -> str:
-    """What tells rank 0 where this process's standard input is; empty if it is a terminal.
+    """What tells rank 0 if this process's standard input is; empty if it is a terminal.
 
     What cannot be opened a second time, such as the socket that ssh gives, is copied until
     ``stack`` ends by a process that calls ``prepare`` first.

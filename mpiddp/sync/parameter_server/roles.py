@@ -39,7 +39,7 @@ class Roles:
 def assign_roles(ranks: int, servers: int, *, dedicated: bool) -> Roles:
     """The last ranks serve; with ``dedicated`` they do nothing else.
 
-    Raises ConfigurationError where there are too few ranks.
+    Raises ConfigurationError if there are too few ranks.
     """
     everyone = tuple(range(ranks))
     if dedicated and servers >= ranks:

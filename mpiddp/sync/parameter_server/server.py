@@ -56,7 +56,7 @@ def _tag(server: int, kind: int) -> int:
 
 
 def check_threads() -> None:
-    """Raise ConfigurationError where a rank cannot serve and compute at the same time."""
+    """Raise ConfigurationError if a rank cannot serve and compute at the same time."""
     if limit := find_thread_limit():
         raise ConfigurationError(
             f"parameter servers need MPI_THREAD_MULTIPLE, but MPI has {limit} in this process: use "
@@ -390,7 +390,7 @@ class Worker:
         """Tell all servers that there will be no gradient before the next epoch.
 
         Waits until all workers have done so, however long that takes: meanwhile servers give signs
-        of life. Raises PeerLostError where one does not.
+        of life. Raises PeerLostError if one does not.
         """
         for number, rank in enumerate(self._servers):
             nothing = np.empty(0, np.uint8)

@@ -20,7 +20,7 @@ Factory = Callable[..., Any]
 def find_factory(option: str, reference: str) -> Factory:
     """Return what ``package.module:factory`` refers to.
 
-    Raises ConfigurationError where the module cannot be imported, or has no such function.
+    Raises ConfigurationError if the module cannot be imported, or has no such function.
     """
     module, _, name = reference.partition(":")
     try:
@@ -45,7 +45,7 @@ def find_factory(option: str, reference: str) -> Factory:
 def call_factory(option: str, factory: Factory, expected: type[T], **offered: object) -> T:
     """Call a factory with those of ``offered`` that it has parameters for, by their names.
 
-    Raises ConfigurationError where it has other parameters without defaults, raises, or returns no
+    Raises ConfigurationError if it has other parameters without defaults, raises, or returns no
     ``expected``.
     """
     name = describe(factory)

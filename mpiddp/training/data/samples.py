@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     """Shape (samples, …); labels are int64."""
     weight: float = 1.0
     """Factor of the mean loss: with it, the average of the ranks' gradients is that of the mean
-    over all samples of the step. 0 where the step had no sample for this rank: the one here is
+    over all samples of the step. 0 if the step had no sample for this rank: the one here is
     another rank's, and is not counted."""
 
     def to(self, device: torch.device) -> Batch:
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
     """What it gets; also from another process, which cannot raise here."""
 
     batch: Batch | None
-    """None where nothing could be read, or what could not be read ends the run."""
+    """None if nothing could be read, or what could not be read ends the run."""
     problem: MpiddpError | None
     """UnreadableSampleError, or BatchError without a batch."""
 

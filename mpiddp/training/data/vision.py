@@ -22,7 +22,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def import_torchvision() -> ModuleType:
-    """The module ``torchvision``. Raises ConfigurationError where it is not installed."""
+    """The module ``torchvision``. Raises ConfigurationError if it is not installed."""
     try:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:

@@ -67,7 +67,7 @@ def parse(
 
 
 def _find_group(names: Mapping[str, Any], arguments: Sequence[str]) -> str | None:
-    """The word after ``--help``. Raises ConfigurationError where it is no group's name."""
+    """The word after ``--help``. Raises ConfigurationError if it is no group's name."""
     for option, word in pairwise(arguments):
         if option in HELP and not word.startswith("-"):
             if word not in names:

@@ -52,7 +52,7 @@ class Configuration(
 
     It has the options of all groups. A function that needs those of one group asks for that group.
 
-    Raises ConfigurationError where a value is out of its range.
+    Raises ConfigurationError if a value is out of its range.
     """
 
     def __post_init__(self) -> None:

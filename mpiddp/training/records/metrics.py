@@ -127,7 +127,7 @@ class Totals:
     def reduce(self) -> Average:
         """Sum over all ranks, by all-reduce, and return the averages. Every rank must call.
 
-        They are NaN where nothing was counted.
+        They are NaN if nothing was counted.
         """
         total = self.sums.to(self._device)
         dist.all_reduce(total)
@@ -227,7 +227,7 @@ class Row:
 
 
 def read_last_row(path: Path) -> Row | None:
-    """The last row of a finished run's ``metrics.jsonl``; None where there is none."""
+    """The last row of a finished run's ``metrics.jsonl``; None if there is none."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return Row.from_json(lines[-1]) if lines else None
 

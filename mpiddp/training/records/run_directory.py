@@ -60,7 +60,7 @@ class RunDirectory:
 
 
 def find_path(configuration: Configuration) -> Path | None:
-    """Where the run will be; None where only the time will tell. Nothing is made."""
+    """Where the run will be; None if only the time will tell. Nothing is made."""
     name, is_fixed = _choose_name(configuration)
     return configuration.runs_dir / name if is_fixed else None
 
@@ -98,7 +98,7 @@ def forget_outcome(configuration: Configuration) -> Path | None:
     """Delete the outcome of an earlier attempt at this run, before the next one can fail.
 
     Call it on rank 0 alone, first of all. Returns the run's directory, for the failure handler to
-    write into whatever comes next; None where the run is new, in use, or finished.
+    write into whatever comes next; None if the run is new, in use, or finished.
     """
     path = find_path(configuration)
     if path is None:

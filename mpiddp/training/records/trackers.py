@@ -125,7 +125,7 @@ CLIENTS: dict[str, Callable[[Run], Client]] = {
 
 
 def check_library(name: str) -> None:
-    """Raise ConfigurationError where the library is not installed."""
+    """Raise ConfigurationError if the library is not installed."""
     if importlib.util.find_spec(name) is None:
         raise ConfigurationError(f"track: {name} is not installed: pip install 'mpiddp[{name}]'")
 

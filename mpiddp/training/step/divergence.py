@@ -2,7 +2,7 @@
 
 To end, the rank that has found it fails before its backward pass: the gradients of that step never
 come together, so no rank's weights change. To leave the step out, all ranks must know of it. DDP
-averages one more number with the gradients, which is above 0 where any rank's loss was not finite,
+averages one more number with the gradients, which is above 0 if any rank's loss was not finite,
 and parameter servers drop gradients that are marked. Neither needs an additional message.
 """
 
@@ -131,7 +131,7 @@ class LossGuard:
     def examine(self, loss: torch.Tensor, describe: Callable[[], str]) -> bool:
         """Before the backward pass: whether the loss is not finite.
 
-        ``describe`` names step, rank and samples. Raises MpiddpError where the run is to end, which
+        ``describe`` names step, rank and samples. Raises MpiddpError if the run is to end, which
         is also where skipping cannot help, since the weights themselves are not finite. On a GPU
         the run ends one step later, since reading the loss now would wait for the GPU.
         """
@@ -181,7 +181,7 @@ class LossGuard:
 
 
 def refuse_divergence(what: str, loss: float, epoch: int) -> None:
-    """Raise MpiddpError where an epoch's mean loss is not finite. ``what``: training or test."""
+    """Raise MpiddpError if an epoch's mean loss is not finite. ``what``: training or test."""
     if not math.isfinite(loss):
         raise MpiddpError(
             f"expected a finite {what} loss, found {loss} in epoch {epoch}: training has "

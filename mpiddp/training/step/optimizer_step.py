@@ -78,7 +78,7 @@ class Treatment:
     """What is done with gradients before the optimizer's step, and with the weights after it."""
 
     refusal: Refusal | None = None
-    """Says which steps are left out; None where this rank alone decides."""
+    """Says which steps are left out; None if this rank alone decides."""
     scaler: torch.amp.GradScaler | None = None
     """What the loss was multiplied with; it leaves out steps whose gradients are not finite."""
     clip_norm: float | None = None

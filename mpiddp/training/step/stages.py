@@ -43,7 +43,7 @@ class Costs:
     sent_bytes: float = 0.0
     """Of gradients and weights, to other ranks (`mpiddp.training.step.traffic`)."""
     exchange_seconds: float = 0.0
-    """In which gradients were under way, hidden or not; 0 where that is not known."""
+    """In which gradients were under way, hidden or not; 0 if that is not known."""
 
     def count_step(self) -> None:
         self.steps += 1

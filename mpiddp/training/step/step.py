@@ -85,7 +85,7 @@ class Engine:
         The clock gets the time since it was last told of a stage's end.
 
         Returns the loss where it is not finite: the step is left out then, on all ranks. Raises
-        MpiddpError where such a loss ends the run.
+        MpiddpError if such a loss ends the run.
         """
         before = totals.save() if self.guard.skips else None
         bad: torch.Tensor | None = None

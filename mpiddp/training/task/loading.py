@@ -146,7 +146,7 @@ def read_first(samples: Samples, count: int, session: Session) -> Batch:
     """A batch of the first samples, on the rank's device.
 
     Where samples that cannot be read are left out, it has others in their place, if there are any.
-    Raises UnreadableSampleError, and ConfigurationError where samples make no batch of tensors.
+    Raises UnreadableSampleError, and ConfigurationError if samples make no batch of tensors.
     """
     positions = list(range(count))
     answer = samples[Key(1, positions)]

@@ -28,7 +28,7 @@ SMALL = 64
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return a new model, on the CPU, by its name or as ``package.module:factory``.
 
-    Raises ConfigurationError where the model cannot take samples of that shape, and for a factory
+    Raises ConfigurationError if the model cannot take samples of that shape, and for a factory
     that is not found or returns something else.
     """
     factory = find_factory("model", MODELS.get(name, name))

@@ -164,7 +164,7 @@ def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, C
 
 
 def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
-    """The options that a task decides. Raises ConfigurationError where they say something else."""
+    """The options that a task decides. Raises ConfigurationError if they say something else."""
     if not isinstance(task, Task):
         raise ConfigurationError(f"task: expected a mpiddp.Task, found {_name(task)}")
     names = {}
@@ -182,7 +182,7 @@ def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choose_loss(task: Task, label_smoothing: float) -> Loss:
-    """The loss of training. Raises ConfigurationError where its labels cannot be smoothed."""
+    """The loss of training. Raises ConfigurationError if its labels cannot be smoothed."""
     if label_smoothing == 0:
         return task.loss
     if task.loss is not cross_entropy:
@@ -207,7 +207,7 @@ def build_model(task: Task, data: DataSet) -> nn.Module:
 def check_task(task: Task, module: nn.Module, batch: Batch, classes: int = 0) -> None:
     """Check the names of a task's metrics, and try the task on one sample of ``batch``.
 
-    The batch lies on the module's device. Nothing is left of it. Raises ConfigurationError where
+    The batch lies on the module's device. Nothing is left of it. Raises ConfigurationError if
     model, data, loss and metrics do not fit; ``classes``: those of the data.
     """
     reserved = {each.name for each in fields(Row)} & set(task.metrics)

@@ -165,7 +165,7 @@ def _recompute(module: nn.Module, least: int) -> None:
 def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
     """The model as torch.compile makes it, where that is asked for.
 
-    Raises ConfigurationError where the compiler does not work.
+    Raises ConfigurationError if the compiler does not work.
     """
     if not options.compile:
         return model

@@ -25,16 +25,16 @@ from mpiddp.training.step.optimizer_step import make_optimizer
 class Replica:
     model: DistributedDataParallel
     hook: ScheduleHook | None
-    """The hook that averages its gradients; None where DDP does."""
+    """The hook that averages its gradients; None if DDP does."""
     marked: MarkedModel | None
-    """What tells all ranks of a loss that is not finite; None where such a loss ends the run."""
+    """What tells all ranks of a loss that is not finite; None if such a loss ends the run."""
 
 
 def replicate(model: nn.Module, device: torch.device, configuration: Configuration) -> Replica:
     """Move the model to this rank's device and wrap it in DDP, over the default process group.
 
     DDP broadcasts rank 0's parameters now; in every backward pass gradients are averaged, as the
-    configuration says. Raises ConfigurationError where they cannot be averaged that way.
+    configuration says. Raises ConfigurationError if they cannot be averaged that way.
     """
     model = model.to(device)
     marked = MarkedModel(model) if configuration.on_nan == "skip" else None

@@ -43,7 +43,7 @@ def check_reference(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def check_text(options: object, *names: str) -> None:
-    """Raise ConfigurationError where one of these strings or paths cannot be written to a file."""
+    """Raise ConfigurationError if one of these strings or paths cannot be written to a file."""
     for name in names:
         text = str(getattr(options, name) or "")
         check(name, _is_text(text), "text without broken characters", text)

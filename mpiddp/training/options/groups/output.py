@@ -29,7 +29,7 @@ class OutputOptions:
     """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
 
     profile: Annotated[str, FREE] = "none"
-    """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 where the
+    """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 if the
     command line names none."""
 
     log_dir: Annotated[Path | None, FREE] = None

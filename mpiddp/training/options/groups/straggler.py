@@ -44,7 +44,7 @@ def describe_straggler(straggler: Straggler) -> str:
 
 
 def check_straggler(straggler: Straggler, workers: tuple[int, ...]) -> None:
-    """Raise ConfigurationError where no such rank computes."""
+    """Raise ConfigurationError if no such rank computes."""
     if straggler.rank is not None and straggler.rank not in workers:
         found = ", ".join(map(str, workers))
         raise ConfigurationError(
