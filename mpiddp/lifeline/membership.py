@@ -12,7 +12,7 @@ class Entrance:
     """Where the ranks of a node connect to their companion."""
 
     address: str
-    """Of a local socket, as `links.describe_server` gives it."""
+    """A local socket's, for `links.connect`."""
     token: str
 
 

@@ -120,7 +120,7 @@ class StepAgreement:
         return due
 
     def is_preempted(self) -> bool:
-        """In a place that all ranks pass: whether all leave, here or earlier, as `find_due`."""
+        """Pass a place, as `find_due` does: whether all ranks leave because of a signal."""
         return self._has_stopped or PREEMPTED in self.find_due()
 
     def _find_decided(self) -> Due:

@@ -133,7 +133,7 @@ class ControlChannel:
 
 
 def find_first(channel: ControlChannel, flags: Sequence[bool]) -> list[int | None]:
-    """For each flag the lowest rank that has it up, or None. Collective, as `any`."""
+    """For each flag, the lowest rank on which it is true, or None. Collective."""
     if channel._own is None:
         return [0 if flag else None for flag in flags]
     from mpi4py import MPI
