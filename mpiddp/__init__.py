@@ -150,12 +150,12 @@ def init(
     from mpiddp.launch.startup import open_session
 
     return open_session(
-        backend,
-        timeout,
-        interface,
-        allow_shared_gpu,
-        lifeline_timeout,
-        bind,
+        backend=backend,
+        timeout=timeout,
+        interface=interface,
+        allow_shared_gpu=allow_shared_gpu,
+        lifeline_timeout=lifeline_timeout,
+        bind=bind,
         port_range=port_range,
     )
 

@@ -17,7 +17,8 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
-from mpiddp.launch.script.command_line import COMMANDS, HELP, WITHOUT_RANKS, CommandLine, split
+from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, split
+from mpiddp.options.reader import HELP
 
 
 def main() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import describe_size
-from mpiddp.launch.script.arguments import make_parser
+from mpiddp.options.fields import Argument
+from mpiddp.options.reader import read
 from mpiddp.wording import count_noun, print_message
 
 DESCRIPTION = """\
@@ -22,30 +24,25 @@ whose newest valid one is taken, or one checkpoint; also one of mpiddp.Checkpoin
 All files of the checkpoint are verified first. FILE is replaced if it is there."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written."""
+
+    run: Annotated[Path, Argument("RUN", is_positional=True)]
+
+    file: Annotated[Path | None, Argument("FILE", is_positional=True)] = None
+    """(default: weights-<step>.pt in the working directory)"""
+
+    raw: bool = False
+    """The weights themselves, also if the checkpoint has a moving average of them (--ema)."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the weights that the command line names."""
+    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        values = read_arguments(sys.argv[1:] if arguments is None else arguments)
-        print(export(values.run, values.file, is_raw=values.raw))
-
-
-def read_arguments(arguments: Sequence[str]) -> Namespace:
-    """Raises ConfigurationError, and SystemExit(0) after ``--help``."""
-    parser = make_parser("python -m mpiddp export", DESCRIPTION)
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        metavar="FILE",
-        help="(default: weights-<step>.pt in the working directory)",
-    )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="the weights themselves, also if the checkpoint has a moving average of them (--ema)",
-    )
-    return parser.read(arguments, show_help=True)
+        options = read(ExportOptions, words, "python -m mpiddp export", DESCRIPTION)
+        print(export(options.run, options.file, is_raw=options.raw))
 
 
 def export(run: Path, file: Path | None, *, is_raw: bool) -> str:

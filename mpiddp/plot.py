@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.script.arguments import make_parser
+from mpiddp.options.checks import check
+from mpiddp.options.fields import Argument
+from mpiddp.options.reader import read
 from mpiddp.training.records.history import History, read_histories
 
 DESCRIPTION = """\
@@ -20,43 +23,36 @@ still going on can be drawn, too."""
 SUFFIXES = (".svg", ".png", ".html")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlotOptions:
+    """What is drawn."""
+
+    runs: Annotated[tuple[str, ...], Argument("RUN", is_positional=True)]
+
+    output: Annotated[Path, Argument("FILE")] = Path("runs.svg")
+    """*.svg, *.png or *.html, one page that needs no other file."""
+
+    runs_dir: Annotated[Path, Argument("DIR")] = Path("runs")
+    """Directory that holds one directory per run."""
+
+    def __post_init__(self) -> None:
+        expected = f"a name that ends in {', '.join(SUFFIXES)}"
+        check("output", self.output.suffix in SUFFIXES, expected, self.output)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the runs that the command line names."""
+    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        values = read_arguments(sys.argv[1:] if arguments is None else arguments)
-        draw_runs(values)
-    print(f"Written: {values.output}")
+        options = read(PlotOptions, words, "python -m mpiddp plot", DESCRIPTION)
+        draw_runs(options)
+    print(f"Written: {options.output}")
 
 
-def read_arguments(arguments: Sequence[str]) -> Namespace:
-    """Raises ConfigurationError, and SystemExit(0) after ``--help``."""
-    parser = make_parser("python -m mpiddp.plot", DESCRIPTION)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs.svg"),
-        metavar="FILE",
-        help="*.svg, *.png or *.html, one page that needs no other file (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--runs-dir",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="directory that holds one directory per run (default: %(default)s)",
-    )
-    return parser.read(arguments, show_help=True)
-
-
-def draw_runs(values: Namespace) -> None:
+def draw_runs(options: PlotOptions) -> None:
     """Write the picture. Raises ConfigurationError."""
-    output: Path = values.output
-    if output.suffix not in SUFFIXES:
-        raise ConfigurationError(
-            f"--output: expected a name that ends in {', '.join(SUFFIXES)}, found {output}"
-        )
-    picture = _render(read_histories(values.runs, values.runs_dir), output.suffix)
+    output = options.output
+    picture = _render(read_histories(options.runs, options.runs_dir), output.suffix)
     try:
         output.write_bytes(picture)
     except OSError as error:

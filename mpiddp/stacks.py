@@ -8,13 +8,16 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.script.arguments import make_parser
 from mpiddp.lifeline.requests import ask
 from mpiddp.lifeline.stacks.positions import StackPosition, describe, read_answers
+from mpiddp.options.fields import Argument
+from mpiddp.options.reader import read
 from mpiddp.process import job_directory
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.wording import count_noun
@@ -68,15 +71,23 @@ def find_directory(name: str | None) -> Path:
     return next(iter(running.values()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StacksOptions:
+    """What is shown."""
+
+    job: Annotated[str | None, Argument("JOB|DIR", is_positional=True)] = None
+
+    full: bool = False
+    """Show whole stacks, innermost first."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of one job."""
-    parser = make_parser("python -m mpiddp stacks", DESCRIPTION)
-    parser.add_argument("job", nargs="?", metavar="JOB|DIR")
-    parser.add_argument("--full", action="store_true", help="show whole stacks, innermost first")
+    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        values = parser.read(sys.argv[1:] if arguments is None else arguments, show_help=True)
-        directory = find_directory(values.job)
+        options = read(StacksOptions, words, "python -m mpiddp stacks", DESCRIPTION)
+        directory = find_directory(options.job)
         positions = gather(directory)
     hosts = count_noun(len({position.hostname for position in positions}), "host")
     print(f"{directory.name}: {count_noun(len(positions), 'rank')} on {hosts}")
-    print(describe(positions, is_full=values.full), end="")
+    print(describe(positions, is_full=options.full), end="")

@@ -8,11 +8,10 @@ from mpiddp.errors import PreemptedError, StoppedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import find_rank, is_first
-from mpiddp.launch.script.arguments import name_as_typed
-from mpiddp.launch.session import Options
 from mpiddp.launch.startup import start
+from mpiddp.options.reader import name_as_typed
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
-from mpiddp.process.streams.output import Output, redirect
+from mpiddp.process.streams.output import redirect
 from mpiddp.training.options.config import parse
 from mpiddp.training.records.run_directory import forget_outcome
 
@@ -29,23 +28,11 @@ def main() -> None:
         heed_signals(stop)
         configuration = parse(sys.argv[1:], show_help=is_first())
         signals.listen(parse_signals(configuration.preempt_signal))
-        output = Output(configuration.log_dir, configuration.console, configuration.label)
-        failure_handler.redirect(redirect(output, find_rank()))
+        failure_handler.redirect(redirect(configuration, find_rank()))
         if is_first() and not configuration.summary:
             failure_handler.foresee_run(forget_outcome(configuration))
-        options = Options(
-            backend=configuration.backend,
-            timeout=configuration.timeout,
-            interface=configuration.interface,
-            port_range=configuration.port_range,
-            allow_shared_gpu=configuration.allow_shared_gpu,
-            lifeline_timeout=configuration.lifeline_timeout,
-            bind=configuration.bind,
-            stall_timeout=configuration.stall_timeout,
-            output=output,
-        )
         is_preempted = False
-        with start(options, failure_handler) as session:
+        with start(configuration, failure_handler) as session:
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
             from mpiddp.training.evaluation import evaluate_only

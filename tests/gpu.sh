@@ -16,17 +16,16 @@ choose_environment
 export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
 found=$("$PYTHON" - <<'CODE'
 import importlib.util, sys
-names = ["torch", "mpi4py", "numpy", "psutil", "tqdm", "tyro", "pytest", "pytest_timeout", "hypothesis"]
+names = ["torch", "mpi4py", "numpy", "psutil", "tqdm", "pytest", "pytest_timeout", "hypothesis"]
 lacking = [name for name in names if importlib.util.find_spec(name) is None]
-if lacking and lacking != ["tyro"]:
+if lacking:
     sys.exit(f"mpiddp: {sys.executable} lacks {', '.join(lacking)}")
 import torch
 gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 if gpus:
     from mpiddp.launch.device.nccl import find_version
     nccl = ".".join(map(str, find_version())) or "none"
-    note = "; without tyro: no trainings" if lacking else ""
-    print(f"{len(gpus)} x {gpus[0]}, torch {torch.__version__}, NCCL {nccl}{note}")
+    print(f"{len(gpus)} x {gpus[0]}, torch {torch.__version__}, NCCL {nccl}")
 CODE
 ) || exit 1
 if [ -z "$found" ]; then

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import product
 
 from benchmarks.allreduce import report
-from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS
-from benchmarks.allreduce.measurement import LENGTH, Plan, measure
+from benchmarks.allreduce.measurement import Plan, measure
 from benchmarks.allreduce.plot import draw
 from benchmarks.allreduce.targets import judge
 from benchmarks.common import results
@@ -20,60 +20,48 @@ from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     CommandLine,
     RunOptions,
-    at_least,
+    SeveralRanks,
     describe_algorithms,
-    make,
     make_run,
-    size,
 )
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import pick
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
 
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4, 8)
-SIZES = tuple(map(size, ("8", "512", "4K", "32K", "256K", "1M", "4M", "16M", "64M")))
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 ALL = "all"
 
 
+@dataclass(frozen=True, kw_only=True)
+class AllreduceRun(RunOptions[Plan]):
+    """Where ranks are started, and where the results go."""
+
+    ranks: SeveralRanks = ()
+    """Numbers of ranks (default: 2 4; with srun 4 8)."""
+
+
+COMMAND_LINE = CommandLine(
+    command="allreduce",
+    description="Time all-reduces in turns, by size: the framework's, MPI's, a plain ring, and "
+    "mpiddp's.",
+    groups={"what is measured": Plan, "the run": AllreduceRun},
+    epilog=f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose.",
+)
+
+
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = _make_parser().read_values(arguments)
-    values["algorithms"] = _read_algorithms(values["algorithms"])
-    plan = make(Plan, values, sizes=tuple(sorted(values["sizes"])))
-    return make_run(values, plan, RANKS, RANKS_ON_CLUSTER)
-
-
-def _make_parser() -> CommandLine:
-    parser = CommandLine(
-        "allreduce",
-        "Time all-reduces in turns, by size: the framework's, MPI's, a plain ring, and mpiddp's.",
-        f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose.",
-    )
-    add = parser.add
-    add("sizes", "for example 4096, 64K or 16M (default: 8 to 64M, in nine steps)", type=size,
-        nargs="+", metavar="BYTES", default=SIZES)  # fmt: skip
-    add("type", f"type of the elements: {', '.join(ITEM_BYTES)}", choices=ITEM_BYTES,
-        default="float32", metavar="TYPE")  # fmt: skip
-    add("algorithms", "mpiddp's algorithms, or all", nargs="+", default=("auto", "ring"),
-        metavar="ALGORITHM")  # fmt: skip
-    add("transports", f"mpiddp's transports: {', '.join(TRANSPORTS)}", nargs="+",
-        choices=TRANSPORTS, default=("auto",), metavar="TRANSPORT")  # fmt: skip
-    add("buffers", f"mpiddp's buffers: {', '.join(BUFFERS)}", nargs="+", choices=BUFFERS,
-        default=(PRIVATE, SHARED), metavar="BUFFER")  # fmt: skip
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8)", type=at_least(2))
-    add("repetitions", default=10)
-    add("warm-up", default=1)
-    add("iterations", f"iterations per contender, size and round (default: {LENGTH})")
-    add("seed", "seed of the order")
-    add("deadline", "time limit of a job's start, and of each answer", default=120.0)
-    parser.add_run("write every iteration and the environment", "draw times and rates",
-                   "with srun: also time a link between two nodes")  # fmt: skip
-    return parser
+    values = COMMAND_LINE.read(arguments)
+    plan = pick(Plan, values)
+    algorithms, sizes = _read_algorithms(plan.algorithms), tuple(sorted(plan.sizes))
+    plan = replace(plan, algorithms=algorithms, sizes=sizes)
+    return make_run(AllreduceRun, values, plan, RANKS, RANKS_ON_CLUSTER)
 
 
 def _read_algorithms(texts: Sequence[str]) -> tuple[str, ...]:

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from benchmarks.allreduce import contenders
-from benchmarks.allreduce.contenders import Cell, Contender
+from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS, Cell, Contender
 from benchmarks.common import trials
+from benchmarks.common.options import Count, CountOrNone, Seconds, Sizes, size
 from benchmarks.common.statistics import quantile
 from benchmarks.common.trials import Length, check_answers
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
+from mpiddp.options.fields import Argument
 
+SIZES = tuple(map(size, ("8", "512", "4K", "32K", "256K", "1M", "4M", "16M", "64M")))
 LENGTH = Length(seconds=0.1, fewest=3, most=300)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(trials.Plan):
-    sizes: tuple[int, ...]
-    """Bytes, in rising order."""
-    type: str
-    algorithms: tuple[str, ...]
-    transports: tuple[str, ...]
-    buffers: tuple[str, ...]
+    """What is measured."""
+
+    sizes: Sizes = SIZES
+    """Of the buffers, for example 4096, 64K or 16M (default: 8 to 64M, in nine steps)."""
+    type: Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"] = "float32"
+    """Type of the elements."""
+    algorithms: Annotated[tuple[str, ...], Argument("ALGORITHM")] = ("auto", "ring")
+    """mpiddp's algorithms, or all."""
+    transports: Annotated[tuple[str, ...], Argument(choices=TRANSPORTS)] = ("auto",)
+    """Of mpiddp's messages."""
+    buffers: Annotated[tuple[str, ...], Argument(choices=BUFFERS)] = (PRIVATE, SHARED)
+    """Of mpiddp's collectives."""
+    repetitions: Count = 10
+    warm_up: CountOrNone = 1
+    deadline: Seconds = 120.0
 
 
 @dataclass(frozen=True)

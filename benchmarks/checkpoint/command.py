@@ -8,39 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmarks.checkpoint import report
 from benchmarks.checkpoint.measurement import Plan, measure
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import CommandLine, RunOptions, at_least, make
+from benchmarks.common.options import CommandLine, RunOptions, make_run
 from benchmarks.common.targets import Target, format_targets
-from benchmarks.common.workloads import SHAPES, parse_workload
+from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import pick
+
+COMMAND_LINE = CommandLine(
+    command="checkpoint",
+    description="Time checkpoints, synchronous and beside training, against a raw write of their "
+    "bytes, and by the time of the steps between two of them. Without --ranks: 2.",
+    groups={"what is measured": Plan, "the run": RunOptions},
+    without=("warm_up", "nodes"),
+)
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    parser = CommandLine(
-        "checkpoint",
-        "Time checkpoints, synchronous and beside training, against a raw write of their bytes, "
-        "and by the time of the steps between two of them.",
-    )
-    add, count = parser.add, at_least(1)
-    add("ranks", "numbers of ranks", default=(2,))
-    add("model", f"{', '.join(SHAPES)} or mlp:megabytes=M", default="resnet18")
-    add("batch-size", "samples per rank and step", type=count, default=64, metavar="N")
-    add("save-every", "steps between two checkpoints", type=count, default=50, metavar="N")
-    add("steps", "steps without a checkpoint in a round", type=count, default=2, metavar="N")
-    add("directory", "where to write (default: the directory for temporary files)", type=Path,
-        metavar="DIR")  # fmt: skip
-    add("repetitions", default=5)
-    add("seed", "seed of parameters, samples and the order")
-    add("deadline", "time limit of a job", default=1800.0)
-    parser.add_run("write every round and the environment", "draw the times", is_local=True)
-    values = parser.read_values(arguments)
-    return make(RunOptions, values, plan=make(Plan, values), nodes=None)
+    values = COMMAND_LINE.read(arguments)
+    return make_run(RunOptions, values, pick(Plan, values), (2,))
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:

@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+from benchmarks.common.options import Count, Seconds
 from benchmarks.common.statistics import Summary, quantile, summarize
 from benchmarks.common.trials import Rounds
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program
 from mpiddp.errors import MpiddpError
+from mpiddp.options.fields import Argument
 
 WARM_UP = 1
 """Rounds that do not count: the first save makes the copies' memory."""
@@ -23,15 +26,18 @@ WARM_UP = 1
 class Plan(Rounds):
     """What is measured."""
 
-    model: str
-    batch_size: int
+    model: Annotated[str, Argument("MODEL")] = "resnet18"
+    """convnet, resnet18, mlp or mlp:megabytes=M."""
+    batch_size: Count = 64
     """Samples per rank and step."""
-    save_every: int
-    """Steps."""
-    steps: int
-    """Of each round that are timed without a checkpoint."""
-    directory: Path | None
-    """On the disk to be measured; None for the directory for temporary files."""
+    save_every: Count = 50
+    """Steps between two checkpoints."""
+    steps: Count = 2
+    """Steps without a checkpoint in a round."""
+    directory: Annotated[Path | None, Argument("DIR")] = None
+    """On the disk to be measured (default: the directory for temporary files)."""
+    repetitions: Count = 5
+    deadline: Seconds = 1800.0
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from benchmarks.common.options import describe_seconds, positive
+from benchmarks.common.options import describe_seconds
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import positive
+from mpiddp.options.fields import Argument
 from mpiddp.schedules.cost import ClosedForm, Machine, MessageCost
 
 MICROSECOND = 1e-6
@@ -16,42 +18,53 @@ GIGABIT = 1e9 / 8
 GIGABYTE = 1e9
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+Time = Annotated[float, Argument("µs", positive("µs", zero=True))]
+TimeOrNone = Annotated[float | None, Argument("µs", positive("µs", zero=True))]
+Rate = Annotated[float, Argument("Gbit/s", positive("Gbit/s"))]
+RateOrNone = Annotated[float | None, Argument("Gbit/s", positive("Gbit/s"))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
     """Latency and bandwidth between and inside nodes, and additions."""
-    add = parser.add_argument_group("the machine").add_argument
-    time: dict[str, Any] = {"type": positive("µs", zero=True), "metavar": "µs"}
-    rate: dict[str, Any] = {"type": positive("Gbit/s"), "metavar": "Gbit/s"}
-    add("--latency", default=10.0, help="latency of a message (default: 10)", **time)
-    add("--bandwidth", default=10.0, help="bandwidth of a link, each way (default: 10)", **rate)
-    add("--inside-latency", help="latency within a node (default: a tenth of --latency)", **time)
-    add(
-        "--inside-bandwidth",
-        help="bandwidth within a node (default: ten times --bandwidth)",
-        **rate,
-    )
-    add("--node-bandwidth", help="of the link to the network that a node's ranks share, each way "
-        "(default: as --bandwidth, which one rank can fill alone)", **rate)  # fmt: skip
-    add("--addition", type=positive("GB/s"), default=10.0, metavar="GB/s",
-        help="bytes that a rank adds in a second (default: 10)")  # fmt: skip
+
+    latency: Time = 10.0
+    """Latency of a message."""
+
+    bandwidth: Rate = 10.0
+    """Bandwidth of a link, each way."""
+
+    inside_latency: TimeOrNone = None
+    """Latency within a node (default: a tenth of --latency)."""
+
+    inside_bandwidth: RateOrNone = None
+    """Bandwidth within a node (default: ten times --bandwidth)."""
+
+    node_bandwidth: RateOrNone = None
+    """Of the link to the network that a node's ranks share, each way (default: as --bandwidth,
+    which one rank can fill alone)."""
+
+    addition: Annotated[float, Argument("GB/s", positive("GB/s"))] = 10.0
+    """Bytes that a rank adds in a second."""
 
 
-def read_machine(values: Mapping[str, Any], *, several: bool) -> Machine:
+def read_machine(options: MachineOptions, *, several: bool) -> Machine:
     """The machine; without nodes (``several`` false) all messages are alike.
 
-    Raises ConfigurationError where the inside figures are given without nodes.
+    Raises ConfigurationError if the inside figures are given without nodes.
     """
     for name in ("inside_latency", "inside_bandwidth", "node_bandwidth"):
-        if values[name] is not None and not several:
+        if getattr(options, name) is not None and not several:
             raise ConfigurationError(f"--{name.replace('_', '-')} is for nodes of several ranks")
-    _check_order(values)
-    between = _read_link(values["latency"], values["bandwidth"])
-    latency, bandwidth = values["inside_latency"], values["inside_bandwidth"]
+    _check_order(vars(options))
+    between = _read_link(options.latency, options.bandwidth)
+    latency, bandwidth = options.inside_latency, options.inside_bandwidth
     near = _read_link(
-        values["latency"] / 10 if latency is None else latency,
-        values["bandwidth"] * 10 if bandwidth is None else bandwidth,
+        options.latency / 10 if latency is None else latency,
+        options.bandwidth * 10 if bandwidth is None else bandwidth,
     )
-    addition = 1 / (values["addition"] * GIGABYTE)
-    shared = values["node_bandwidth"]
+    addition = 1 / (options.addition * GIGABYTE)
+    shared = options.node_bandwidth
     uplink = None if shared is None else 1 / (shared * GIGABIT)
     return Machine(near if several else between, between, addition, uplink)
 

@@ -8,13 +8,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, Generic, NoReturn, Protocol, TypeVar
 
 from tqdm import tqdm
 
+from benchmarks.common.options import Count, CountOrNone, Seconds
 from benchmarks.common.statistics import Series, Summary, compare, interleave
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
+from mpiddp.options.checks import at_least
+from mpiddp.options.fields import Argument
 
 
 class _Named(Protocol):
@@ -37,24 +40,24 @@ S = TypeVar("S", bound=_Timed)
 class Rounds:
     """How often contenders are measured, and in which order."""
 
-    repetitions: int
-    """Rounds that count."""
-    warm_up: int = 0
+    repetitions: Count
+    """Measured rounds."""
+    warm_up: CountOrNone = 0
     """Rounds before them."""
-    seed: int
-    """Of the order within each round."""
-    deadline: float
-    """Seconds for one run, or for one answer of a job."""
+    seed: CountOrNone = 0
+    """Of the order within each round, and of what is drawn."""
+    deadline: Seconds
+    """For one run, or for a job's start and each of its answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Rounds):
     """How contenders are measured whose ranks stay for the whole measurement."""
 
-    iterations: int | None
-    """Of one visit; None: as many as fit into it."""
-    link: bool
-    """Whether a link between two nodes is timed."""
+    iterations: Annotated[int | None, Argument("N", at_least(1))] = None
+    """Of each contender and round (default: as many as fit into a set time)."""
+    link: bool = False
+    """With srun: also time a link between two nodes."""
 
 
 @dataclass(frozen=True)

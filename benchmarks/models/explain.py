@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from benchmarks.common import machines
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     ITEM,
     CommandLine,
-    at_least,
+    Count,
+    File,
     describe_algorithms,
     describe_seconds,
     describe_size,
@@ -23,6 +25,8 @@ from benchmarks.models.drawing.diagram import draw_diagram
 from benchmarks.models.drawing.page import draw_page
 from benchmarks.models.drawing.text import describe
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import at_least
+from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import Machine, Simulation, bound, simulate, split, split_in_two
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule, segment
@@ -58,43 +62,56 @@ class Options:
         return (1,) * self.ranks if self.nodes is None else self.nodes
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(machines.MachineOptions):
+    """What is shown, and the machine whose prices it gets."""
+
+    algorithm: Annotated[Choice, Argument("ALGORITHM", parse, is_positional=True)]
+    """NAME or NAME:key=value,…"""
+    ranks: Count = 4
+    """Number of ranks."""
+    segments: Annotated[int | None, Argument("K", at_least(1))] = None
+    """Pipeline the buffer in K parts."""
+    nodes: Annotated[int | None, Argument("M", at_least(1))] = None
+    """Spread the ranks over M nodes."""
+    svg: File = None
+    """Draw a space-time diagram."""
+    html: File = None
+    """Write a page that animates the steps."""
+    beside: Annotated[Choice | None, Argument("ALGORITHM", parse)] = None
+    """With --html: a second algorithm."""
+    bytes: Annotated[int, Argument("BYTES", size)] = 1 << 20
+    """Buffer to price; K, M, G are 2^10, 2^20, 2^30 (default: 1M)."""
+
+    def __post_init__(self) -> None:
+        if self.segments is not None and self.algorithm.segments > 1:
+            raise ConfigurationError(f"{self.algorithm} and --segments: give the segments once")
+        if self.beside is not None and self.html is None:
+            raise ConfigurationError("--beside needs --html FILE")
+        for name, path in (("svg", self.svg), ("html", self.html)):
+            if path is not None and path.suffix != f".{name}":
+                raise ConfigurationError(f"--{name} {path}: expected a name in .{name}")
+
+
+COMMAND_LINE = CommandLine(
+    command="explain",
+    description="Show an all-reduce step by step: which chunk goes where, what each rank holds, "
+    "what it takes. --svg and --html draw it.",
+    groups={"options": ExplainOptions},
+    epilog=describe_algorithms("ring:segments=4"),
+)
+
+
 def parse_options(arguments: Sequence[str]) -> Options:
-    parser = CommandLine(
-        "explain",
-        "Show an all-reduce step by step: which chunk goes where, what each rank holds, what it "
-        "takes. --svg and --html draw it.",
-        describe_algorithms("ring:segments=4"),
-    )
-    parser.add_argument(
-        "algorithm", type=parse, metavar="ALGORITHM", help="NAME or NAME:key=value,…"
-    )
-    add, count = parser.add, at_least(1)
-    add("ranks", nargs=None, default=4)
-    add("segments", "pipeline the buffer in K parts", type=count, metavar="K")
-    add("nodes", "spread the ranks over M nodes", metavar="M")
-    add("svg", "draw a space-time diagram", type=Path, metavar="FILE")
-    add("html", "write a page that animates the steps", type=Path, metavar="FILE")
-    add("beside", "with --html: a second algorithm", type=parse, metavar="ALGORITHM")
-    add("bytes", "buffer to price; K, M, G are 2^10, 2^20, 2^30 (default: 1M)", type=size,
-        default=1 << 20, metavar="B")  # fmt: skip
-    machines.add_options(parser)
-    values = parser.read_values(arguments)
-    choice, ranks = values["algorithm"], values["ranks"]
-    if values["segments"] is not None:
-        if choice.segments > 1:
-            raise ConfigurationError(f"{choice} and --segments: give the segments once")
-        choice = replace(choice, segments=values["segments"])
-    if values["beside"] is not None and values["html"] is None:
-        raise ConfigurationError("--beside needs --html FILE")
-    for name in ("svg", "html"):
-        if values[name] is not None and values[name].suffix != f".{name}":
-            raise ConfigurationError(f"--{name} {values[name]}: expected a name in .{name}")
-    nodes = None if values["nodes"] is None else split(ranks, values["nodes"])
+    given = pick(ExplainOptions, COMMAND_LINE.read(arguments))
+    choice, ranks = given.algorithm, given.ranks
+    if given.segments is not None:
+        choice = replace(choice, segments=given.segments)
+    nodes = None if given.nodes is None else split(ranks, given.nodes)
     if nodes is None and choice.algorithm.knows_nodes:
         nodes = split_in_two(ranks)
-    machine = machines.read_machine(values, several=nodes is not None)
-    files = {name: values[name] for name in ("svg", "html", "beside")}
-    return Options(choice, ranks, nodes, values["bytes"], machine, **files)
+    machine = machines.read_machine(given, several=nodes is not None)
+    return Options(choice, ranks, nodes, given.bytes, machine, given.svg, given.html, given.beside)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -8,15 +8,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from tqdm import tqdm
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import CommandLine, at_least, make, positive
+from benchmarks.common.options import (
+    ALL_ALGORITHMS,
+    Algorithms,
+    CommandLine,
+    Count,
+    CountOrNone,
+    File,
+    SeveralRanks,
+    describe_algorithms,
+)
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
 from benchmarks.models.summation import (
@@ -31,13 +40,15 @@ from benchmarks.models.summation import (
     measure,
 )
 from mpiddp.errors import ScheduleError
-from mpiddp.schedules.registry import Choice
+from mpiddp.options.checks import positive
+from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Types = Annotated[tuple[str, ...], Argument(choices=tuple(DTYPES), flag="--dtype")]
 RANKS = (8, 64, 256)
 ELEMENTS = 8192
 """32 of them in each chunk at 256 ranks; they give an RMS error to within one percent or so."""
@@ -81,19 +92,28 @@ STRIPE = 2.5
 ONE_ROUNDING: dict[str, Any] = {"color": "#777777", "linewidth": 1, "linestyle": ":", "zorder": 0}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    algorithms: tuple[Choice, ...]
-    ranks: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    elements: int
-    scale: float
+    """What is summed."""
+
+    algorithms: Algorithms = ALL_ALGORITHMS
+    """(default: all)"""
+    ranks: SeveralRanks = RANKS
+    """Numbers of ranks."""
+    dtypes: Types = tuple(DTYPES)
+    """Types of the elements."""
+    elements: Count = ELEMENTS
+    """Of each rank's buffer."""
+    scale: Annotated[float, Argument("X", positive("a number"))] = 1.0
     """Standard deviation of the inputs."""
-    seed: int
-    error: str
-    """``rms`` or ``largest``: the one that is printed and drawn."""
-    json: Path | None
-    plot: Path | None
+    seed: CountOrNone = 0
+    """Of the inputs."""
+    error: Literal["rms", "largest"] = "rms"
+    """The error to print and draw: RMS, or the worst element's."""
+    json: File = None
+    """Write all results and the environment."""
+    plot: File = None
+    """Draw error against ranks (.svg, .png or .pdf)."""
 
 
 @dataclass(frozen=True)
@@ -106,32 +126,18 @@ class Row:
     errors: Mapping[Kind, Error]
 
 
+COMMAND_LINE = CommandLine(
+    command="numerics",
+    description="Sum normal values in each algorithm's order, adding in the type itself and in "
+    "float32, and compare with float64. Needs neither MPI nor a GPU.",
+    groups={"options": Options},
+    epilog=describe_algorithms("ring:segments=4"),
+)
+
+
 def parse(arguments: Sequence[str]) -> Options:
-    parser = CommandLine(
-        "numerics",
-        "Sum normal values in each algorithm's order, adding in the type itself and in float32, "
-        "and compare with float64. Needs neither MPI nor a GPU.",
-    )
-    add = parser.add
-    parser.add_algorithms()
-    add("ranks", type=at_least(2), default=RANKS)
-    add("dtype", choices=DTYPES, nargs="+", default=DTYPES, metavar="TYPE")
-    add(
-        "elements",
-        "elements of each rank's buffer",
-        type=at_least(1),
-        default=ELEMENTS,
-        metavar="N",
-    )
-    add("scale", "standard deviation of the inputs", type=positive("a number"), default=1.0,
-        metavar="X")  # fmt: skip
-    add("seed", "seed of the inputs")
-    add("error", "the error to print and draw: RMS, or the worst element's",
-        choices=("rms", "largest"), default="rms")  # fmt: skip
-    add("json", "write all results and the environment")
-    add("plot", "draw error against ranks (.svg, .png or .pdf)")
-    values = parser.read_values(arguments)
-    return make(Options, values, ranks=tuple(sorted(values["ranks"])), dtypes=values["dtype"])
+    options = pick(Options, COMMAND_LINE.read(arguments))
+    return replace(options, ranks=tuple(sorted(options.ranks)))
 
 
 def measure_all(options: Options) -> list[Row]:

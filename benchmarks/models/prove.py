@@ -10,18 +10,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from typing import Annotated
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import CommandLine, at_least, make
+from benchmarks.common.options import (
+    ALL_ALGORITHMS,
+    Algorithms,
+    CommandLine,
+    Count,
+    File,
+    Ranks,
+    describe_algorithms,
+)
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
+from mpiddp.options.checks import at_least
+from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.proof import check_programs, prove
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
 
 RANKS = 64
+CORES = len(os.sched_getaffinity(0))
 SEGMENTS = (1, 2)
 """For every number of ranks."""
 MORE_SEGMENTS = (3, 5)
@@ -126,37 +137,37 @@ def _list_schedules(base: Schedule, segments: Sequence[int]) -> Iterator[tuple[s
             yield half.collective.value, half
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    choices: tuple[Choice, ...]
-    ranks: int
+    """What is proved."""
+
+    choices: Algorithms = ALL_ALGORITHMS
+    """(default: all)"""
+    ranks: Annotated[int, Argument("N", at_least(1, LARGEST_SIMULATED))] = RANKS
     """All numbers of ranks up to this one."""
-    segments: tuple[int, ...] | None
-    """None for SEGMENTS and MORE_SEGMENTS."""
-    processes: int
-    json: Path | None
+    segments: Ranks = ()
+    """Into how many parts (default: 1 2, and 3 5 for up to 16 ranks)."""
+    processes: Count = CORES
+    """That prove side by side (default: one per core)."""
+    json: File = None
+    """Write the verdicts."""
+
+
+COMMAND_LINE = CommandLine(
+    command="prove",
+    description="Prove by exact propagation, without running anything, that each algorithm is an "
+    "all-reduce: every contribution once, the same additions on every rank, no conflict within a "
+    "step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
+    groups={"options": Options},
+    epilog=describe_algorithms("ring:segments=4"),
+)
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    parser = CommandLine(
-        "prove",
-        "Prove by exact propagation, without running anything, that each algorithm is an "
-        "all-reduce: every contribution once, the same additions on every rank, no conflict "
-        "within a step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
-    )
-    add = parser.add
-    parser.add_algorithms()
-    add("ranks", "1 to N", type=at_least(1, LARGEST_SIMULATED), nargs=None, default=RANKS)
-    add("segments", f"default: 1 2, and 3 5 for up to {FEWER_RANKS} ranks", type=at_least(1),
-        nargs="+", metavar="K")  # fmt: skip
-    add("processes", "default: one per core", type=at_least(1),
-        default=len(os.sched_getaffinity(0)), metavar="P")  # fmt: skip
-    add("json", "write the verdicts")
-    values = parser.read_values(arguments)
-    choices = values["algorithms"]
-    if any(choice.segments > 1 for choice in choices):
+    options = pick(Options, COMMAND_LINE.read(arguments))
+    if any(choice.segments > 1 for choice in options.choices):
         raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
-    return make(Options, values, choices=choices)
+    return options
 
 
 def check_all(options: Options) -> dict[str, Verdict]:
@@ -222,7 +233,7 @@ def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) 
         f"{'all':<{width}}  {'':>6}  {total.schedules:>9,}  {total.messages:>9,}  "
         f"in {seconds:.1f} s on {cores}"
     )
-    if options.segments is None:
+    if not options.segments:
         yield (
             f"segments: {_list(SEGMENTS)}; up to {FEWER_RANKS} ranks {_list(MORE_SEGMENTS)} "
             "as well, and the halves"

@@ -6,21 +6,26 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from benchmarks.common import machines, results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
+    ALL_ALGORITHMS,
+    Algorithms,
     CommandLine,
-    at_least,
+    Count,
+    File,
+    Sizes,
+    describe_algorithms,
     describe_seconds,
     describe_size,
-    make,
-    size,
 )
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import at_least
+from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 
@@ -32,6 +37,24 @@ MOST_RANKS = 1 << 24
 SIZES = (1 << 10, 1 << 20, 1 << 28)
 DASHES = ("-", "--", ":")
 PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions(machines.MachineOptions):
+    """What is priced, and on which machine."""
+
+    algorithms: Algorithms = ALL_ALGORITHMS
+    """(default: all)"""
+    ranks: Annotated[tuple[int, ...], Argument("N", at_least(1, MOST_RANKS))] = RANKS
+    """Numbers of ranks."""
+    ranks_per_node: Count = 1
+    """Ranks that share a node and its link."""
+    bytes: Sizes = ()
+    """Buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to 256M)."""
+    json: File = None
+    """Write all prices."""
+    plot: File = None
+    """Draw time over lower bound against size (.svg, .png, .pdf)."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +97,26 @@ class Table:
         return ranks + (nodes if self.nodes != self.ranks else "")
 
 
+COMMAND_LINE = CommandLine(
+    command="simulate",
+    description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
+    f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
+    groups={"options": SimulateOptions},
+    epilog=describe_algorithms("ring:segments=4"),
+)
+
+
 def parse_options(arguments: Sequence[str]) -> Options:
-    parser = CommandLine(
-        "simulate",
-        "Price all-reduce algorithms on a machine with given latencies and bandwidths: "
-        f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-    )
-    add = parser.add
-    parser.add_algorithms()
-    add("ranks", type=at_least(1, MOST_RANKS), default=RANKS)
-    add("ranks-per-node", "ranks that share a node and its link", type=at_least(1), default=1,
-        metavar="M")  # fmt: skip
-    add("bytes", "buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to "
-        "256M)", type=size, nargs="+", metavar="B")  # fmt: skip
-    add("json", "write all prices")
-    add("plot", "draw time over lower bound against size (.svg, .png, .pdf)")
-    machines.add_options(parser)
-    values = parser.read_values(arguments)
-    asked = values["bytes"] or ()
-    return make(
-        Options,
-        values,
-        choices=values["algorithms"],
-        per_node=values["ranks_per_node"],
-        sizes=asked or (PLOTTED_SIZES if values["plot"] else SIZES),
-        shown=asked or SIZES,
-        machine=machines.read_machine(values, several=values["ranks_per_node"] > 1),
+    given = pick(SimulateOptions, COMMAND_LINE.read(arguments))
+    return Options(
+        choices=given.algorithms,
+        ranks=given.ranks,
+        per_node=given.ranks_per_node,
+        sizes=given.bytes or (PLOTTED_SIZES if given.plot else SIZES),
+        shown=given.bytes or SIZES,
+        machine=machines.read_machine(given, several=given.ranks_per_node > 1),
+        json=given.json,
+        plot=given.plot,
     )
 
 

@@ -7,13 +7,21 @@ cluster, the phases of mpiddp's start-up are reported beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from tqdm import tqdm
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
-from benchmarks.common.options import CommandLine, RunOptions, make, make_run
+from benchmarks.common.options import (
+    CommandLine,
+    Count,
+    CountOrNone,
+    RunOptions,
+    Seconds,
+    make_run,
+)
 from benchmarks.common.statistics import interleave
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import Rounds, show_progress
@@ -25,26 +33,33 @@ from benchmarks.startup.contenders import Contender, list_contenders, list_helps
 from benchmarks.startup.plot import draw
 from benchmarks.startup.report import Failure, Group
 from benchmarks.startup.targets import judge
+from mpiddp.options.fields import pick
 
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4, 8, 16)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartupRounds(Rounds):
+    """How often everything is timed."""
+
+    repetitions: Count = 10
+    warm_up: CountOrNone = 1
+    deadline: Seconds = 120.0
+
+
+COMMAND_LINE = CommandLine(
+    command="startup",
+    description="Time whole processes from launch to first all-reduce, in turns: mpiddp under "
+    "mpirun or srun, torchrun with the same script, and the floor, importing torch. Without "
+    "--ranks: 2 and 4, with srun 4, 8 and 16.",
+    groups={"what is measured": StartupRounds, "the run": RunOptions},
+)
+
+
 def parse(arguments: Sequence[str]) -> RunOptions[Rounds]:
-    parser = CommandLine(
-        "startup",
-        "Time whole processes from launch to first all-reduce, in turns: mpiddp under mpirun or "
-        "srun, torchrun with the same script, and the floor, importing torch.",
-    )
-    add = parser.add
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4 8 16)")
-    add("repetitions", default=10)
-    add("warm-up", default=1)
-    add("seed", "seed of the order")
-    add("deadline", "time limit of a run", default=120.0)
-    parser.add_run("write every sample and the environment", "draw the samples")
-    values = parser.read_values(arguments)
-    return make_run(values, make(Rounds, values), RANKS, RANKS_ON_CLUSTER)
+    values = COMMAND_LINE.read(arguments)
+    return make_run(RunOptions, values, pick(StartupRounds, values), RANKS, RANKS_ON_CLUSTER)
 
 
 def check(options: RunOptions[Rounds]) -> Mpirun | Srun:

@@ -13,41 +13,29 @@ from dataclasses import asdict
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import CommandLine, RunOptions, at_least, make, positive
+from benchmarks.common.options import CommandLine, RunOptions, RunPlace, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
-from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, configure, measure
+from benchmarks.stragglers.measurement import Contender, Plan, configure, measure
 from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.groups.straggler import RANDOM, parse_straggler
-from mpiddp.training.options.groups.synchronisation import UNLIMITED
+from mpiddp.options.fields import pick
+from mpiddp.training.options.groups.straggler import parse_straggler
+
+COMMAND_LINE = CommandLine(
+    command="stragglers",
+    description="Train until an accuracy is reached while a worker is slow: the framework's "
+    "all-reduce, and a parameter server with each bound on staleness, in turns.",
+    groups={"what is measured": Plan, "the run": RunPlace},
+    without=("warm_up", "nodes"),
+)
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    parser = CommandLine(
-        "stragglers",
-        "Train until an accuracy is reached while a worker is slow: the framework's all-reduce, "
-        "and a parameter server with each bound on staleness, in turns.",
-    )
-    add, count = parser.add, at_least(1)
-    add("ranks", "number of ranks, all of them workers", type=at_least(2), nargs=None, default=2)
-    add("model", "model of python -m mpiddp.train", default="convnet")
-    add("epochs", type=count, default=8, metavar="N")
-    add("batch-size", "samples per worker and step", type=count, default=16, metavar="N")
-    add("accuracy", "share of the test samples to reach", type=positive("a share"), default=0.97,
-        metavar="SHARE")  # fmt: skip
-    add("stragglers", "a rank, or random, and how much longer its passes take", nargs="+",
-        default=("0=4", f"{RANDOM}=4"), metavar="WHO=FACTOR")  # fmt: skip
-    add("staleness", "bounds on staleness", nargs="+", default=(IN_STEP, "4", UNLIMITED),
-        metavar="STEPS")  # fmt: skip
-    add("repetitions", default=3)
-    add("seed", "seed of the order, and of the first round's training")
-    add("deadline", "time limit of a run", default=600.0)
-    parser.add_run("write every run and the environment", "draw accuracy by time", is_local=True)
-    values = parser.read_values(arguments)
-    plan = make(Plan, values)
-    return make(RunOptions, values, plan=plan, ranks=(plan.ranks,), nodes=None)
+    values = COMMAND_LINE.read(arguments)
+    plan = pick(Plan, values)
+    return make_run(RunOptions, {**values, "ranks": (plan.ranks,)}, plan, ())
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:

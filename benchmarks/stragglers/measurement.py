@@ -8,13 +8,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from benchmarks.common.options import Count, Seconds
 from benchmarks.common.statistics import Series, interleave, summarize
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program
+from mpiddp.options.checks import at_least, positive
+from mpiddp.options.fields import Argument
 from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.groups.straggler import RANDOM
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 OPTIONS = (
@@ -46,16 +50,27 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Rounds):
-    """What is measured; ``seed`` is also that of the first round's training, the next round's is
-    one higher."""
+    """What is measured.
 
-    ranks: int
-    model: str
-    epochs: int
-    batch_size: int
-    accuracy: float
-    stragglers: tuple[str, ...]
-    staleness: tuple[str, ...]
+    ``seed`` is also that of the first round's training, the next round's is one higher.
+    """
+
+    ranks: Annotated[int, Argument("N", at_least(2))] = 2
+    """Number of ranks, all of them workers."""
+    model: str = "convnet"
+    """Model of python -m mpiddp.train."""
+    epochs: Count = 8
+    """Of each training, at most."""
+    batch_size: Count = 16
+    """Samples per worker and step."""
+    accuracy: Annotated[float, Argument("SHARE", positive("a share"))] = 0.97
+    """Share of the test samples to reach."""
+    stragglers: Annotated[tuple[str, ...], Argument("WHO=FACTOR")] = ("0=4", f"{RANDOM}=4")
+    """A rank, or random, and how much longer its passes take."""
+    staleness: Annotated[tuple[str, ...], Argument("STEPS")] = (IN_STEP, "4", UNLIMITED)
+    """Bounds on staleness."""
+    repetitions: Count = 3
+    deadline: Seconds = 600.0
 
 
 @dataclass(frozen=True)

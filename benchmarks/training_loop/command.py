@@ -11,35 +11,26 @@ from dataclasses import asdict
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import CommandLine, RunOptions, at_least, make
+from benchmarks.common.options import CommandLine, RunOptions, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
 from benchmarks.training_loop.measurement import Plan, measure
-from benchmarks.training_loop.workloads import WORKLOADS, find_workload
+from benchmarks.training_loop.workloads import find_workload
+from mpiddp.options.fields import pick
+
+COMMAND_LINE = CommandLine(
+    command="training-loop",
+    description="Time whole trainings of python -m mpiddp.train and of a bare loop, in turns, by "
+    "the samples per second of their epochs. Without --ranks: 1 and 2.",
+    groups={"what is measured": Plan, "the run": RunOptions},
+    without=("nodes",),
+)
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    parser = CommandLine(
-        "training-loop",
-        "Time whole trainings of python -m mpiddp.train and of a bare loop, in turns, by the "
-        "samples per second of their epochs.",
-    )
-    add = parser.add
-    add("ranks", "numbers of ranks", default=(1, 2))
-    add("models", ", ".join(WORKLOADS), nargs="+", default=tuple(WORKLOADS), metavar="MODEL")
-    add("epochs", "of each training that count, after one that does not", type=at_least(1),
-        default=5, metavar="N")  # fmt: skip
-    add("precision", "of both loops", choices=("fp32", "bf16"), default="fp32")
-    add("channels-last", "images lie in memory by pixels", action="store_true")
-    add("compile", "torch.compile", action="store_true")
-    add("repetitions", default=5)
-    add("warm-up", default=0)
-    add("seed", "seed of parameters, samples and the order")
-    add("deadline", "time limit of a training", default=600.0)
-    parser.add_run("write every round and the environment", "draw the speeds", is_local=True)
-    values = parser.read_values(arguments)
-    return make(RunOptions, values, plan=make(Plan, values), nodes=None)
+    values = COMMAND_LINE.read(arguments)
+    return make_run(RunOptions, values, pick(Plan, values), (1, 2))
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from typing import Annotated, Literal
 
 from benchmarks.baselines.training_loop import Settings
+from benchmarks.common.options import Count, Seconds
 from benchmarks.common.statistics import Series, Summary, compare, interleave, quantile
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching.launchers import Mpirun, clean_environment
 from benchmarks.launching.processes import Program, run
-from benchmarks.training_loop.workloads import Workload, find_workload
+from benchmarks.training_loop.workloads import WORKLOADS, Workload, find_workload
+from mpiddp.options.fields import Argument
 from mpiddp.training.records.history import METRICS
 
 TRAINER, BARE = "mpiddp.train", "a bare loop"
@@ -28,12 +31,18 @@ UNTIMED = 1
 class Plan(Rounds):
     """What is measured."""
 
-    models: tuple[str, ...]
-    epochs: int
-    """Of one training that count."""
-    precision: str
-    channels_last: bool
-    compile: bool
+    models: Annotated[tuple[str, ...], Argument("MODEL")] = tuple(WORKLOADS)
+    """With the data and batch that belong to each."""
+    epochs: Count = 5
+    """Of each training that count, after one that does not."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of both loops."""
+    channels_last: bool = False
+    """Images lie in memory by pixels."""
+    compile: bool = False
+    """Use torch.compile in both loops."""
+    repetitions: Count = 5
+    deadline: Seconds = 600.0
 
     def make_settings(self, workload: Workload) -> Settings:
         return Settings(

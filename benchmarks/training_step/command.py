@@ -6,16 +6,19 @@ What every contender trains is checked before it is timed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from benchmarks.allreduce.contenders import TRANSPORTS
-from benchmarks.common import results
+from benchmarks.common import results, trials
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     CommandLine,
+    Count,
     RunOptions,
-    at_least,
+    Seconds,
+    SeveralRanks,
     describe_algorithms,
-    make,
     make_run,
 )
 from benchmarks.common.targets import format_targets
@@ -32,68 +35,80 @@ from benchmarks.training_step.contenders import (
     expand,
     parse_contender,
 )
-from benchmarks.training_step.measurement import LENGTH, Plan, measure
+from benchmarks.training_step.measurement import Plan, measure
 from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.options.groups.straggler import parse_straggler
 
 RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4,)
-DEVICES = ("auto", "cpu", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(trials.Plan):
+    """What is measured."""
+
+    models: Annotated[tuple[str, ...], Argument("MODEL")] = tuple(SHAPES)
+    """convnet, resnet18, mlp or mlp:megabytes=M (default: all, the mlp with 67)."""
+
+    sync: Annotated[tuple[str, ...], Argument("SYNC")] = ()
+    """See below (default: those below, and data-parallel if one process has as many GPUs as there
+    are ranks)."""
+
+    transports: Annotated[tuple[str, ...], Argument(choices=TRANSPORTS)] = ("auto",)
+    """Of mpiddp's gradients."""
+
+    wire_dtype: Annotated[tuple[str, ...], Argument(choices=WIRE_DTYPES)] = ("auto",)
+    """Types in which mpiddp sends gradients."""
+
+    batch_size: Count = 8
+    """Samples per worker."""
+
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """auto takes GPUs if every rank has one."""
+
+    straggler: Annotated[str | None, Argument("WHO=FACTOR")] = None
+    """Slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker drawn in each step."""
+
+    repetitions: Count = 5
+    deadline: Seconds = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun(RunOptions[Plan]):
+    """Where ranks are started, and where the results go."""
+
+    ranks: SeveralRanks = ()
+    """Numbers of ranks (default: 2 4; with srun 4)."""
+
+
+COMMAND_LINE = CommandLine(
+    command="training-step",
+    description="Time training steps in turns, by synchronisation: compute, communication that "
+    "nothing hides, update; with samples per second, efficiency and bytes.",
+    groups={"what is measured": StepOptions, "the run": StepRun},
+    epilog="SYNC is framework, framework-fused, auto, an algorithm, parameter-server (for example "
+    "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
+    f"By default: {' '.join(USUAL)}. {describe_algorithms('ring:segments=4')}",
+)
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = _make_parser().read_values(arguments)
-    named = [parse_contender(text) for text in values["sync"] or USUAL]
-    rows = [
-        row for each in named for row in expand(each, values["transports"], values["wire_dtype"])
-    ]
-    plan = make(
-        Plan,
-        values,
-        workloads=tuple(dict.fromkeys(map(parse_workload, values["models"]))),
-        contenders=tuple(dict.fromkeys(rows)),
-        offers_data_parallel=values["sync"] is None,
-    )
-    return make_run(values, plan, RANKS, RANKS_ON_CLUSTER)
-
-
-def _make_parser() -> CommandLine:
-    parser = CommandLine(
-        "training-step",
-        "Time training steps in turns, by synchronisation: compute, communication that nothing "
-        "hides, update; with samples per second, efficiency and bytes.",
-        "SYNC is framework, framework-fused, auto, an algorithm, parameter-server (for example "
-        "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
-        f"{describe_algorithms('ring:segments=4')}",
-    )
-    add = parser.add
-    add("models", f"{', '.join(SHAPES)} or mlp:megabytes=M (default: all, the mlp with 67)",
-        nargs="+", metavar="MODEL", default=tuple(SHAPES))  # fmt: skip
-    add("sync", f"default: {' '.join(USUAL)}, and data-parallel if one process has as many GPUs as "
-        "there are ranks", nargs="+", metavar="SYNC")  # fmt: skip
-    add("transports", f"transports of mpiddp's gradients: {', '.join(TRANSPORTS)}", nargs="+",
-        choices=TRANSPORTS, default=("auto",), metavar="TRANSPORT")  # fmt: skip
-    add("wire-dtype", f"types in which mpiddp sends gradients: {', '.join(WIRE_DTYPES)}", nargs="+",
-        choices=WIRE_DTYPES, default=("auto",), metavar="TYPE")  # fmt: skip
-    add("batch-size", "samples per worker", type=at_least(1), default=8, metavar="N")
-    add("device", "auto, cpu or gpu; auto takes GPUs if every rank has one", choices=DEVICES,
-        default="auto", metavar="DEVICE")  # fmt: skip
-    add("straggler", "slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker "
-        "drawn in each step", metavar="WHO=FACTOR")  # fmt: skip
-    add("ranks", "numbers of ranks (default: 2 4; with srun 4)", type=at_least(2))
-    add("repetitions", default=5)
-    add("warm-up", "rounds before them, after a first visit to each", default=0)
-    add("iterations", f"steps per visit (default: {LENGTH})")
-    add("seed", "seed of parameters, samples and the order")
-    add("deadline", "time limit of a job's start, and of each answer", default=300.0)
-    parser.add_run("write every visit and the environment", "draw the parts",
-                   "with srun: time a link between two nodes; with --targets compare servers with "
-                   "the cost model")  # fmt: skip
-    return parser
+    values = COMMAND_LINE.read(arguments)
+    options = pick(StepOptions, values)
+    named = [parse_contender(text) for text in options.sync or USUAL]
+    rows = [row for each in named for row in expand(each, options.transports, options.wire_dtype)]
+    derived = {
+        "workloads": tuple(dict.fromkeys(map(parse_workload, options.models))),
+        "contenders": tuple(dict.fromkeys(rows)),
+        "offers_data_parallel": not options.sync,
+    }
+    plan = pick(Plan, {**vars(options), **derived})
+    return make_run(StepRun, values, plan, RANKS, RANKS_ON_CLUSTER)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun | Srun:

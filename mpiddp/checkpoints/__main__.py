@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.manifest import DamageError, FormatError, Manifest
@@ -18,7 +19,8 @@ from mpiddp.checkpoints.storage.owner import UNKNOWN, Owner, read_owner
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import describe_size
-from mpiddp.launch.script.arguments import make_parser
+from mpiddp.options.fields import Argument
+from mpiddp.options.reader import read
 from mpiddp.wording import describe_error, fold
 
 DESCRIPTION = """\
@@ -41,19 +43,25 @@ class Entry:
     """Why it cannot be used, as far as its name and manifest tell."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """What is shown."""
+
+    directory: Annotated[Path, Argument("DIR", is_positional=True)]
+
+    quick: bool = False
+    """Compare the sizes of files only, not their digests."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of one directory."""
-    parser = make_parser("python -m mpiddp checkpoints", DESCRIPTION)
-    parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument(
-        "--quick", action="store_true", help="compare the sizes of files only, not their digests"
-    )
+    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        values = parser.read(sys.argv[1:] if arguments is None else arguments, show_help=True)
+        options = read(ShowOptions, words, "python -m mpiddp checkpoints", DESCRIPTION)
         try:
-            show(values.directory, is_quick=values.quick)
+            show(options.directory, is_quick=options.quick)
         except OSError as error:
-            text = f"checkpoints: cannot read {values.directory}: {describe_error(error)}"
+            text = f"checkpoints: cannot read {options.directory}: {describe_error(error)}"
             raise ConfigurationError(text) from None
 
 

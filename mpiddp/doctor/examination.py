@@ -11,7 +11,7 @@ import time
 
 from mpiddp.doctor.common.examiner import Examiner
 from mpiddp.doctor.common.findings import failed, passed, skipped
-from mpiddp.doctor.common.options import Settings
+from mpiddp.doctor.common.options import DoctorOptions
 from mpiddp.doctor.gpu.stage import GpuStage
 from mpiddp.doctor.network import routes
 from mpiddp.doctor.network.stage import examine_network
@@ -30,7 +30,7 @@ ALL_REDUCE = "all-reduce"
 THE_REST = "the rest"
 
 
-def examine(settings: Settings, failure_handler: FailureHandler) -> int:
+def examine(settings: DoctorOptions, failure_handler: FailureHandler) -> int:
     """Examine, print, close. Returns the exit code, the same on every rank. Collective.
 
     A failure of the examination itself ends the job, as any failure does.

@@ -22,14 +22,14 @@ from mpiddp import environment
 from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, PeerLostError
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
-from mpiddp.front.front_options import FrontOptions, read_options
 from mpiddp.front.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.front.layout import JobLayout
-from mpiddp.front.plan import NONE, LaunchPlan, is_in_allocation, make_plan
+from mpiddp.front.plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
-from mpiddp.launch.script.command_line import COMMANDS, CommandLine
+from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
+from mpiddp.launch.script.front_options import NONE, FrontOptions
 from mpiddp.process import job_directory
 from mpiddp.wording import count_noun
 
@@ -50,15 +50,11 @@ class Job:
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
-        self.plan = self._make_plan(None)
+        self.plan = make_plan(options)
         self.files: Files | None = None
         self._error_start = 0
         """How many bytes an earlier start has left in the file of errors."""
         self._lost: tuple[str, ...] = ()
-
-    def _make_plan(self, without: Sequence[str] | None) -> LaunchPlan:
-        options = self.options
-        return make_plan(options.request, options.launcher, options.launcher_options, without)
 
     def run(self) -> int:
         """Run attempts until one ends well, or no other one is due. Returns the exit code."""
@@ -147,15 +143,15 @@ class Job:
             self._lost = _choose_lost(self.plan.layout, self._lost, found, self.options)
             hosts = len(self.plan.layout.hosts)
             try:
-                self.plan = self._make_plan(self._lost)
+                self.plan = make_plan(self.options, self._lost)
             except ConfigurationError as error:
                 say(f"no restart: {error}")
                 return False
             left = self.plan.layout
-            if left is None or len(left.hosts) < self.options.min_nodes:
+            if left is None or len(left.hosts) < self.options.fewest_nodes:
                 say(
                     f"no restart: {len(left.hosts) if left else 0} of {count_noun(hosts, 'node')} "
-                    f"left, and --min-nodes is {self.options.min_nodes}"
+                    f"left, and --min-nodes is {self.options.fewest_nodes}"
                 )
                 return False
             without = f", without {fold_hostnames(self._lost)}" if self._lost else ""
@@ -233,12 +229,12 @@ def _choose_lost(
     named = str((found.outcome or {}).get("lost_host") or "")
     is_alive = is_host(named, os.uname().nodename) if named else True
     suspect = set() if is_alive else {host for host in hosts if is_host(host, named)}
-    if len(set(hosts) - lost - suspect) >= options.min_nodes:
+    if len(set(hosts) - lost - suspect) >= options.fewest_nodes:
         lost |= suspect
     return tuple(host for host in hosts if host in lost)
 
 
-def _name_logs(folder: str) -> Files:
+def _name_logs(folder: Path) -> Files:
     """Name the files of all ranks' output, and make them.
 
     Raises ConfigurationError if they cannot be written. A job's name may hold anything, and be
@@ -300,7 +296,7 @@ def _check_output(line: CommandLine, ranks: int | None) -> None:
 def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
-        options = read_options(line)
+        options = read_front(line)
         job = Job(line, options)
         if options.dry_run:
             _write(sys.stdout, f"{job.plan.describe(job.program)}\n")

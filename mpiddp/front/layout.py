@@ -7,20 +7,8 @@ from dataclasses import dataclass
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import Allocation, Node
+from mpiddp.launch.script.front_options import LayoutRequest
 from mpiddp.wording import count_noun
-
-
-@dataclass(frozen=True)
-class LayoutRequest:
-    """How many ranks the front was asked for; None if it was not said."""
-
-    ranks: int | None = None
-    nodes: int | None = None
-    ranks_per_node: int | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return self == LayoutRequest()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
-from mpiddp.front.layout import JobLayout, LayoutRequest, choose_layout
+from mpiddp.front.layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.launcher.command import (
     OTHER,
@@ -23,10 +23,9 @@ from mpiddp.launch.launcher.command import (
     find_mpirun,
     find_program,
 )
+from mpiddp.launch.script.front_options import NONE, FrontOptions, LayoutRequest, split_words
 from mpiddp.wording import count_noun
 
-NONE = "none"
-"""In place of a launcher, for a program that starts its ranks itself."""
 RANKS_PER_CORE = 64
 """The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
 
@@ -65,24 +64,18 @@ def is_in_allocation(variables: Mapping[str, str]) -> bool:
     return environment.is_set((environment.SLURM_JOB_ID,), variables)
 
 
-def make_plan(
-    request: LayoutRequest,
-    launcher: str,
-    options: Sequence[str] = (),
-    without: Sequence[str] | None = None,
-) -> LaunchPlan:
+def make_plan(request: FrontOptions, without: Sequence[str] | None = None) -> LaunchPlan:
     """Choose how ranks are started from this process.
 
     Args:
-        request: how many ranks.
-        launcher: ``auto``, ``mpirun``, ``mpiexec``, ``srun``, ``none`` or a program.
-        options: for the launcher, as they are.
+        request: what the front was asked for.
         without: for a restart, the hosts of the job that are not to be used.
 
     Raises ConfigurationError if there is no such launcher, or the request cannot be fulfilled.
     """
-    variables = os.environ
-    inside = is_in_allocation(variables)
+    inside, launcher = is_in_allocation(os.environ), request.launcher
+    options = split_words("--launcher-options", request.launcher_options)
+    _check_restarts(request, inside)
     if launcher == NONE:
         return _plan_none(request, options)
     if not inside and launcher == "srun":
@@ -110,6 +103,25 @@ def make_plan(
     )
     found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
     return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
+
+
+def _check_restarts(request: FrontOptions, inside: bool) -> None:
+    """Raise ConfigurationError for an option about restarts that would have no effect."""
+    if request.min_nodes is not None and request.launcher == NONE:
+        raise ConfigurationError(
+            "--min-nodes counts the nodes that have ranks, and with --launcher none the program "
+            "chooses them: leave it out"
+        )
+    if request.min_nodes is not None and not inside:
+        raise ConfigurationError(
+            "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
+        )
+    for name in ("restart_window", "min_nodes"):
+        if getattr(request, name) is not None and request.restarts == 0:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} has no effect without restarts: add --restarts N, or "
+                "leave it out"
+            )
 
 
 def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:

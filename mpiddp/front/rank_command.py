@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.front_options import FrontOptions, split_words
-from mpiddp.front.plan import NONE, is_in_allocation
+from mpiddp.front.plan import is_in_allocation
 from mpiddp.launch.launcher.command import find_program
-from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, suggest
+from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine
+from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
+from mpiddp.options.checks import did_you_mean
 
 
 def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
@@ -140,7 +141,7 @@ def _check_program(line: CommandLine) -> None:
             raise ConfigurationError(f"{script!r} is a directory without a __main__.py")
     elif not os.path.exists(script):
         raise ConfigurationError(
-            f"there is no script {script!r} in {here}{suggest(script, COMMANDS)}"
+            f"there is no script {script!r} in {here}{did_you_mean(script, COMMANDS)}"
         )
     elif not os.access(script, os.R_OK):
         raise ConfigurationError(f"the script {script!r} cannot be read")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.device.binding import AUTO, check_kind
 from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.control import ControlChannel, hand_over
@@ -18,15 +16,10 @@ from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 from mpiddp.process.background import call_at_exit
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.process.sockets import ports
-from mpiddp.process.streams.output import Output
 
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
-
-LONGEST_TIMEOUT = 1e6
-"""Seconds; what torch's timers hold."""
 
 _current: Session | None = None
 """The session that is open in this process."""
@@ -53,51 +46,6 @@ def current_session() -> Session:
     if _current is None:
         raise ConfigurationError("there is no session: call mpiddp.init() first")
     return _current
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a launch can be told."""
-
-    backend: str = "auto"
-    """``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU, else Gloo."""
-    timeout: float = 300.0
-    """Seconds for each phase of start-up and for each collective; over NCCL, collectives have 30
-    seconds more, counted from the moment in which they are queued."""
-    interface: str = "auto"
-    """``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``, ``=eth0``)."""
-    allow_shared_gpu: bool = False
-    """Whether several ranks may use one GPU: with Gloo, or with NCCL 2.30 or newer and
-    NCCL_MULTI_RANK_GPU_ENABLE=1."""
-    lifeline_timeout: float = 30.0
-    """Seconds after which a silent node is considered lost."""
-    bind: str = AUTO
-    """What ranks that no launcher has bound are bound to: ``auto``, ``none``, ``cores`` or ``numa``
-    (`mpiddp.launch.device.binding`)."""
-    stall_timeout: float = 0.0
-    """Seconds after which a job ends in which no rank's main thread moves; 0 for never."""
-    port_range: str = ports.AUTO
-    """``LOW-HIGH``: the ports that mpiddp may listen on; ``auto``: those of MPIDDP_PORT_RANGE where
-    it is set, else any."""
-    output: Output = field(default_factory=Output)
-    """Where ranks print. The program that starts the session sets it up, before anything else
-    (`mpiddp.process.streams.output.redirect`)."""
-
-    def __post_init__(self) -> None:
-        check_kind(self.bind)
-        ports.parse_option(self.port_range)
-        if not 0 <= self.stall_timeout <= LONGEST_TIMEOUT:
-            raise ConfigurationError(
-                f"stall_timeout: expected seconds up to {LONGEST_TIMEOUT:g}, or 0 for none, "
-                f"found {self.stall_timeout}"
-            )
-        for name in ("timeout", "lifeline_timeout"):
-            seconds = getattr(self, name)
-            if not 0 < seconds <= LONGEST_TIMEOUT:
-                raise ConfigurationError(
-                    f"{name}: expected seconds above 0 and up to {LONGEST_TIMEOUT:g}, "
-                    f"found {seconds}"
-                )
 
 
 class Session(ControlChannel):

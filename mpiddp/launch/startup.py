@@ -35,12 +35,12 @@ from mpiddp.launch.mpi.world import (
     solitary_world,
 )
 from mpiddp.launch.network import interfaces
+from mpiddp.launch.options import Options
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.rendezvous.companions import CompanionAgreement
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.session import (
-    Options,
     Session,
     find_failure_handler,
     find_session,
@@ -91,14 +91,14 @@ def start(
     return session
 
 
-def open_session(*values: Any, **options: Any) -> Session:
+def open_session(**options: Any) -> Session:
     """Start a launch in a script, with `Options`: an uncaught exception ends the job from now on.
 
     Collective; a failure ends the job, but raises in an interactive process.
     """
     failure_handler = FailureHandler()
     with failure_handler:
-        session = start(Options(*values, **options), failure_handler)
+        session = start(Options(**options), failure_handler)
     catch_uncaught(session, failure_handler)
     return session
 
@@ -254,7 +254,7 @@ class Starter:
         world, self.neighbourhood = find_world(own)
         self.control = ControlChannel(world, own, self.options.timeout)
         peers.meet_world(world)
-        self.options.output.check_world(world.size)
+        self.options.check_world(world.size)
         peers.meet_world(world, gather_roster(world, self.neighbourhood, own))
 
     def _load_mpi(self) -> Any:

@@ -13,7 +13,7 @@ from mpiddp.launch.session import Session, find_failure_handler, find_session
 from mpiddp.launch.startup import open_session
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.training.options.config import Configuration, from_keywords
-from mpiddp.training.options.groups.launch import LaunchOptions
+from mpiddp.training.options.groups.launch import TrainerLaunchOptions
 from mpiddp.training.preparation import agree
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import find_path
@@ -131,13 +131,13 @@ def _configure(task: Task, options: dict[str, Any]) -> Configuration:
 
 def _find_session(configuration: Configuration) -> tuple[Session, PreemptionSignals]:
     """The session that is open, or a new one; and what notes the cluster's requests."""
-    launch = {each.name: getattr(configuration, each.name) for each in fields(LaunchOptions)}
+    launch = {each.name: getattr(configuration, each.name) for each in fields(TrainerLaunchOptions)}
     session = find_session()
     signals = session.signals if session is not None else None
     if session is None or not session.has_group:
         session = open_session(**launch)
     else:
-        for each in fields(LaunchOptions):
+        for each in fields(TrainerLaunchOptions):
             if launch[each.name] != each.default:
                 raise ConfigurationError(
                     f"{each.name} = {launch[each.name]!r} comes too late: the session is open; "

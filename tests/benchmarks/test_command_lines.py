@@ -50,12 +50,12 @@ RULES = [
     (PLOTTED, "--plot /none/a.svg", "there is no directory /none"),
     (PLOTTED, "--plot a.gif", "expected a name that ends in .svg, .png, .pdf"),
     (PLOTTED, "--json a.svg --plot a.svg", "a.svg is named for two outputs"),
-    (BETWEEN_RANKS, "--transports pigeon", "invalid choice: 'pigeon'"),
+    (BETWEEN_RANKS, "--transports pigeon", "found 'pigeon'"),
     (("allreduce",), "--algorithms star", "no algorithm is called 'star'"),
     (("training-step",), "--sync star", "no algorithm is called 'star'"),
     (("simulate", "prove", "numerics"), "star", "no algorithm is called 'star'; there are ring"),
-    (MEASURING, "stray", "unrecognized arguments: stray"),
-    (tuple(COMMANDS), "--unknown", "unrecognized arguments: --unknown"),
+    (MEASURING, "stray", "unexpected argument 'stray'"),
+    (tuple(COMMANDS), "--unknown", "unknown option --unknown"),
 ]  # fmt: skip
 CASES = [(name, words, message) for names, words, message in RULES for name in names]
 

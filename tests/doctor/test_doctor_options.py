@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.doctor.common.options import Settings, check_json, parse
+from mpiddp.doctor.common.options import DoctorOptions, check_json, parse
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.session import Options
 
 
 def test_without_options():
-    assert parse([]) == Settings(Options(timeout=30.0), None, Path("runs"), None)
+    assert parse([]) == DoctorOptions(timeout=30.0, json=None, runs_dir=Path("runs"), data_dir=None)
 
 
 def test_all_options():
@@ -20,7 +19,15 @@ def test_all_options():
         "--json j --runs-dir r --data-dir d --timeout 5 --backend gloo --interface eth0 "
         "--allow-shared-gpu"
     )
-    expected = Settings(Options("gloo", 5.0, "eth0", True), Path("j"), Path("r"), Path("d"))
+    expected = DoctorOptions(
+        backend="gloo",
+        timeout=5.0,
+        interface="eth0",
+        allow_shared_gpu=True,
+        json=Path("j"),
+        runs_dir=Path("r"),
+        data_dir=Path("d"),
+    )
     assert parse(words.split()) == expected
 
 

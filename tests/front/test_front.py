@@ -22,11 +22,11 @@ import mpiddp
 from mpiddp import __main__
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, front, plan
-from mpiddp.front.front_options import FrontOptions, read_options
 from mpiddp.front.job_end import Exit
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.launch.script import command_line, other_launchers, script
-from mpiddp.launch.script.command_line import split
+from mpiddp.launch.script import other_launchers
+from mpiddp.launch.script.command_line import FRONT, RANKS, READER, read_front, split
+from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.process import job_directory
 
 SECONDS = 120
@@ -102,15 +102,11 @@ def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, r
     assert (" ".join(line.ranks), " ".join(line.rest)) == (ranks, rest)
 
 
-def test_the_ranks_options_are_those_of_their_parser():
-    actions = script.make_rank_parser()._actions
-    takes_value = {name: each.nargs != 0 for each in actions for name in each.option_strings}
-    assert takes_value == command_line.RANKS
-
-
-def test_each_option_of_the_front_is_explained():
-    explained = re.findall(r"(?m)^  (--?[a-z-]+)", command_line.FRONT_HELP)
-    assert explained == [name for name in command_line.FRONT if name not in command_line.HIDDEN]
+def test_help_explains_the_options_of_the_front_and_of_the_ranks(capsys):
+    with pytest.raises(SystemExit):
+        READER.read(["--help"])
+    explained = re.findall(r"(?m)^  (--?[a-z-]+)", capsys.readouterr().out)
+    assert sorted(explained) == sorted({*FRONT, *RANKS} - {"--python", "--help"})
 
 
 def test_the_documentation_maps_every_option_of_torchrun():
@@ -120,7 +116,7 @@ def test_the_documentation_maps_every_option_of_torchrun():
         names
         for action in get_args_parser()._actions
         if (names := action.option_strings)
-        and not any(other_launchers.find_counterpart(name) for name in names)
+        and not any(other_launchers.explain(name) for name in names)
     ]
     assert unnamed == [["-h", "--help"]]
     text = (launchers.ROOT / "docs" / "launching.md").read_text()
@@ -277,8 +273,8 @@ def test_the_installed_command_is_the_same(folder):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("-n x hello.py", "-n expects auto or a whole number of at least 1"),
-        ("-n 0 hello.py", "at least 1, found '0'"),
+        ("-n x hello.py", "-n: expected auto or an integer >= 1, found 'x'"),
+        ("-n 0 hello.py", "-n: expected auto or an integer >= 1, found '0'"),
         ("-n 2 -n 3 hello.py", "-n is given twice"),
         ("-n", "-n expects a value"),
         ("-n 2", "no SCRIPT given"),
@@ -286,7 +282,7 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 below", "'below' is a directory without a __main__.py"),
         ("-n 2 -m no.such", "no module named 'no'"),
         ("-n 2 -m", "-m expects the name of a module"),
-        ("-n 2 --epochs 3 hello.py", "--epochs is no option of mpiddp; options of the script"),
+        ("-n 2 --epochs 3 hello.py", "unknown option --epochs; options of the script"),
         ("-n 2 --labels hello.py", "(did you mean --label?)"),
         ("-n 2 trian", "(did you mean train?)"),
         (
@@ -327,8 +323,11 @@ def test_the_installed_command_is_the_same(folder):
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
         ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
         ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
-        ("--restarts -1 hello.py", "--restarts expects a whole number"),
-        ("--restarts 1 --restart-window nan hello.py", "--restart-window expects seconds"),
+        ("--restarts -1 hello.py", "--restarts: expected an integer >= 0, found '-1'"),
+        (
+            "--restarts 1 --restart-window nan hello.py",
+            "--restart-window: expected 0 or more",
+        ),
         ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
         ("--restarts 0 --restart-window 9 hello.py", "--restart-window has no effect without"),
         ("--min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
@@ -497,7 +496,7 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
 
 def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
     def run(line):
-        raise StartedError(make_rank_command(line, read_options(line)))
+        raise StartedError(make_rank_command(line, read_front(line)))
 
     monkeypatch.setattr(front, "run", run)
     monkeypatch.setattr(sys, "argv", ["mpiddp", "hello.py"])
@@ -965,5 +964,5 @@ def await_words(folder: Path, text: str) -> None:
 def test_the_front_imports_nothing_heavy():
     code = "import sys, mpiddp.__main__, mpiddp.front.front; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio", "tyro", "argparse", "tempfile"}
+    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio", "tempfile"}
     assert not heavy & set(done.stdout.split())

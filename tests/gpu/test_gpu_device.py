@@ -51,7 +51,7 @@ def test_no_context_is_made_on_another_gpu(gpu):
 FORK = """
 import os, torch, mpiddp
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
 with start(Options(timeout=60), FailureHandler(), make_group=False) as session:
     child = os.fork()

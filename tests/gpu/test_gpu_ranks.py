@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from facts import messages
 from mpiddp.launch.device.nccl import QUEUE_SECONDS
 
 DEADLINE = 170.0
-needs_tyro = pytest.mark.skipif(find_spec("tyro") is None, reason="tyro is not installed")
 
 
 @pytest.mark.gpu
@@ -111,7 +109,6 @@ SYNCS = (
 """The second and the third come to the same bits: only when they travel differs."""
 
 
-@needs_tyro
 @pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=pytest.mark.long), pytest.param("gpu", marks=pytest.mark.gpu)],
@@ -143,10 +140,7 @@ def test_the_doctors_transport(several, tmp_path):
     "command",
     [
         ["allreduce", "--ranks", "2", "--sizes", "64K", "1M", "--repetitions", "2"],
-        pytest.param(
-            ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
-            marks=needs_tyro,
-        ),
+        ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
     ],
     ids=lambda command: command[0],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,7 @@ from pool import Pool, Pools
 DEADLINE = 170.0
 SMALL = ("--data", "synthetic", "--samples", "400", "--epochs", "2", "--save-every", "1epoch")
 SHARDED = ("--parallel", "fsdp", "--wrap-parameters", "1000")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(find_spec("tyro") is None, reason="tyro is not installed"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
 def train_each(

@@ -14,7 +14,7 @@ import launchers
 
 SETUP_CFG = launchers.ROOT / "setup.cfg"
 SCRIPT = launchers.ROOT / "jobs" / "constraints.py"
-TESTED = "torch==2.13.0 torchvision==0.28.0 mpi4py==4.1.2 numpy==2.4.6 tyro==1.0.17 sympy==1.14.0"
+TESTED = "torch==2.13.0 torchvision==0.28.0 mpi4py==4.1.2 numpy==2.4.6 tqdm==4.70.1 sympy==1.14.0"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_torch_that_was_put_into_the_venv_first_stays(constrain):
         "torchvision==0.28.0",
         "mpi4py==4.1.2",
         "numpy==2.3.0",
-        "tyro==1.0.17",
+        "tqdm==4.70.1",
         "sympy==1.14.0",
     }
 
@@ -71,7 +71,7 @@ def test_a_torch_that_is_too_old_is_replaced_in_the_venv(constrain):
 
 
 def test_an_active_environment_keeps_all_it_has(constrain):
-    lines = constrain("active", torch="2.11.0+cu130", mpi4py="4.0.3", tyro="0.9", sympy="1.13")
+    lines = constrain("active", torch="2.11.0+cu130", mpi4py="4.0.3", tqdm="4.60", sympy="1.13")
     assert lines == {"torch==2.11.0+cu130", "mpi4py==4.0.3", "numpy==2.4.6"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.script.arguments import name_as_typed
+from mpiddp.options.reader import name_as_typed
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mpiddp.launch.device.binding import (
     read_topology,
 )
 from mpiddp.launch.device.device import Placement, choose_cores
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.summary import describe_cores
 
 
@@ -243,7 +243,7 @@ def test_an_unknown_kind_is_refused():
 SHOW = """
 import os, threading, mpiddp
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
 stop = threading.Event()
 thread = threading.Thread(target=stop.wait)

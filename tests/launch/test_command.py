@@ -130,5 +130,5 @@ def test_nothing_heavy_is_imported():
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio", "tyro"}
+    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio"}
     assert not heavy & set(result.stdout.split())

@@ -73,7 +73,7 @@ if "LIMIT" in os.environ:
 from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
 
 fails = who in (rank, "all")
@@ -453,7 +453,7 @@ def test_a_report_comes_out_before_files_that_do_not_answer(tmp_path):
 import os, time
 from pathlib import Path
 from mpiddp.launch.failure import failure; from mpiddp.process import outcome
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
 outcome.write_outcome = lambda *_: time.sleep(3)
 with failure.FailureHandler() as failure_handler, start(Options(timeout=30), failure_handler):

@@ -13,7 +13,7 @@ import pytest
 import facts
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.summary import describe_cores
 
 SIZES = [1, 3, pytest.param(4, marks=pytest.mark.long)]

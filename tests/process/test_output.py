@@ -94,7 +94,9 @@ import ctypes, os, signal, sys, time
 from pathlib import Path
 from mpiddp.process.streams.output import Output, redirect
 log_dir = Path(sys.argv[1]) if sys.argv[1] else None
-redirection = redirect(Output(log_dir, sys.argv[2], "label" in sys.argv), 3)
+redirection = redirect(
+    Output(log_dir=log_dir, console=sys.argv[2], label="label" in sys.argv), 3
+)
 print("from python", flush=True)
 print("warning", file=sys.stderr, flush=True)
 ctypes.CDLL(None).printf(b"from C\\n")

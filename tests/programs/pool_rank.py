@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options, Session, find_failure_handler
+from mpiddp.launch.options import Options
+from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.launch.startup import start
 
 CORES = 2

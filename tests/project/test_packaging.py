@@ -24,7 +24,6 @@ REQUIREMENTS = {
     "torchvision",
     "numpy",
     "psutil",
-    "tyro",
     "tqdm",
     "xxhash>=3",
 }

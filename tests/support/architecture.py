@@ -12,7 +12,8 @@ room:
     4  launch
     3  lifeline
     2  process, schedules
-    1  errors.py, environment.py, wording.py, files.py, torch_internals.py
+    1  options
+    0  errors.py, environment.py, wording.py, files.py, torch_internals.py
 
 Every import counts, wherever it stands: in a function, under ``if TYPE_CHECKING``, or by
 ``importlib.import_module`` with a literal name. An import for the type checker alone is still
@@ -38,6 +39,7 @@ ROOMS = {
     "lifeline": 3,
     "process": 2,
     "schedules": 2,
+    "options": 1,
 }
 DOORS = frozenset({"", "calls", "train", "plot", "export", "stacks", "__main__", "doctor"})
 GROUND = frozenset({"errors", "environment", "wording", "files", "torch_internals"})
@@ -140,7 +142,7 @@ def locate(name: str) -> tuple[int, str] | None:
     if first in DOORS:
         return 8, "doors"
     if first in GROUND:
-        return 1, "ground"
+        return 0, "ground"
     return (ROOMS[first], first) if first in ROOMS else None
 
 

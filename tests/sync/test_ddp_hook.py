@@ -17,7 +17,7 @@ from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import MPI, NCCL
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
 from mpiddp.schedules.registry import names
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach

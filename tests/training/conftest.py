@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Options, Session
+from mpiddp.launch.options import Options
+from mpiddp.launch.session import Session
 from mpiddp.launch.startup import start
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ from hypothesis import strategies as st
 
 import mpiddp
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.options import LONGEST_TIMEOUT
+from mpiddp.options.checks import REFERENCE
+from mpiddp.options.fields import read_docstrings
 from mpiddp.training.options.config import GROUPS, Configuration, parse, read_toml, to_toml
-from mpiddp.training.options.groups.checks import REFERENCE
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
@@ -173,8 +173,10 @@ def test_every_option_is_read_from_toml(field: str, write_toml: WriteToml) -> No
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_is_used(field: str) -> None:
     folder = Path(mpiddp.__file__).parent
-    sources = [*folder.glob("training/**/*.py"), folder / "train.py"]
-    use = re.compile(rf"\b(configuration|options)\.{field}\b")
+    rooms = ("training", "launch", "process/streams")
+    sources = [path for room in rooms for path in folder.glob(f"{room}/**/*.py")]
+    sources.append(folder / "train.py")
+    use = re.compile(rf"\b(configuration|options|output)\.{field}\b")
     users = [path for path in sources if use.search(path.read_text())]
     assert [path for path in users if path.name != "config.py"]
 
@@ -199,6 +201,7 @@ def test_what_is_left_open_is_resolved() -> None:
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 names = texts.filter(lambda t: t not in (".", "..") and not set(t) & set("/\n") and len(t) < 200)
 positive = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+seconds = st.floats(min_value=0, max_value=LONGEST_TIMEOUT, exclude_min=True)
 configurations = st.builds(
     Configuration,
     name=st.none() | names,
@@ -222,9 +225,9 @@ configurations = st.builds(
     backend=st.sampled_from(["auto", "nccl", "gloo"]),
     interface=texts,
     port_range=st.sampled_from(["auto", "1-65535"]),
-    timeout=positive,
+    timeout=seconds,
     allow_shared_gpu=st.booleans(),
-    stall_timeout=positive,
+    stall_timeout=seconds,
     bind=st.sampled_from(["auto", "none", "cores", "numa"]),
     log_dir=st.none() | texts.map(Path),
     console=st.sampled_from(["all", "none", "0", "2-3,7"]),
@@ -388,7 +391,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_complaint_of_tyro_is_one_line_in_any_encoding(encoding: str) -> None:
+def test_a_complaint_is_one_line_in_any_encoding(encoding: str) -> None:
     program = (
         "from mpiddp.training.options.config import parse\n"
         "try: parse(['--epochs', 'many'])\n"
@@ -398,8 +401,7 @@ def test_a_complaint_of_tyro_is_one_line_in_any_encoding(encoding: str) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert answer.stdout.count("\n") == 1
-    assert answer.stdout.startswith("Error parsing --epochs: invalid literal")
+    assert answer.stdout == "--epochs: expected an integer, found 'many'\n"
     assert answer.stderr == ""
 
 
@@ -430,9 +432,9 @@ def test_every_option_is_in_one_group_and_has_a_description() -> None:
     names = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
     assert sorted(names) == sorted(FIELDS)
     for group in GROUPS.values():
-        source = inspect.getsource(group)
+        texts = read_docstrings(group)
         for field in dataclasses.fields(group):
-            assert re.search(rf'    {field.name}: [^\n]*\n    """\w', source), field.name
+            assert texts[field.name], field.name
 
 
 def test_help_is_silent_where_another_rank_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -458,12 +460,4 @@ def test_help_imports_nothing_but_the_parser() -> None:
     )
     packages = {name.partition(".")[0] for name in json.loads(answer.stderr)}
     imported = packages - sys.stdlib_module_names
-    assert {"mpiddp", "tyro"} <= imported
-    assert not {"torch", "numpy", "mpi4py", "tqdm"} & imported
-    assert imported <= {"mpiddp", "tyro", *dependencies_of("tyro")}
-
-
-def dependencies_of(package: str) -> set[str]:
-    """What a distribution requires, without its extras, by the names under which it is imported."""
-    lines = (line for line in metadata.requires(package) or () if "extra ==" not in line)
-    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    assert imported == {"mpiddp"}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from mpiddp.doctor.common.findings import Finding, failed, merge
-from mpiddp.doctor.common.options import Settings
+from mpiddp.doctor.common.options import DoctorOptions
 from mpiddp.doctor.common.report import Report, open_report
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.deadline import PhaseDeadlines
@@ -30,10 +30,10 @@ T = TypeVar("T")
 class Examiner:
     """Every rank has one; rank 0's holds the report. Gathered values should be small."""
 
-    def __init__(self, settings: Settings, failure_handler: FailureHandler) -> None:
+    def __init__(self, settings: DoctorOptions, failure_handler: FailureHandler) -> None:
         self.settings = settings
         self.failure_handler = failure_handler
-        self.starter = Starter(settings.launch, failure_handler, make_group=True)
+        self.starter = Starter(settings, failure_handler, make_group=True)
         self.report: Report | None = None
         if is_first():
             self.report = open_report(settings.json, find_launcher())
@@ -41,7 +41,7 @@ class Examiner:
         """What start-up found; it sets variables itself."""
         self.infiniband = find_infiniband()
         self._began = time.monotonic()
-        self._deadlines = PhaseDeadlines(settings.launch.timeout, failure_handler.expire)
+        self._deadlines = PhaseDeadlines(settings.timeout, failure_handler.expire)
 
     def close(self) -> None:
         self._deadlines.close()

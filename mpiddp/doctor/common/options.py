@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.script.arguments import make_parser, read_options
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import SECONDS, Options
+from mpiddp.options.fields import Argument, pick
+from mpiddp.options.reader import Reader, name_as_typed
 
 DESCRIPTION = """\
 Find what is wrong with a launch before training does. Start it as training would be started:
@@ -21,39 +23,40 @@ Each line is a check: pass, warn, fail, or skip with the reason. The exit code i
 first failure in the order 3 (wrong launch), 4 (ranks cannot reach each other), 2 (a directory or
 an option), 1 (anything else), and 0 if there are only warnings."""
 
-DEFAULT_SECONDS = 30.0
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Options):
+    """What is examined."""
+
+    timeout: Annotated[float, SECONDS] = 30.0
+    """For each stage of the examination."""
+
+    json: Annotated[Path | None, Argument("FILE")] = None
+    """Write all findings there, for machines."""
+
+    runs_dir: Annotated[Path, Argument("DIR")] = Path("runs")
+    """Where runs are to be written."""
+
+    data_dir: Annotated[Path | None, Argument("DIR")] = None
+    """Where the data is, to be compared."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    launch: Options
-    json: Path | None = None
-    """Where rank 0 writes the findings."""
-    runs_dir: Path = Path("runs")
-    data_dir: Path | None = None
+READER = Reader(
+    program="python -m mpiddp.doctor",
+    description=DESCRIPTION,
+    groups={"options": DoctorOptions},
+    without=("lifeline_timeout", "stall_timeout", "bind", "log_dir", "console", "label"),
+)
 
 
-def parse(arguments: Sequence[str], *, show_help: bool = True) -> Settings:
+def parse(arguments: Sequence[str], *, show_help: bool = True) -> DoctorOptions:
     """Read the command line.
 
     Raises ConfigurationError for a mistake in it, SystemExit(0) after ``--help``, which prints
     only if ``show_help``.
     """
-    parser = make_parser("python -m mpiddp.doctor", DESCRIPTION)
-    add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="write all findings there, for machines")
-    add(
-        "--runs-dir",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="where runs are to be written (default: %(default)s)",
-    )
-    add("--data-dir", type=Path, metavar="DIR", help="where the data is, to be compared")
-    add("--backend", default="auto", metavar="NAME", help="auto, nccl or gloo (default: auto)")
-    parser.add_launch_options(DEFAULT_SECONDS, "stage of the examination")
-    values = parser.read(arguments, show_help=show_help)
-    return Settings(read_options(values), values.json, values.runs_dir, values.data_dir)
+    with name_as_typed(arguments):
+        return pick(DoctorOptions, READER.read(arguments, show_help=show_help))
 
 
 def check_json(path: Path) -> None:

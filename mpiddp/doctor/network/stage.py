@@ -38,7 +38,7 @@ def _find_row(examiner: Examiner) -> NetworkRow:
     """This node's. Collective over the nodes' leaders."""
     route, world = examiner.starter.route, examiner.starter.control.world
     leaders = examiner.leaders
-    rule = find_rule(examiner.settings.launch.interface, world.hostname, examiner.before)
+    rule = find_rule(examiner.settings.interface, world.hostname, examiner.before)
     way = routes.find_way(
         route.interface,
         route.local_address,

@@ -6,64 +6,27 @@ go to each rank as they are (`script`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.options import Options
+from mpiddp.launch.script.front_options import FrontOptions
+from mpiddp.launch.script.other_launchers import explain
+from mpiddp.options.fields import list_fields, pick
+from mpiddp.options.reader import HELP, Reader, name_as_typed
 
-FRONT = {
-    "-n": "N",
-    "--launcher": "NAME",
-    "--launcher-options": "TEXT",
-    "--nodes": "N",
-    "--ranks-per-node": "N",
-    "--dry-run": "",
-    "--restarts": "N",
-    "--restart-window": "SECONDS",
-    "--min-nodes": "N",
-    "--requeue": "",
-    "--job-log": "DIR",
-    "--python": "PROGRAM",
-    "--version": "",
-}
-"""The front's options, and their value; empty for those without one."""
-HIDDEN = frozenset({"--python"})
-"""Those of the job scripts: the program that runs each rank, instead of this Python."""
-FRONT_HELP = """\
-  -n N                     ranks; or auto (the default): one per GPU, else one per core; in a
-                           Slurm job as many tasks as it has, else one per GPU, else one per node
-  --launcher NAME          auto (the default), mpirun, mpiexec, srun, a program, or none for a
-                           program that starts ranks itself; auto is srun in a Slurm job
-  --launcher-options TEXT  more options for it, quoted as in a shell
-  --nodes N                nodes of the Slurm job to use (default: all)
-  --ranks-per-node N       on each node of the Slurm job
-  --dry-run                print the command line instead of running it
-  --restarts N             how often all ranks are started again after a failure (default: 0)
-  --restart-window SECONDS count from 0 again after a longer attempt (default: never)
-  --min-nodes N            do not restart on fewer nodes of the Slurm job (default: 1)
-  --requeue                have Slurm requeue the batch job after exit code 75
-  --job-log DIR            write all ranks' output to DIR/NAME-JOB.out and .err, and tell what is
-                           started and how it ends
-  --version                print the version of mpiddp
-"""
-
+FRONT = {field.flag: field.takes_value for field in list_fields(FrontOptions)}
+"""The front's options, and whether they take a value."""
+OF_SCRIPTS = frozenset({"backend"})
+"""Options of a launch that the script's own ``init_process_group`` decides on."""
 RANKS = {
-    "--timeout": True,
-    "--interface": True,
-    "--port-range": True,
-    "--allow-shared-gpu": False,
-    "--lifeline-timeout": True,
-    "--stall-timeout": True,
-    "--bind": True,
-    "--log-dir": True,
-    "--console": True,
-    "--label": False,
-    "-h": False,
-    "--help": False,
+    **{each.flag: each.takes_value for each in list_fields(Options) if each.name not in OF_SCRIPTS},
+    **dict.fromkeys(HELP, False),
 }
-"""The ranks' options (`arguments`), and whether they take a value."""
-
-HELP = frozenset({"-h", "--help"})
+"""The ranks' options, and whether they take a value."""
+JOINED = "--launcher-options"
+"""May be given several times."""
 
 COMMANDS = {
     "train": "mpiddp.train",
@@ -76,6 +39,32 @@ COMMANDS = {
 """Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
 ``./train``."""
 WITHOUT_RANKS = frozenset({"stacks", "plot", "export", "checkpoints"})
+
+USAGE = """\
+python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
+       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
+       python -m mpiddp [OPTIONS] train|doctor [ITS OPTIONS…]
+       python -m mpiddp stacks [--full] [JOB|LOG-DIR]
+       python -m mpiddp plot RUN… [--output FILE]
+       python -m mpiddp checkpoints DIR
+       python -m mpiddp export RUN [FILE]"""
+DESCRIPTION = """\
+Run a script written for torchrun, unchanged, on several ranks that MPI starts:
+
+  python -m mpiddp -n 4 script.py --its-own options
+  python -m mpiddp -n auto -m package.module --its-own options
+  srun --mpi=pmix python -m mpiddp script.py      (srun or mpirun starts the ranks)
+
+Options of mpiddp stand before the script. What stands after it goes to the script, options of the
+same names included."""
+READER = Reader(
+    program="python -m mpiddp",
+    description=DESCRIPTION,
+    groups={"how ranks are started": FrontOptions, "the ranks": Options},
+    usage=USAGE,
+    without=OF_SCRIPTS,
+    explain=explain,
+)
 
 
 @dataclass(frozen=True)
@@ -113,20 +102,9 @@ class CommandLine:
     def check_options(self) -> None:
         """Raise ConfigurationError for an option before the script that mpiddp does not have."""
         for name, _ in _pair(self.ranks):
-            if name in RANKS:
-                continue
-            from mpiddp.launch.script.other_launchers import find_counterpart
-
-            found = find_counterpart(name)
-            if found is not None:
-                raise ConfigurationError(
-                    f"{name} is an option of {found[0]}; for mpiddp, {found[1]}"
-                )
-            shown = [each for each in (*FRONT, *RANKS) if each not in HIDDEN]
-            raise ConfigurationError(
-                f"{name} is no option of mpiddp{suggest(name, shown)}; options of the script come "
-                "after the script; python -m mpiddp --help shows those of mpiddp"
-            )
+            if name not in RANKS:
+                READER.refuse(name, "; options of the script come after the script; python -m "
+                              "mpiddp --help shows those of mpiddp")  # fmt: skip
 
     def find_misplaced(self) -> str | None:
         """An option of the front's among the script's arguments, where only one of these is meant.
@@ -159,7 +137,7 @@ def split(words: Sequence[str]) -> CommandLine:
                 tuple(front), tuple(ranks), word[2:] or words[at - 1], tuple(words[at:])
             )
         name, value = _split_option(word)
-        takes_value = bool(FRONT[name]) if name in FRONT else RANKS.get(name, False)
+        takes_value = FRONT.get(name, RANKS.get(name, False))
         at += 1
         if takes_value and value is None:
             if at == len(words):
@@ -172,6 +150,8 @@ def split(words: Sequence[str]) -> CommandLine:
         elif value is not None and not takes_value:
             raise ConfigurationError(f"{name} takes no value, found {value!r}")
         if name in FRONT:
+            if name != JOINED and name in dict(front):
+                raise ConfigurationError(f"{name} is given twice")
             front.append((name, value or ""))
     is_marked = at < len(words) and words[at] == "--"
     rest = tuple(words[at + is_marked :])
@@ -188,12 +168,18 @@ def _pair(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         yield name, value
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean WORD?)`` where one of ``known`` is similar, else nothing."""
-    from difflib import get_close_matches  # Only for a message.
+def read_front(line: CommandLine) -> FrontOptions:
+    """The front's options. Raises ConfigurationError for a value that is out of range."""
+    joined = " ".join(value for name, value in line.front if name == JOINED)
+    words = [f"{name}={value}" if FRONT[name] else name for name, value in line.front]
+    with name_as_typed(words):
+        return pick(FrontOptions, {**READER.read(words), "launcher_options": joined})
 
-    found = get_close_matches(word, list(known), 1, 0.7)
-    return f" (did you mean {found[0]}?)" if found else ""
+
+def read_ranks(line: CommandLine, *, show_help: bool) -> Options:
+    """The ranks' options. Raises ConfigurationError, and SystemExit(0) after ``--help``."""
+    with name_as_typed(line.ranks):
+        return pick(Options, READER.read(line.ranks, show_help=show_help))
 
 
 def _split_option(word: str) -> tuple[str, str | None]:

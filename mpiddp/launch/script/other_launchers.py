@@ -75,8 +75,8 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 """By the name of the launcher; each row in Markdown: its options, and what to type."""
 
 
-def find_counterpart(option: str) -> tuple[str, str] | None:
-    """The launcher that has ``option``, and what to do instead; None for an unknown one.
+def explain(option: str) -> str | None:
+    """What to do instead of ``option``, if another launcher has it.
 
     torchrun and accelerate take ``_`` for ``-``; a number may follow a short option at once, as in
     ``-N2``.
@@ -85,8 +85,6 @@ def find_counterpart(option: str) -> tuple[str, str] | None:
     for launcher, rows in TABLES.items():
         for options, text in rows.items():
             if name in re.findall(r"--?[A-Za-z][a-z-]*", options.replace("_", "-")):
-                plain = text.replace("`", "")
-                if plain.startswith("nothing"):
-                    return launcher, f"leave it out{plain.removeprefix('nothing')}"
-                return launcher, f"type {plain}"
+                plain = f"type {text}".replace("`", "").replace("type nothing", "leave it out")
+                return f"{option} is an option of {launcher}; for mpiddp, {plain}"
     return None

@@ -23,45 +23,14 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
-from mpiddp.launch.script.arguments import Parser, make_parser, read_options
-from mpiddp.launch.script.command_line import COMMANDS, FRONT_HELP, split, suggest
-from mpiddp.launch.session import Options
+from mpiddp.launch.options import Options
+from mpiddp.launch.script.command_line import COMMANDS, read_ranks, split
 from mpiddp.launch.startup import start
+from mpiddp.options.checks import did_you_mean
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import redirect
 from mpiddp.process.streams.standard_input import take
-
-USAGE = """\
-python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
-       python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
-       python -m mpiddp [OPTIONS] train|doctor [ITS OPTIONS…]
-       python -m mpiddp stacks [--full] [JOB|LOG-DIR]
-       python -m mpiddp plot RUN… [--output FILE]
-       python -m mpiddp checkpoints DIR
-       python -m mpiddp export RUN [FILE]"""
-DESCRIPTION = """\
-Run a script written for torchrun, unchanged, on several ranks that MPI starts:
-
-  python -m mpiddp -n 4 script.py --its-own options
-  python -m mpiddp -n auto -m package.module --its-own options
-  srun --mpi=pmix python -m mpiddp script.py      (srun or mpirun starts the ranks)
-
-Options of mpiddp stand before the script. What stands after it goes to the script, options of the
-same names included. These say how ranks are started, and are for a shell or a batch script:
-
-"""
-
-
-def make_rank_parser() -> Parser:
-    """The parser of the ranks' own options, which `command_line.RANKS` lists."""
-    parser = make_parser("python -m mpiddp", DESCRIPTION + FRONT_HELP, USAGE)
-    parser.add_launch_options(Options().timeout, "phase of start-up")
-    parser.add_lifeline_option()
-    parser.add_stall_option()
-    parser.add_binding_option()
-    parser.add_output_options()
-    return parser
 
 
 def parse(
@@ -72,18 +41,17 @@ def parse(
     The rest begins with the script's path where no module is named. ``--help`` raises
     SystemExit(0), after it was printed if ``show_help``.
     """
-    parser = make_rank_parser()
     line = split(arguments)
     line.check_options()
-    values = parser.read(line.ranks, show_help=show_help)
+    options = read_ranks(line, show_help=show_help)
     if line.front:
         raise ConfigurationError(
             f"{line.front[0][0]} starts ranks, and this process is one, which a launcher has "
             "started: give it to the launcher, or leave the launcher out"
         )
     if line.module is None and not line.rest:
-        parser.error("no SCRIPT given")
-    return read_options(values), line.module, list(line.rest)
+        raise ConfigurationError("no SCRIPT given; python -m mpiddp --help shows the options")
+    return options, line.module, list(line.rest)
 
 
 def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
@@ -96,7 +64,7 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
     except OSError as error:
         raise ConfigurationError(
             f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
-            f"{suggest(path, COMMANDS)}"
+            f"{did_you_mean(path, COMMANDS)}"
         ) from None
     if path.endswith((".zip", ".pyz")):
         return _prepare_archive(path, arguments)
@@ -189,7 +157,7 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
     with FailureHandler(hidden) as failure_handler:
         signals = PreemptionSignals()
         options, module, rest = parse(sys.argv[1:], show_help=is_first())
-        failure_handler.redirect(redirect(options.output, find_rank()))
+        failure_handler.redirect(redirect(options, find_rank()))
         problem = take(os.environ.pop(environment.STANDARD_INPUT, ""), find_rank())
         if problem is not None:
             write_console(

@@ -25,9 +25,11 @@ import time
 import tty
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import Argument
 from mpiddp.process import detached
 from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.output_writer import ANSWER, ASK
@@ -41,16 +43,16 @@ LINE_BUFFERED = 1
 """_IOLBF of stdio.h."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Output:
     """What the user asked for."""
 
-    log_dir: Path | None = None
-    """Directory of the logs: ``rank-N.out`` and ``rank-N.err``; None for none."""
-    console: str = ALL
-    """Which ranks print to the console: ``all``, ``none``, or a list such as ``0,3-5``."""
+    log_dir: Annotated[Path | None, Argument("DIR")] = None
+    """Directory for what each rank prints: rank-N.out and rank-N.err."""
+    console: Annotated[str, Argument("RANKS")] = ALL
+    """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
     label: bool = False
-    """Whether each line on the console begins with ``[rank@host]``."""
+    """Put [rank@host] before each line on the console."""
 
     def __post_init__(self) -> None:
         parse_ranks(self.console)

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.options.checks import did_you_mean
 from mpiddp.training.data.vision import import_torchvision
-from mpiddp.training.options.groups.checks import did_you_mean
 
 T = TypeVar("T")
 Factory = Callable[..., Any]

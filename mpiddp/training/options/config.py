@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options import command_line, toml
+from mpiddp.launch.options import Options
+from mpiddp.launch.script.other_launchers import explain
+from mpiddp.options import toml
+from mpiddp.options.checks import did_you_mean
+from mpiddp.options.fields import Field, list_fields, pick
+from mpiddp.options.reader import Reader
 from mpiddp.training.options.contradictions import refuse_contradictions
 from mpiddp.training.options.groups.checkpoints import CheckpointOptions
-from mpiddp.training.options.groups.checks import did_you_mean
 from mpiddp.training.options.groups.data import DataOptions
-from mpiddp.training.options.groups.launch import LaunchOptions
+from mpiddp.training.options.groups.launch import TrainerLaunchOptions
 from mpiddp.training.options.groups.model import AUTO, ModelOptions, choose_model
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES, OptimisationOptions
 from mpiddp.training.options.groups.output import OutputOptions
@@ -32,7 +36,7 @@ GROUPS: Mapping[str, type[Any]] = {
     "output": OutputOptions,
     "checkpoints": CheckpointOptions,
     "synchronisation": SynchronisationOptions,
-    "launch": LaunchOptions,
+    "launch": TrainerLaunchOptions,
 }
 """The groups of options, those used most often first; every option's name occurs once."""
 
@@ -46,7 +50,8 @@ class Configuration(
     OutputOptions,
     CheckpointOptions,
     SynchronisationOptions,
-    LaunchOptions,
+    TrainerLaunchOptions,
+    Options,
 ):
     """Train a model on all ranks that srun or mpirun started.
 
@@ -80,6 +85,24 @@ class Configuration(
 _DEFAULTS = {field.name: field.default for field in fields(Configuration)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationFile:
+    """Options in a file."""
+
+    config: Path | None = None
+    """TOML file with options, written with underscores; the command line wins."""
+
+
+READER = Reader(
+    program="python -m mpiddp.train",
+    description="Train a model on all ranks that srun or mpirun started.\n\n"
+    f"--help GROUP shows one group of options: {', '.join(GROUPS)}.",
+    groups={**GROUPS, "file": ConfigurationFile},
+    has_negations=True,
+    explain=explain,
+)
+
+
 def parse(arguments: Sequence[str], *, show_help: bool = True) -> Configuration:
     """Return the resolved configuration of a command line (without the program's name).
 
@@ -87,16 +110,15 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> Configuration:
     ``show_help``; ``--help GROUP`` shows one group. Raises ConfigurationError for whatever cannot
     be understood.
     """
-    path = command_line.find_configuration_file(arguments)
-    values = {} if path is None else read_toml(path)
+    given = READER.read(arguments, show_help=show_help)
+    path = given.pop("config", None)
+    saved = {} if path is None else read_toml(path)
     try:
-        defaults = {name: _select(group, values) for name, group in GROUPS.items()}
+        for group in GROUPS.values():
+            pick(group, saved)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    description = (Configuration.__doc__ or "").partition("\n")[0]
-    groups = command_line.parse(description, defaults, arguments, show_help=show_help)
-    found = {name: value for group in groups.values() for name, value in vars(group).items()}
-    return Configuration(**found).resolve()
+    return Configuration(**{**saved, **given}).resolve()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -104,7 +126,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises ConfigurationError, with the file, the key, what was expected and what was found.
     """
-    return toml.read(path, get_type_hints(Configuration))
+    return toml.read(path, _list_fields())
 
 
 def from_keywords(values: Mapping[str, Any]) -> Configuration:
@@ -112,15 +134,19 @@ def from_keywords(values: Mapping[str, Any]) -> Configuration:
 
     None, and a path as a ``Path``, are accepted too. Raises ConfigurationError.
     """
-    types = get_type_hints(Configuration)
+    known = _list_fields()
     found = {}
     for name, value in values.items():
-        if name not in types:
-            raise ConfigurationError(f"unknown option {name}{did_you_mean(name, list(types))}")
+        if name not in known:
+            raise ConfigurationError(f"unknown option {name}{did_you_mean(name, known)}")
         if value is not None:
             text = str(value) if isinstance(value, Path) else value
-            found[name] = toml.convert(name, text, types[name])
+            found[name] = toml.convert(name, text, known[name])
     return Configuration(**found).resolve()
+
+
+def _list_fields() -> dict[str, Field]:
+    return {field.name: field for field in list_fields(Configuration)}
 
 
 def to_toml(configuration: Configuration) -> str:
@@ -133,9 +159,3 @@ def to_toml(configuration: Configuration) -> str:
         values = {each.name: getattr(configuration, each.name) for each in fields(group)}
         parts.append(f"# {name}\n{toml.write(values)}")
     return "\n".join(parts)
-
-
-def _select(group: type[Any], values: Mapping[str, Any]) -> Any:
-    """The group of options with those of ``values`` that are its own."""
-    names = [field.name for field in fields(group)]
-    return group(**{name: values[name] for name in names if name in values})

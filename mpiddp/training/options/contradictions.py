@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.groups.checks import quote
+from mpiddp.options.checks import quote
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 

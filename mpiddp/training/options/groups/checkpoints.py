@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import check, check_text
 from mpiddp.process.preemption_signals import parse_signals
-from mpiddp.training.options.groups.checks import check, check_text
 from mpiddp.training.options.groups.effects import FREE
 
 NEVER = "never"

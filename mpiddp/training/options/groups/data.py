@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mpiddp.training.options.groups.checks import (
+from mpiddp.options.checks import (
     REFERENCE,
     check,
     check_reference,
     check_text,
-    one_of,
 )
+from mpiddp.options.fields import one_of
 from mpiddp.training.options.groups.effects import FIXED, FREE
 from mpiddp.training.options.groups.registry import DATASETS
 

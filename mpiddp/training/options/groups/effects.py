@@ -6,8 +6,11 @@ An option without a mark decides the result, and may change between two attempts
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from enum import Enum
 from typing import Any, get_type_hints
+
+from mpiddp.launch.options import Options
 
 
 class Effect(Enum):
@@ -21,7 +24,12 @@ FIXED, FREE = Effect.FIXED, Effect.FREE
 
 
 def list_options(kind: type[Any], effect: Effect) -> Iterator[str]:
-    """The names of a dataclass's options that have this mark."""
+    """The names of a dataclass's options that have this mark.
+
+    How ranks are started, and where they print, changes no number.
+    """
+    of_launch = {each.name for each in fields(Options)}
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        if effect in getattr(hint, "__metadata__", ()):
+        found = FREE if name in of_launch else None
+        if effect in (found, *getattr(hint, "__metadata__", ())):
             yield name

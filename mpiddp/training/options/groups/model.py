@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.groups.checks import REFERENCE, check_reference, one_of
+from mpiddp.options.checks import REFERENCE, check_reference
+from mpiddp.options.fields import one_of
 from mpiddp.training.options.groups.effects import FIXED, FREE
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.training.options.groups.checks import check, is_positive
+from mpiddp.options.checks import check, is_positive
 from mpiddp.training.options.groups.effects import FIXED, FREE
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}

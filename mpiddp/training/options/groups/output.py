@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mpiddp.process.streams.output import parse_ranks
-from mpiddp.training.options.groups.checks import check, check_text
+from mpiddp.options.checks import check, check_text
+from mpiddp.options.fields import Argument
+from mpiddp.process.streams.output import Output, parse_ranks
 from mpiddp.training.options.groups.effects import FREE
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(Output):
     """What a run is called, and what it writes."""
 
     name: Annotated[str | None, FREE] = None
@@ -28,24 +29,15 @@ class OutputOptions:
     track: Annotated[Literal["tensorboard", "mlflow", "wandb"] | None, FREE] = None
     """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
 
-    profile: Annotated[str, FREE] = "none"
+    profile: Annotated[str, Argument("RANKS", bare="0"), FREE] = "none"
     """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 if the
     command line names none."""
-
-    log_dir: Annotated[Path | None, FREE] = None
-    """Directory for what each rank prints: rank-N.out and rank-N.err."""
-
-    console: Annotated[str, FREE] = "all"
-    """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
-
-    label: Annotated[bool, FREE] = False
-    """Put [rank@host] before each line on the console."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
         check("log_every", self.log_every >= 0, "0 or more", self.log_every)
-        parse_ranks(self.console)
+        Output.__post_init__(self)
         parse_ranks(self.profile, "--profile")
         check_text(self, "name", "runs_dir", "log_dir")
 

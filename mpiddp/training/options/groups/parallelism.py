@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mpiddp.training.options.groups.checks import check, is_positive
+from mpiddp.options.checks import check, is_positive
 
 AUTO_BUCKET = "auto"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.groups.checks import check
+from mpiddp.options.checks import check
 from mpiddp.training.options.groups.effects import FREE
 from mpiddp.training.options.groups.straggler import parse_straggler
 

@@ -6,13 +6,13 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.groups.checks import check_choice, did_you_mean, quote
+from mpiddp.options.checks import check_choice, did_you_mean, quote
+from mpiddp.options.fields import Field
 
-_TYPES: dict[Any, tuple[Any, str]] = {
+TYPES: Mapping[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
     int: (int, "an integer"),
     float: (int | float, "a number"),
@@ -22,10 +22,10 @@ _TYPES: dict[Any, tuple[Any, str]] = {
 """For each type of an option, what TOML holds, and how it is called in a message."""
 
 
-def read(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+def read(path: Path, fields: Mapping[str, Field]) -> dict[str, Any]:
     """Return the options in a TOML file, checked for unknown keys and wrong types.
 
-    ``types``: of every option, by its name. Raises ConfigurationError, with the file, the key, what
+    ``fields``: every option, by its name. Raises ConfigurationError, with the file, the key, what
     was expected and what was found.
     """
     try:
@@ -37,10 +37,10 @@ def read(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from None
     for key in values:
-        if key not in types:
-            hint = did_you_mean(key, list(types))
+        if key not in fields:
+            hint = did_you_mean(key, fields)
             raise ConfigurationError(f"{path}: unknown key {quote(key)}{hint}")
-    return {key: convert(f"{path}: {key}", value, types[key]) for key, value in values.items()}
+    return {key: convert(f"{path}: {key}", value, fields[key]) for key, value in values.items()}
 
 
 def write(values: Mapping[str, Any]) -> str:
@@ -54,21 +54,16 @@ def write(values: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {text}\n" for name, text in texts.items())
 
 
-def convert(where: str, value: Any, expected: Any) -> Any:
-    """Return a TOML value as the type of its field, or raise ConfigurationError."""
-    choices: list[str] = []
-    if get_origin(expected) in (Union, UnionType):
-        (expected,) = (kind for kind in get_args(expected) if kind is not NoneType)
-    if get_origin(expected) is Literal:
-        choices, expected = list(get_args(expected)), str
-    accepted, name = _TYPES[expected]
-    if not isinstance(value, accepted) or isinstance(value, bool) is not (expected is bool):
-        name = f"one of {', '.join(choices)}" if choices else name
+def convert(where: str, value: Any, field: Field) -> Any:
+    """Return a TOML value as the type of its field. Raises ConfigurationError."""
+    accepted, name = TYPES[field.kind]
+    if not isinstance(value, accepted) or isinstance(value, bool) is not (field.kind is bool):
+        name = f"one of {', '.join(field.choices)}" if field.choices else name
         found = f"{quote(value)} ({type(value).__name__})"
         raise ConfigurationError(f"{where}: expected {name}, found {found}")
-    if choices:
-        check_choice(where, value, choices)
+    if field.choices:
+        check_choice(where, value, field.choices)
     try:
-        return expected(value)
+        return field.kind(value)
     except OverflowError:
         raise ConfigurationError(f"{where}: the number is too large") from None

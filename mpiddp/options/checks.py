@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import tyro
 
 from mpiddp.errors import ConfigurationError
 
 REFERENCE = "package.module:factory"
 """How ``--help`` shows the name of a user's function."""
-_REFERENCE = re.compile(r"[\w.]+:[\w.<>]+")
-
-
-def one_of(names: Sequence[str]) -> Any:
-    """The annotation of a string option that is one of ``names``: ``--help`` lists them."""
-    return tyro.conf.arg(metavar="{" + ",".join(names) + "}")
 
 
 def check(name: str, good: bool, expected: str, found: object) -> None:
@@ -38,7 +28,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 def check_reference(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise ConfigurationError unless ``value`` is one of ``choices``, or a reference."""
-    if _REFERENCE.fullmatch(value) is None:
+    if re.fullmatch(r"[\w.]+:[\w.<>]+", value) is None:
         check_choice(name, value, [*choices, REFERENCE])
 
 
@@ -50,8 +40,42 @@ def check_text(options: object, *names: str) -> None:
 
 
 def is_positive(value: float) -> bool:
-    """Whether it is finite, too."""
+    """True if finite and positive."""
     return value > 0 and math.isfinite(value)
+
+
+def at_least(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """A reader of integers that are not below ``minimum``, nor above ``maximum``."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise ValueError(f"expected an integer >= {minimum}, found {quote(text)}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"expected an integer <= {maximum}, found {quote(text)}")
+        return value
+
+    return read
+
+
+def positive(unit: str, *, zero: bool = False) -> Callable[[str], float]:
+    """A reader of numbers from 1e-9 to 1e12, or of 0 as well."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not (value >= 1e-9 or (zero and value == 0)):
+            raise ValueError(f"expected {unit} {'>=' if zero else '>'} 0, found {quote(text)}")
+        if value > 1e12:
+            raise ValueError(f"expected {unit} <= 1e12, found {quote(text)}")
+        return value
+
+    return read
 
 
 def quote(value: object) -> str:
@@ -59,10 +83,13 @@ def quote(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def did_you_mean(word: str, choices: Sequence[str]) -> str:
-    bare = word.lstrip("-")
-    short = [each for each in choices if _abbreviate(each) == bare]
-    near = short or get_close_matches(word, choices, n=1)
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`` (did you mean WORD?)`` if one of ``choices`` is similar or abbreviated, else nothing."""
+    from difflib import get_close_matches  # Only for a message.
+
+    known, bare = list(choices), word.lstrip("-")
+    short = [each for each in known if _abbreviate(each) == bare]
+    near = short or get_close_matches(word, known, 1, 0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

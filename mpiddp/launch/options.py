@@ -1,0 +1,75 @@
+"""What a launch can be told: each option of it, with its check, stands here once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from mpiddp.launch.device.binding import check_kind
+from mpiddp.options.checks import check, check_text
+from mpiddp.options.fields import Argument
+from mpiddp.process.sockets import ports
+from mpiddp.process.streams.output import Output
+
+LONGEST_TIMEOUT = 1e6
+"""Seconds; what torch's timers hold."""
+SECONDS = Argument("SECONDS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How the ranks find each other, and how long they wait."""
+
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Communication: ``nccl``, ``gloo``, or ``auto``: NCCL if every rank has its own GPU."""
+
+    timeout: Annotated[float, SECONDS] = 300.0
+    """For each phase of start-up and for each collective; over NCCL, collectives have 30 seconds
+    more, counted from the moment in which they are queued."""
+
+    interface: Annotated[str, Argument("NAME")] = "auto"
+    """Network interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``)."""
+
+    port_range: Annotated[str, Argument("LOW-HIGH")] = ports.AUTO
+    """Ports that mpiddp may listen on, two at least (default: those of MPIDDP_PORT_RANGE if it is
+    set, else any)."""
+
+    allow_shared_gpu: bool = False
+    """Let several ranks use one GPU: with Gloo, or with NCCL 2.30 or newer and
+    NCCL_MULTI_RANK_GPU_ENABLE=1."""
+
+    lifeline_timeout: Annotated[float, SECONDS] = 30.0
+    """After which a silent node is considered lost."""
+
+    bind: Literal["auto", "none", "cores", "numa"] = "auto"
+    """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; ``auto``: to
+    cores, if each rank has at least two."""
+
+    stall_timeout: Annotated[float, SECONDS] = 0.0
+    """End a job in which no rank's main thread has moved for so long (default: never)."""
+
+    def __post_init__(self) -> None:
+        check_kind(self.bind)
+        ports.parse_option(self.port_range)
+        check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
+        check_text(self, "interface")
+        for name in ("timeout", "lifeline_timeout"):
+            seconds = getattr(self, name)
+            expected = f"seconds above 0 and up to {LONGEST_TIMEOUT:g}"
+            check(name, 0 < seconds <= LONGEST_TIMEOUT, expected, seconds)
+        seconds = self.stall_timeout
+        expected = f"seconds up to {LONGEST_TIMEOUT:g}, or 0 for never"
+        check("stall_timeout", 0 <= seconds <= LONGEST_TIMEOUT, expected, seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(LaunchOptions, Output):
+    """How ranks find each other, how long they wait, and where they print.
+
+    The program that starts a launch redirects the output before anything else
+    (`mpiddp.process.streams.output.redirect`).
+    """
+
+    def __post_init__(self) -> None:
+        LaunchOptions.__post_init__(self)
+        Output.__post_init__(self)

@@ -1,0 +1,106 @@
+"""The front's options: how the ranks of a job are started."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import at_least, check, quote
+from mpiddp.options.fields import Argument
+
+NONE = "none"
+"""In place of a launcher, for a program that starts its ranks itself."""
+AUTO = "auto"
+SECONDS = Argument("SECONDS")
+
+
+MOST = 10**9
+COUNT = Argument("N", at_least(1, MOST))
+
+
+def _read_ranks(text: str) -> int | None:
+    """A number of ranks, or ``auto``."""
+    if text == AUTO:
+        return None
+    try:
+        return at_least(1, MOST)(text)
+    except ValueError:
+        raise ValueError(f"expected auto or an integer >= 1, found {quote(text)}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRequest:
+    """How many ranks the front was asked for; None if it was not said."""
+
+    ranks: Annotated[int | None, Argument("N", _read_ranks, flag="-n")] = None
+    """Ranks; or auto (the default): one per GPU, else one per core; in a Slurm job as many tasks as
+    it has, else one per GPU, else one per node."""
+
+    nodes: Annotated[int | None, COUNT] = None
+    """Nodes of the Slurm job to use (default: all)."""
+
+    ranks_per_node: Annotated[int | None, COUNT] = None
+    """On each node of the Slurm job."""
+
+    @property
+    def is_empty(self) -> bool:
+        return (self.ranks, self.nodes, self.ranks_per_node) == (None, None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontOptions(LayoutRequest):
+    """How ranks are started, in a shell or a batch script."""
+
+    launcher: Annotated[str, Argument("NAME")] = AUTO
+    """auto (the default), mpirun, mpiexec, srun, a program, or none for a program that starts ranks
+    itself; auto is srun in a Slurm job."""
+
+    launcher_options: Annotated[str, Argument("TEXT")] = ""
+    """More options for it, quoted as in a shell."""
+
+    dry_run: bool = False
+    """Print the command line instead of running it."""
+
+    restarts: Annotated[int, Argument("N", at_least(0, MOST))] = 0
+    """How often all ranks are started again after a failure (default: 0)."""
+
+    restart_window: Annotated[float | None, SECONDS] = None
+    """Count from 0 again after a longer attempt (default: never)."""
+
+    min_nodes: Annotated[int | None, COUNT] = None
+    """Do not restart on fewer nodes of the Slurm job (default: 1)."""
+
+    requeue: bool = False
+    """Have Slurm requeue the batch job after exit code 75."""
+
+    job_log: Annotated[Path | None, Argument("DIR")] = None
+    """Write all ranks' output to DIR/NAME-JOB.out and .err, and tell what is started and how it
+    ends."""
+
+    version: bool = False
+    """Print the version of mpiddp."""
+
+    python: Annotated[str | None, Argument("PROGRAM", is_hidden=True)] = None
+    """What runs each rank in place of this Python; of the job scripts."""
+
+    @property
+    def fewest_nodes(self) -> int:
+        return self.min_nodes or 1
+
+    def __post_init__(self) -> None:
+        split_words("launcher_options", self.launcher_options)
+        seconds = self.restart_window
+        good = seconds is None or (seconds >= 0 and math.isfinite(seconds))
+        check("restart_window", good, "0 or more seconds", seconds)
+
+
+def split_words(name: str, text: str) -> tuple[str, ...]:
+    """The words of ``text``, as a shell cuts it. Raises ConfigurationError that says ``name``."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{name} cannot be split into words ({error}): {text}") from None

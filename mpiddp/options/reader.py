@@ -1,0 +1,227 @@
+"""Reads command lines: groups of options, each a dataclass; mistakes are ConfigurationErrors."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NoReturn, TypeVar
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import did_you_mean, quote
+from mpiddp.options.fields import Field, list_fields, pick, read_docstrings
+
+T = TypeVar("T")
+HELP = frozenset({"-h", "--help"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A command line's options.
+
+    A text after ``%``, and braces, stand for themselves everywhere.
+    """
+
+    program: str
+    """As it is typed."""
+    description: str
+    groups: Mapping[str, type[Any]]
+    """Dataclasses, by the title that help shows; a field's name occurs once in all of them."""
+    epilog: str = ""
+    usage: str = ""
+    """If empty, options and then positional arguments."""
+    without: Collection[str] = ()
+    """Fields that are no options of this command line."""
+    has_negations: bool = False
+    """Whether ``--no-NAME`` takes back an option without a value."""
+    explain: Callable[[str], str | None] = lambda option: None
+    """What to say of an option that only other programs have."""
+
+    def read(self, words: Sequence[str], *, show_help: bool = True) -> dict[str, Any]:
+        """The options that were given, by their fields' names.
+
+        After ``--help`` SystemExit(0) is raised, and the help printed if ``show_help``; if a
+        group's title follows, help shows that group alone. Raises ConfigurationError.
+        """
+        typed = dict(zip(_use_hyphens(words), words, strict=True))
+        words = list(_use_hyphens(words))
+        wanted = self._find_group(words)
+        if wanted is not None:
+            words = ["--help"]
+        parser = self._make_parser(wanted, shows_help=not HELP.isdisjoint(words))
+        with redirect_stdout(sys.stdout if show_help else io.StringIO()):
+            values, rest = parser.parse_known_args(words)
+        if rest:
+            word = next((word for word in rest if word.startswith("-")), rest[0])
+            self.refuse(typed.get(word, word))
+        return {
+            name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+            for name, value in vars(values).items()
+        }
+
+    def refuse(self, word: str, advice: str = "") -> NoReturn:
+        """Raise ConfigurationError for a word that has no place on the command line."""
+        option = word.partition("=")[0]
+        if not word.startswith("-"):
+            raise ConfigurationError(f"unexpected argument {quote(word)}{advice or self._advice}")
+        explanation = self.explain(option)
+        if explanation is not None:
+            raise ConfigurationError(explanation)
+        known = [flag for _, field in self._list() for flag in self._flags(field)]
+        hint = did_you_mean(option.replace("_", "-"), known)
+        advice = advice or ("" if hint else self._advice)
+        raise ConfigurationError(f"unknown option {option}{hint}{advice}")
+
+    @property
+    def _advice(self) -> str:
+        return f"; {self.program} --help shows the options"
+
+    def _list(self) -> Iterator[tuple[str, Field]]:
+        for title, kind in self.groups.items():
+            for field in list_fields(kind):
+                if field.name not in self.without:
+                    yield title, field
+
+    def _flags(self, field: Field) -> Iterator[str]:
+        if not field.argument.is_positional and not field.argument.is_hidden:
+            yield field.flag
+            if self.has_negations and not field.takes_value:
+                yield "--no-" + field.flag.removeprefix("--")
+
+    def _find_group(self, words: Sequence[str]) -> str | None:
+        """The title after ``--help``. Raises ConfigurationError if it is none."""
+        for option, word in pairwise(words if len(self.groups) > 1 else ()):
+            if option in HELP and not word.startswith("-"):
+                if word not in self.groups:
+                    titles = list(self.groups)
+                    raise ConfigurationError(
+                        f"--help: expected one of the groups {', '.join(titles)}, found "
+                        f"{quote(word)}{did_you_mean(word, titles)}"
+                    )
+                return word
+        return None
+
+    def _make_parser(self, wanted: str | None, *, shows_help: bool) -> argparse.ArgumentParser:
+        shown = {title: each for title, each in self.groups.items() if wanted in (None, title)}
+        parser = _Parser(
+            self.program,
+            (self.usage or self._make_usage()).replace("%", "%%"),
+            self.description if wanted is None else "",
+            self.epilog if wanted is None else "",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for title, kind in shown.items():
+            text = (kind.__doc__ or "").partition("\n")[0]
+            text = "" if text.lower() == f"{title}." else text
+            target = parser.add_argument_group(title, text) if len(self.groups) > 1 else parser
+            texts = read_docstrings(kind) if shows_help else {}
+            for owner, field in self._list():
+                if owner == title:
+                    self._add(target, field, texts.get(field.name, ""))
+        return parser
+
+    def _make_usage(self) -> str:
+        places = [field for _, field in self._list() if field.argument.is_positional]
+        words = [
+            field.metavar + ("…" if field.is_several else "")
+            if field.default is dataclasses.MISSING
+            else f"[{field.metavar}{' …' if field.is_several else ''}]"
+            for field in places
+        ]
+        return " ".join([self.program, *words, "[OPTION …]"])
+
+    def _add(self, target: Any, field: Field, text: str) -> None:
+        argument = field.argument
+        is_required = field.default is dataclasses.MISSING
+        about = (text.removesuffix(".") + _describe_default(field, text)).replace("%", "%%")
+        settings: dict[str, Any] = {
+            "help": argparse.SUPPRESS if argument.is_hidden else about,
+            "default": argparse.SUPPRESS,
+        }
+        if not argument.is_positional:
+            settings |= {"dest": field.name, "required": is_required}
+        if not field.takes_value:
+            negatable = argparse.BooleanOptionalAction if self.has_negations else "store_true"
+            target.add_argument(field.flag, action=negatable, **settings)
+            return
+        settings |= {"type": partial(_read, field), "metavar": field.metavar}
+        if field.is_several:
+            if field.choices:  # They are long enough once.
+                settings["metavar"] = (field.metavar, "")
+            settings["nargs"] = "*" if argument.is_positional and not is_required else "+"
+        elif argument.bare is not None:
+            settings |= {"nargs": "?", "const": field.read(argument.bare)}
+        elif argument.is_positional and not is_required:
+            settings["nargs"] = "?"
+        target.add_argument(field.name if argument.is_positional else field.flag, **settings)
+
+
+def read(kind: type[T], words: Sequence[str], program: str, description: str) -> T:
+    """The options of a command that one dataclass describes.
+
+    Raises ConfigurationError, and SystemExit(0) after ``--help``, which is printed.
+    """
+    reader = Reader(program=program, description=description, groups={"options": kind})
+    with name_as_typed(words):
+        return pick(kind, reader.read(words))
+
+
+@contextmanager
+def name_as_typed(words: Iterable[str]) -> Iterator[None]:
+    """Let a ConfigurationError name options as they stand in ``words``, and not as keys of TOML."""
+    try:
+        yield
+    except ConfigurationError as error:
+        message = str(error)
+        for option in {word.partition("=")[0] for word in words if word.startswith("--")}:
+            key = re.escape(option[2:].replace("-", "_"))
+            message = re.sub(rf"^{key}(?=: )|(?<![-\w]){key}(?= = )", option, message)
+        error.args = (message,)
+        raise
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigurationError instead of printing and exiting: the ranks agree on a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        text = message.removeprefix("argument ")
+        text = text.replace(": expected one argument", " expects a value")
+        advice = "" if "found " in text else f"; {self.prog} --help shows the options"
+        raise ConfigurationError(text + advice)
+
+
+def _use_hyphens(words: Iterable[str]) -> Iterator[str]:
+    """``--batch_size=a_b`` as ``--batch-size=a_b``."""
+    is_over = False
+    for word in words:
+        is_over |= word == "--"
+        name, equals, value = word.partition("=")
+        is_option = word.startswith("--") and not is_over
+        yield name.replace("_", "-") + equals + value if is_option else word
+
+
+def _read(field: Field, text: str) -> Any:
+    if text is argparse.SUPPRESS:  # Of a positional argument that was not given.
+        return text
+    try:
+        return field.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _describe_default(field: Field, text: str) -> str:
+    """What help says after ``text``; nothing if that says it."""
+    default = field.default
+    if default in (None, False, "", (), dataclasses.MISSING) or "default" in text:
+        return ""
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    shown = f"{shown:g}" if isinstance(shown, float) else shown
+    return f"{' ' if text else ''}(default: {shown})"
