@@ -24,8 +24,8 @@ class LaunchOptions:
     """Communication: ``nccl``, ``gloo``, or ``auto``: NCCL if every rank has its own GPU."""
 
     timeout: Annotated[float, SECONDS] = 300.0
-    """For each phase of start-up and for each collective; over NCCL, collectives have 30 seconds
-    more, counted from the moment in which they are queued."""
+    """Time limit of each phase of start-up and of each collective. Over NCCL a collective has 30
+    seconds more, from the moment in which it is queued."""
 
     interface: Annotated[str, Argument("NAME")] = "auto"
     """Network interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``)."""
@@ -39,7 +39,7 @@ class LaunchOptions:
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
     lifeline_timeout: Annotated[float, SECONDS] = 30.0
-    """After which a silent node is considered lost."""
+    """Time after which a silent node is considered lost."""
 
     bind: Literal["auto", "none", "cores", "numa"] = "auto"
     """Bind ranks that no launcher has bound to cores of their own, or to a NUMA node; ``auto``: to

@@ -230,7 +230,7 @@ def test_it_is_not_run_under_a_launcher(monkeypatch):
     [
         ([], "no COMMAND given"),
         (["nope"], "'nope' is not a benchmark: expected explain or numerics"),
-        (["startup", "--unknown"], "unrecognized arguments: --unknown"),
+        (["startup", "--unknown"], "unknown option --unknown"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_code_2(arguments, message):

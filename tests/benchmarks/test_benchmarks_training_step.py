@@ -60,7 +60,7 @@ MLP = Workload("mlp")
         ),
         (["--sync", "central"], "leaves out the gradients of 1 of 2 ranks"),
         (["--sync", "data-parallel", "--device", "cpu"], "drives GPUs"),
-        (["--wire-dtype", "float8"], "invalid choice: 'float8'"),
+        (["--wire-dtype", "float8"], "found 'float8'"),
         (["--straggler", "2=4"], "expected a rank below 2"),
         (["--straggler", "0=0.5"], "with a factor of 1 or more"),
         (["--batch-size", "0"], "--batch-size: expected an integer >= 1"),

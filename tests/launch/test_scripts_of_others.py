@@ -488,7 +488,7 @@ def test_help_under_mpirun_is_printed_once():
     ("arguments", "words"),
     [
         (["absent.py"], "script 'absent.py' cannot be read: No such file"),
-        (["--bogus", "x.py"], "--bogus is no option of mpiddp"),
+        (["--bogus", "x.py"], "unknown option --bogus; options of the script"),
         (["--nnodes", "2", "x.py"], "--nnodes is an option of torchrun; for mpiddp, type --nodes"),
         (["doctro"], "(did you mean doctor?)"),
         ([], "no SCRIPT given"),

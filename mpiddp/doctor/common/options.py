@@ -29,16 +29,16 @@ class DoctorOptions(Options):
     """What is examined."""
 
     timeout: Annotated[float, SECONDS] = 30.0
-    """For each stage of the examination."""
+    """Time limit of each stage of the examination."""
 
     json: Annotated[Path | None, Argument("FILE")] = None
-    """Write all findings there, for machines."""
+    """Write all findings as JSON."""
 
     runs_dir: Annotated[Path, Argument("DIR")] = Path("runs")
-    """Where runs are to be written."""
+    """Directory to which runs are to be written."""
 
     data_dir: Annotated[Path | None, Argument("DIR")] = None
-    """Where the data is, to be compared."""
+    """Directory of the data, to be compared between nodes."""
 
 
 READER = Reader(

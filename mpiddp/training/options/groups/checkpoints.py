@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import check, check_text
+from mpiddp.options.fields import Argument
 from mpiddp.process.preemption_signals import parse_signals
 from mpiddp.training.options.groups.effects import FREE
 
@@ -51,27 +52,27 @@ STEP = "{step}"
 class CheckpointOptions:
     """What is saved, and where a run begins."""
 
-    save_every: Annotated[str, FREE] = "15min"
-    """How often a checkpoint is made: 500steps, 10epochs, 15min, or never; if not never, also at
-    the end."""
+    save_every: Annotated[str, Argument("INTERVAL"), FREE] = "15min"
+    """Interval between checkpoints: 500steps, 10epochs, 15min, or never. Unless never, there is one
+    at the end, too."""
 
-    resume: Annotated[str, FREE] = "auto"
-    """Where a run begins: auto (at its newest valid checkpoint), PATH of one, or never."""
+    resume: Annotated[str, Argument("auto|never|PATH"), FREE] = "auto"
+    """Start from the run's newest valid checkpoint (auto), from the one at PATH, or anew."""
 
     keep: Annotated[int, FREE] = 2
-    """How many checkpoints are kept: the newest, and beside them the one with the best test
-    accuracy, or the lowest test loss for a task that has no accuracy."""
+    """Number of newest checkpoints to keep, beside the one with the best test accuracy, or the
+    lowest test loss for a task that has no accuracy."""
 
     checkpoint_dir: Annotated[Path | None, FREE] = None
     """Directory of the run's checkpoints (default: checkpoints in the run's directory)."""
 
     on_save_error: Annotated[Literal["continue", "stop"], FREE] = "continue"
-    """Where a checkpoint cannot be written: go on without it, or end the run. The last one must be
+    """If a checkpoint cannot be written: go on without it, or end the run. The last one must be
     written."""
 
-    preempt_signal: Annotated[str, FREE] = "USR2,USR1,TERM"
-    """Signals after which all ranks make a checkpoint and leave with exit code 75: USR2, USR1 and
-    TERM, or some of them."""
+    preempt_signal: Annotated[str, Argument("SIGNALS"), FREE] = "USR2,USR1,TERM"
+    """Signals of a preemption, after which all ranks save a checkpoint and leave with exit code 75:
+    USR2, USR1 and TERM, or some of them."""
 
     export: Annotated[Path | None, FREE] = None
     """File for the trained weights, a plain state_dict; FILE.safetensors for that format. With
@@ -84,11 +85,11 @@ class CheckpointOptions:
     """Weights to begin with, or for evaluate_only: a state_dict (.pt, .safetensors), a checkpoint,
     or a run's directory, for its newest one. A run that resumes does not read them again."""
 
-    weights_prefix: str = ""
+    weights_prefix: Annotated[str, Argument("PREFIX")] = ""
     """Of weights, take only the tensors whose names begin with this and a dot, and cut it off: with
     encoder, encoder.conv.bias becomes conv.bias."""
 
-    weights_except: str = ""
+    weights_except: Annotated[str, Argument("NAMES")] = ""
     """Tensors that the model does not take from weights and keeps as they are, such as those of a
     new head: names or patterns, with commas (fc.*,norm.bias)."""
 

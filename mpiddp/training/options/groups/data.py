@@ -29,14 +29,14 @@ class DataOptions:
     """Batch, in samples per rank and step."""
 
     last_batch: Literal["weighted", "drop"] = "weighted"
-    """The last step of an epoch, where the samples are too few for it: every rank's gradient counts
-    by its number of samples, or the step is left out."""
+    """The last step of an epoch, if there are too few samples for it: weight each rank's gradient by
+    its number of samples, or drop the step."""
 
     data_dir: Annotated[Path, FREE] = Path("data")
     """Directory of mnist, cifar10 and imagefolder."""
 
     download: Annotated[bool, FREE] = False
-    """Fetch mnist or cifar10 into the data directory, where it is not there yet."""
+    """Download mnist or cifar10 into the data directory, unless it is there."""
 
     workers: Annotated[int, FREE] = 0
     """Processes of each rank that read batches ahead; 0 for none."""
@@ -45,7 +45,7 @@ class DataOptions:
     """Vary training images: crop, and flip (mnist, cifar10, imagefolder)."""
 
     image_size: Annotated[int, FIXED] = 224
-    """Pixels of a side to which imagefolder's images are resized and cut."""
+    """Pixels of a side to which imagefolder's images are resized and cropped."""
 
     samples: Annotated[int, FIXED] = 2000
     """Size of the synthetic and toy data, in samples; a fifth is for testing."""
@@ -60,7 +60,7 @@ class DataOptions:
     """Bytes of a sample of the text."""
 
     on_bad_sample: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """Where a sample cannot be read: end the run, or leave out the sample."""
+    """If a sample cannot be read: end the run, or skip the sample."""
 
     def __post_init__(self) -> None:
         check_reference("data", self.data, list(DATASETS))

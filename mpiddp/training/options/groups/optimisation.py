@@ -10,7 +10,7 @@ from mpiddp.options.checks import check, is_positive
 from mpiddp.training.options.groups.effects import FIXED, FREE
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}
-"""What ``learning_rate`` becomes where it is not given, per optimizer."""
+"""The default of ``learning_rate``, per optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class OptimisationOptions:
     actual number divided by this one (default: it is taken as it is)."""
 
     schedule: Literal["cosine", "constant", "step"] = "cosine"
-    """Learning rate after the warm-up: half a cosine to 0, its peak, or times step_factor every
+    """Learning rate after the warm-up: half a cosine to 0, constant, or times step_factor every
     step_epochs."""
 
     warmup_epochs: float | None = None
@@ -41,10 +41,10 @@ class OptimisationOptions:
     """Epochs between two changes of the learning rate, with schedule step."""
 
     step_factor: float = 0.1
-    """What multiplies the learning rate then, 0 to 1."""
+    """Factor of each such change, 0 to 1."""
 
     clip_norm: float | None = None
-    """Longest gradient, in the 2-norm over all parameters; a longer one is scaled to it."""
+    """Maximum 2-norm of the gradient over all parameters; a larger gradient is scaled to it."""
 
     ema: float | None = None
     """Decay per step of an exponential moving average of the weights, 0 to below 1: evaluated and
@@ -66,7 +66,7 @@ class OptimisationOptions:
     """Epochs between two evaluations; the last epoch is always evaluated."""
 
     on_nan: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """Where a rank's loss is not finite: end the run, or leave out the step on all ranks."""
+    """If a rank's loss is not finite: end the run, or skip the step on all ranks."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "evaluate_every"):

@@ -23,11 +23,11 @@ class OutputOptions(Output):
     """Directory that holds one directory per run."""
 
     log_every: Annotated[int, FREE] = 0
-    """Steps between two lines on the loss, on rank 0's console and in each rank's log; 0 for
+    """Steps between two lines with the loss, on rank 0's console and in each rank's log; 0 for
     none."""
 
     track: Annotated[Literal["tensorboard", "mlflow", "wandb"] | None, FREE] = None
-    """Where rank 0 also sends the metrics; each is an extra of mpiddp."""
+    """Tracker to which rank 0 also sends the metrics; each is an extra of mpiddp."""
 
     profile: Annotated[str, Argument("RANKS", bare="0"), FREE] = "none"
     """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 if the

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mpiddp.options.checks import check, is_positive
+from mpiddp.options.fields import Argument
 
 AUTO_BUCKET = "auto"
 
@@ -15,11 +16,11 @@ class ParallelismOptions:
     """How ranks share a model, and how a step is computed."""
 
     parallel: Literal["ddp", "fsdp", "dp", "none"] = "ddp"
-    """Each rank has the model (ddp) or a part of it (fsdp); dp is nn.DataParallel, for one process
-    with several GPUs; none is for one rank."""
+    """Each rank has the whole model (ddp) or a shard of it (fsdp); dp is nn.DataParallel, for one
+    process with several GPUs; none is for one rank."""
 
     accumulation_steps: int = 1
-    """Forward and backward passes that a step's batch is cut into: less memory, the same step."""
+    """Forward and backward passes into which a step's batch is split: less memory, the same step."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of forward passes; parameters stay in fp32. fp16 needs GPUs."""
@@ -31,24 +32,24 @@ class ParallelismOptions:
     """Store images with their channels last, which is quicker for convolutions on many GPUs."""
 
     activation_checkpointing: bool = False
-    """Compute what modules of wrap_parameters or more have computed again for their gradients, in
-    place of keeping it."""
+    """Recompute activations in the backward pass, for modules with at least wrap_parameters
+    parameters."""
 
     wrap_parameters: int = 1_000_000
-    """Parameters from which a module is gathered on its own with fsdp, without those of modules
-    inside it that are."""
+    """Minimum number of parameters for a separate FSDP group, not counting those of modules inside
+    that have their own."""
 
     shard_within: Literal["world", "node"] = "world"
-    """Ranks that share one copy of the parameters with fsdp: all, or those of a node."""
+    """Ranks over which fsdp shards the parameters: all, or those of one node."""
 
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in main memory, with fsdp on GPUs."""
 
-    bucket_mb: str = "25"
-    """Gradients that DDP sends at once, in MB, or auto: measured at the start."""
+    bucket_mb: Annotated[str, Argument("MB")] = "25"
+    """Size of DDP's gradient buckets in MB, or auto: measured at the start."""
 
     deterministic: bool = False
-    """Take deterministic algorithms only, so that a GPU computes the same bits each time."""
+    """Use deterministic algorithms only, so that a GPU computes the same bits each time."""
 
     def __post_init__(self) -> None:
         passes = self.accumulation_steps

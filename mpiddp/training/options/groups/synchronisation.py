@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import check
+from mpiddp.options.fields import Argument
 from mpiddp.training.options.groups.effects import FREE
 from mpiddp.training.options.groups.straggler import parse_straggler
 
@@ -21,28 +22,29 @@ UNLIMITED = "unlimited"
 class SynchronisationOptions:
     """How the gradients of all ranks become one update."""
 
-    sync: str = FRAMEWORK
-    """How gradients become one: framework, auto, an algorithm (as ring), or parameter-server."""
+    sync: Annotated[str, Argument("SYNC")] = FRAMEWORK
+    """How gradients are averaged: framework, auto, an algorithm such as ring, or
+    parameter-server."""
 
     transport: Literal["auto", "shared-memory", "shared-memory+mpi", "mpi", "torch"] = "auto"
     """What carries gradients, with sync auto or an algorithm."""
 
     wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """In which type gradients travel, with sync auto or an algorithm; auto is their own."""
+    """Type in which gradients are sent, with sync auto or an algorithm; auto is their own."""
 
     overlap: Annotated[Literal["auto", "on", "off"], FREE] = "auto"
-    """Whether gradients travel during the backward pass, with sync auto or an algorithm."""
+    """Send gradients during the backward pass, with sync auto or an algorithm."""
 
     servers: int = 1
     """Servers that share the weights, with sync parameter-server."""
 
     server_placement: Literal["colocated", "dedicated"] = "colocated"
-    """Whether the ranks that serve compute, too, with sync parameter-server."""
+    """Servers are ranks that also compute, or ranks of their own, with sync parameter-server."""
 
-    staleness: str = "0"
+    staleness: Annotated[str, Argument("STEPS")] = "0"
     """Steps that a worker may be ahead of the slowest, or unlimited, with sync parameter-server."""
 
-    straggler: Annotated[str | None, FREE] = None
+    straggler: Annotated[str | None, Argument("WHO=FACTOR"), FREE] = None
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
     def __post_init__(self) -> None:
