@@ -29,8 +29,8 @@ class DataOptions:
     """Batch, in samples per rank and step."""
 
     last_batch: Literal["weighted", "drop"] = "weighted"
-    """The last step of an epoch, if there are too few samples for it: weight each rank's gradient by
-    its number of samples, or drop the step."""
+    """The last step of an epoch, if there are too few samples for it: weight each rank's gradient
+    by its number of samples, or drop the step."""
 
     data_dir: Annotated[Path, FREE] = Path("data")
     """Directory of mnist, cifar10 and imagefolder."""

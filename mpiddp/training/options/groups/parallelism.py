@@ -20,7 +20,7 @@ class ParallelismOptions:
     process with several GPUs; none is for one rank."""
 
     accumulation_steps: int = 1
-    """Forward and backward passes into which a step's batch is split: less memory, the same step."""
+    """Passes into which a step's batch is split: less memory, the same step."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of forward passes; parameters stay in fp32. fp16 needs GPUs."""
