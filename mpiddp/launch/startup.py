@@ -438,14 +438,9 @@ class Starter:
         """Have the job end when no rank moves any more."""
         lifeline, seconds = self.resources.lifeline, self.options.stall_timeout
         if lifeline is not None and seconds > 0:
-            lifeline.note_move()
-            handler = self.resources.failure_handler
-            movement = Movement(
-                lifeline.note_move,
-                seconds,
-                lambda: handler.step_under_way,
-                lifeline.note_collective,
-            )
+            lifeline.progress.note_move()
+            handler = self.failure_handler
+            movement = Movement(lifeline.progress, seconds, lambda: handler.step_under_way)
             self.resources.on_close.insert(0, movement.close)
             if self.control.world.rank == 0:
                 lifeline.watch_stall(seconds)

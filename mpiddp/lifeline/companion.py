@@ -28,7 +28,7 @@ from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.requests import Callback, Client, Requests
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
-from mpiddp.lifeline.watched_rank import CLOSING, Entry, RankHandlers, WatchedRank
+from mpiddp.lifeline.watched_rank import Entry, WatchedRank
 from mpiddp.lifeline.watches import AttemptWatch
 from mpiddp.process.publication import Publication
 from mpiddp.process.sockets.event_loop import EventLoop
@@ -163,8 +163,7 @@ class Companion:
             except (OSError, ValueError):
                 connection.close()
                 return
-            handlers = RankHandlers(self._take_from_rank, self._tell_loss)
-            rank = WatchedRank(self._loop, connection, entry, handlers)
+            rank = WatchedRank(self._loop, connection, entry, self._take_from_rank, self._tell_loss)
             self._ranks[rank.number] = rank
             if self._membership is not None:
                 rank.watch_stops(self._membership.seconds)
@@ -257,11 +256,7 @@ class Companion:
     # The other nodes
 
     def _admit_client(self, link: Link) -> None:
-        self._loop.add(
-            link,
-            lambda kind, _: self._ask(link, kind),
-            lambda _: None,
-        )
+        self._loop.add(link, lambda kind, _: self._ask(link, kind), lambda _: None)
 
     def _note_common_end(self) -> None:
         """All sessions are being closed, or all ranks have been told to leave."""
@@ -291,20 +286,16 @@ class Companion:
         assert self._membership is not None
         turn = min(self._membership.node_rank - 1, LAST_TURN)
         # At the end of all sessions each companion ends once those of its node are closed.
-        turn += any(rank.state == CLOSING for rank in self._ranks.values())
+        turn += any(rank.is_finished for rank in self._ranks.values())
         when = time.monotonic() + turn * TURN_SECONDS
         self._loop.call_at(when, lambda _: self._take_over(how))
 
     def _take_over(self, how: str) -> None:
         """Decide without rank 0's companion."""
-        if self._is_over:
-            return
         assert self._membership is not None
-        own = self._membership
-        if self._failure is not None:
-            self._carry_out(Leave(self._failure.code))
-        else:
-            self._carry_out(Loss(0, own.master_hostname, how))
+        loss = Loss(0, self._membership.master_hostname, how)
+        if not self._is_over:
+            self._carry_out(Leave(self._failure.code) if self._failure is not None else loss)
 
     # Reports go up, decisions down
 
@@ -337,24 +328,21 @@ class Companion:
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Failure):
             self._spread("failing", asdict(decision))
-            return
-        code = PeerLostError.exit_code
-        if isinstance(decision, Leave):
-            code = decision.code
+        elif isinstance(decision, Leave):
+            self._spread("leave", decision.code)
         else:
             assert self._membership is not None
-            self._report(decision.describe(self._membership.size), lost=decision)
-        self._spread("leave", code)
+            self._end_job(decision.describe(self._membership.size), "", decision)
 
-    def _report(self, reason: str, table: str = "", lost: Loss | None = None) -> None:
+    def _end_job(self, reason: str, table: str, lost: Loss | None) -> None:
+        """Report ``reason``, and have all ranks leave."""
         # Imported when it is needed: it takes as long as all else of this process's start.
-        from mpiddp.lifeline.report import Reporter
+        from mpiddp.lifeline.report import report
 
         assert self._membership is not None
-        rank = self._ranks[self._membership.rank]
-        directory, attempt = rank.run if rank.run is not None else (None, 1)
-        reporter = Reporter(self._membership, rank.read_step(), directory, attempt, rank.log)
-        reporter.report(reason, table, lost)
+        if not self._is_over:
+            report(self._membership, self._ranks[self._membership.rank], reason, table, lost)
+            self._spread("leave", PeerLostError.exit_code)
 
     def _spread(self, kind: str, content: Any) -> None:
         """Pass a message on to the other nodes, and heed it."""
@@ -362,8 +350,7 @@ class Companion:
         if kind == "failing":
             self._failure = Failure(**content)
             for number, question in self._asked.items():
-                is_reporter = number == self._failure.rank
-                answer = "report" if is_reporter else "silent"
+                answer = "report" if number == self._failure.rank else "silent"
                 self._ranks[number].link.send("reply", [question, answer])
         elif kind == "leave":
             self._is_over = True
@@ -405,16 +392,11 @@ class Companion:
     # A job that stands still
 
     def _make_handlers(self) -> StallHandlers:
-        return StallHandlers(self._ask_all, self._loop.call_at, self._end_stalled_job)
+        return StallHandlers(self._ask_all, self._loop.call_at, self._end_job)
 
     def _ask_all(self, client: Client, name: str) -> None:
         if not self._is_over:
             self._ask(client, name)
-
-    def _end_stalled_job(self, reason: str, table: str, lost: Loss | None) -> None:
-        if not self._is_over:
-            self._report(reason, table, lost)
-            self._spread("leave", PeerLostError.exit_code)
 
 
 def _send_answers(

@@ -65,7 +65,8 @@ class Lifeline:
         self._session = 0
         """How many sessions this rank has closed."""
         descriptor = Progress.make_file()
-        self._progress = Progress(descriptor)
+        self.progress = Progress(descriptor)
+        """Shared with the companion."""
         self._count_calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._stacks = StackWriter()
         try:
@@ -110,17 +111,6 @@ class Lifeline:
         self._ask("join", content, START_SECONDS if content is not None else float("inf"))
 
     # Where this rank is
-
-    def note_step(self, step: int | None) -> None:
-        self._progress.note_step(step)
-
-    def note_move(self) -> None:
-        """This rank's main thread has moved."""
-        self._progress.note_move()
-
-    def note_collective(self, is_inside: bool) -> None:
-        """Whether this rank's main thread is in a collective, or in a pass that may call one."""
-        self._progress.note_collective(is_inside)
 
     def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
         """``count`` returns the numbers of the last call of mpiddp's collectives and of the last

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
+from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.stacks.dump import LIBRARY, find_owner
 from mpiddp.lifeline.stacks.positions import find_wait
 
@@ -31,23 +32,18 @@ WAITING = (
 
 
 class Movement:
-    """Calls ``note`` from a separate thread whenever the main thread has moved.
-
-    And ``note_collective`` at each look: whether the main thread is in a collective, or in a pass
-    that may have called one.
-    """
+    """Notes in ``progress``, from a separate thread, whether the main thread has moved, and whether
+    it is in a collective, or in a pass that may have called one."""
 
     def __init__(
         self,
-        note: Callable[[], object],
+        progress: Progress,
         seconds: float,
         find_step: Callable[[], int | None] = lambda: None,
-        note_collective: Callable[[bool], object] = lambda _: None,
     ) -> None:
         """``seconds``: after which the job has stalled. ``find_step``: the step that is being made,
         None between steps."""
-        self._note = note
-        self._note_collective = note_collective
+        self._progress = progress
         self._find_step = find_step
         self._step: int | None = None
         self._period = min(seconds / LOOKS, LONGEST_PERIOD)
@@ -62,7 +58,7 @@ class Movement:
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._note_collective(False)
+        self._progress.note_collective(False)
 
     def has_moved(self) -> bool:
         """Whether the main thread has moved since the last call."""
@@ -95,8 +91,8 @@ class Movement:
     def _watch(self) -> None:
         while not self._stop.wait(self._period):
             if self.has_moved():
-                self._note()
-            self._note_collective(self.is_in_collective())
+                self._progress.note_move()
+            self._progress.note_collective(self.is_in_collective())
 
 
 def _mark(*_: object) -> None:

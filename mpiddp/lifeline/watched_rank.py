@@ -50,22 +50,22 @@ class Entry:
         return Entry(int(text), memory, stacks, *own)
 
 
-@dataclass(frozen=True)
-class RankHandlers:
-    """Called on a rank's messages and its end."""
-
-    take: Callable[[WatchedRank, str, Any], object]
-    """With kind and content of a message that concerns the other ranks."""
-    lose: Callable[[str, Loss], object]
-    """With ``lost``, or ``stopped`` if it has been stopped for too long; the loss names no host."""
-
-
 class WatchedRank:
     """One rank's state."""
 
     def __init__(
-        self, loop: EventLoop, connection: socket.socket, entry: Entry, handlers: RankHandlers
+        self,
+        loop: EventLoop,
+        connection: socket.socket,
+        entry: Entry,
+        take: Callable[[WatchedRank, str, Any], object],
+        lose: Callable[[str, Loss], object],
     ) -> None:
+        """``take`` is called with kind and content of a message that concerns other ranks.
+
+        ``lose``: with ``lost``, or ``stopped`` if the rank has been stopped for too long; the loss
+        names no host.
+        """
         self.number = entry.rank
         self.link = Link(connection)
         # As the kernel says: a number of another namespace of processes means nothing here.
@@ -80,7 +80,7 @@ class WatchedRank:
         self.has_ended = self.is_closed = False
         """Whether it has gone or closed its session; whether it has closed its session, as all."""
         self._loop = loop
-        self._handlers = handlers
+        self._hand_on, self._lose = take, lose
         self._progress = Progress(entry.memory)
         reader = StackReader(number, entry.stacks)
         self._stacks = StackAnswers(reader, loop, lambda: self.link.send("record"))
@@ -89,7 +89,7 @@ class WatchedRank:
         """Who waits for the rank's last collectives."""
         self._answers: Mapping[str, Callable[[Reply], object]] = {
             "position": lambda reply: reply(self.describe_position()),
-            "stacks": self._stacks.ask,
+            "stacks": self._ask_for_stacks,
             "idle": lambda reply: reply(self._describe_idleness()),
             "calls": self._ask_for_calls,
             "stopped": lambda reply: reply(self._stop.is_stopped),
@@ -117,6 +117,11 @@ class WatchedRank:
         self._stop.end()
         self._loop.remove(self.link)
         self._leave_process()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it waits for the others to close their sessions."""
+        return self.state == CLOSING
 
     def read_step(self) -> int | None:
         return self._progress.read_step()
@@ -177,7 +182,7 @@ class WatchedRank:
 
     def _tell_loss(self, how: str, ending: str, blames_host: bool, kind: str = "lost") -> None:
         loss = Loss(self.number, "", how, self.describe_position(), ending, blames_host)
-        self._handlers.lose(kind, loss)
+        self._lose(kind, loss)
 
     # What it says
 
@@ -198,12 +203,14 @@ class WatchedRank:
         else:
             if kind in ("closing", "reopened"):
                 self.state = CLOSING if kind == "closing" else ""
-                self._stacks.note_closing(kind == "closing")
-            self._handlers.take(self, kind, content)
+            self._hand_on(self, kind, content)
+
+    def _ask_for_stacks(self, reply: Reply) -> None:
+        self._stacks.ask(lambda answer: reply({**answer, "finished": self.is_finished}))
 
     def _ask_for_calls(self, reply: Reply) -> None:
         """The rank's last collectives, and where it is; None if it has come to its end."""
-        if self._stacks.is_finished:
+        if self.is_finished:
             reply(None)
         else:
             self._calls_reply = reply

@@ -206,7 +206,7 @@ LONG = pytest.mark.long
 )
 def test_a_rank_that_is_killed_is_named(nodes, victim, crew):
     job = crew(nodes)
-    job[victim].tell("note_step", 7)
+    job[victim].tell("progress.note_step", 7)
     job[victim].tell("kill", signal.SIGKILL)
     others = [number for number in range(len(nodes)) if number != victim]
     job.expect_end(6, *others)
@@ -326,8 +326,8 @@ def test_a_rank_that_is_stopped_for_a_moment_is_not_lost(stopped, crew):
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
 def test_a_rank_that_stays_stopped_is_lost(victim, crew):
     job = crew([0, 0, 1], seconds=1.0)
-    job[victim].tell("note_step", 5)
-    job[victim].tell("stop")
+    job[victim].tell("progress.note_step", 5)
+    job[victim].tell("kill", signal.SIGSTOP)
     job.expect_end(6, *{0, 1, 2} - {victim}, seconds=1.0 + SOON)
     job.expect_end(-signal.SIGKILL, victim)
     how = "was lost at step 5: it has been stopped (SIGSTOP) for 1 s\n"
@@ -512,7 +512,7 @@ def test_a_run_is_told_where_it_looks(crew, tmp_path):
     run.mkdir()
     job = crew([0, 1])
     job[0].tell("note_run", str(run), 3)
-    job[0].tell("note_step", 12)
+    job[0].tell("progress.note_step", 12)
     time.sleep(0.2)
     job[1].tell("kill", signal.SIGKILL)
     job.expect_end(6, 0)
@@ -528,7 +528,7 @@ def test_a_run_is_told_where_it_looks(crew, tmp_path):
 def test_all_ranks_answer_a_request(crew, tmp_path):
     job = crew([0, 0, 1, 1])
     for number in range(4):
-        job[number].tell("note_step", 10 * number)
+        job[number].tell("progress.note_step", 10 * number)
     time.sleep(0.2)
     address = tmp_path / "job" / "lifeline.json"
     assert address.stat().st_mode & 0o777 == 0o600

@@ -26,6 +26,7 @@ from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import stall
 from mpiddp.lifeline.movement import Movement
+from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.stacks.dump import (
     LIBRARY,
     PACKAGE,
@@ -346,7 +347,7 @@ def find_line(text: str) -> str:
 def test_sixteen_ranks_answer_soon(crew, tmp_path):
     job = crew([number // 4 for number in range(16)])
     job[3].tell("lock")
-    job[5].tell("stop")
+    job[5].tell("kill", signal.SIGSTOP)
     time.sleep(0.3)
     begin = time.monotonic()
     found = gather(tmp_path / "job")
@@ -373,12 +374,12 @@ def test_an_error_is_where_the_work_of_its_rank_ended(crew, tmp_path):
 def test_a_job_in_which_nobody_moves_ends(crew):
     job = crew([0, 0, 1])
     for rank in job.ranks:
-        rank.tell("note_move")
+        rank.tell("progress.note_move")
     job[0].tell("watch_stall", 0.8)
     end = time.monotonic() + 1.2
     while time.monotonic() < end:
         # One that moves is enough.
-        job[2].tell("note_move")
+        job[2].tell("progress.note_move")
         time.sleep(0.05)
     assert all(rank.process.poll() is None for rank in job.ranks)
     begin = time.monotonic()
@@ -392,15 +393,15 @@ def test_a_job_in_which_nobody_moves_ends(crew):
 def test_a_job_ends_in_which_a_collective_waits_for_a_rank_that_goes_on(crew):
     job = crew([0, 0, 1])
     for rank in job.ranks:
-        rank.tell("note_move")
-        rank.tell("note_collective", False)
-    job[1].tell("note_collective", True)
+        rank.tell("progress.note_move")
+        rank.tell("progress.note_collective", False)
+    job[1].tell("progress.note_collective", True)
     job[0].tell("watch_stall", 1.0)
     end = time.monotonic() + HUNG
     with contextlib.suppress(BrokenPipeError):
         while job[0].process.poll() is None and time.monotonic() < end:
             for number in (0, 2):
-                job[number].tell("note_move")
+                job[number].tell("progress.note_move")
             time.sleep(0.05)
     job.expect_end(6, 0, 1, 2, seconds=HUNG)
     errors = job.errors()
@@ -410,9 +411,9 @@ def test_a_job_ends_in_which_a_collective_waits_for_a_rank_that_goes_on(crew):
 def test_a_rank_that_is_stopped_does_not_stall(crew):
     job = crew([0, 0])
     for rank in job.ranks:
-        rank.tell("note_move")
+        rank.tell("progress.note_move")
     job[0].tell("watch_stall", 0.5)
-    job[1].tell("stop")
+    job[1].tell("kill", signal.SIGSTOP)
     time.sleep(1.5)
     assert all(rank.process.poll() is None for rank in job.ranks)
     os.kill(job[1].process.pid, signal.SIGCONT)
@@ -677,7 +678,7 @@ def look(work, looks=3) -> list[bool]:
     """Whether this thread is seen to move at each of some looks while it does ``work(stop)``."""
     found: list[bool] = []
     stop = threading.Event()
-    movement = Movement(lambda: None, 1e6)
+    movement = Movement(Progress(Progress.make_file()), 1e6)
 
     def watch() -> None:
         for _ in range(looks + 1):
@@ -706,7 +707,7 @@ POLL = "while not stop.is_set(): time.sleep(0.001)"
 
 def test_while_a_step_is_made_only_its_end_is_movement():
     steps = iter([1, 1, 1, 2, 2, None, None, 2])
-    movement = Movement(lambda: None, 1e6, lambda: next(steps))
+    movement = Movement(Progress(Progress.make_file()), 1e6, lambda: next(steps))
     # This thread runs Python, and so moves between steps; the first look finds what was before.
     found = [movement.has_moved() for _ in range(8)]
     movement.close()
@@ -727,15 +728,14 @@ def test_a_collective_does_not_move_however_it_waits():
 
 
 def test_what_may_wait_for_other_ranks_is_a_collective():
-    found: list[bool] = []
-    movement = Movement(lambda: None, 0.2, note_collective=found.append)
+    progress = Progress(Progress.make_file())
+    movement = Movement(progress, 0.2)
     for file in (C10D, GRAPH, LOADER):
-        found.clear()
         make_call(file, "time.sleep(0.4)")(None)
-        assert found[-1] == (file != LOADER), file
-    found.append(True)
+        assert progress.is_in_collective() == (file != LOADER), file
+    progress.note_collective(True)
     movement.close()
-    assert found[-1] is False
+    assert not progress.is_in_collective()
 
 
 def test_a_script_that_polls_moves_and_one_in_a_long_c_call_does_not():

@@ -75,7 +75,7 @@ class FailureReports:
     def step(self, step: int | None) -> None:
         self._step = step
         if self.peers.lifeline is not None:
-            self.peers.lifeline.note_step(step)
+            self.peers.lifeline.progress.note_step(step)
 
     def redirect(self, output: Redirection) -> None:
         """This process prints there from here on."""

@@ -24,8 +24,6 @@ class StackAnswers:
         self, reader: StackReader, loop: EventLoop, ask_for_record: Callable[[], object]
     ) -> None:
         self.reader = reader
-        self.is_finished = False
-        """Whether the rank waits for the others to close their sessions."""
         self._failed: list[Any] | None = None
         self._loop = loop
         self._ask_for_record = ask_for_record
@@ -50,10 +48,6 @@ class StackAnswers:
         """Where the rank was when an error ended its work: the stack shows it no more."""
         self._failed = frames
 
-    def note_closing(self, is_closing: bool) -> None:
-        """The rank has closed its session and waits, or goes on without one."""
-        self.is_finished = is_closing
-
     def take_record(self, lines: list[str]) -> None:
         """What the rank has read in NCCL's flight recorder."""
         self._record = lines
@@ -66,7 +60,6 @@ class StackAnswers:
         answer = {
             "state": self.reader.find_state(),
             "failed": self._failed is not None,
-            "finished": self.is_finished,
             "frames": self._failed or [frame.pack() for frame in frames],
             "record": self._record or [],
         }
