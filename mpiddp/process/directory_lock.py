@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
@@ -99,8 +99,10 @@ class Holder:
 class DirectoryLock:
     """A lock that this process holds until `close`, or until it ends."""
 
-    def __init__(self, descriptor: int, holder: Holder) -> None:
+    def __init__(self, path: Path, descriptor: int, holder: Holder) -> None:
         """Use `acquire`. Takes over the descriptor of the locked file."""
+        self.path = path
+        """The directory."""
         self._descriptor: int | None = descriptor
         self._holder = holder
 
@@ -114,7 +116,7 @@ class DirectoryLock:
         check: Callable[[], object] = lambda: None,
         pause: Callable[[float], object] = time.sleep,
         longest: float = LONGEST_WAIT,
-    ) -> DirectoryLock:
+    ) -> Self:
         """Take the lock in the file ``path``, which is made if it does not exist.
 
         Args:
@@ -142,7 +144,7 @@ class DirectoryLock:
                     descriptor = -1
                 else:
                     check()
-                    lock = cls(descriptor, replace(mine, attempt=found.attempt + 1))
+                    lock = cls(path.parent, descriptor, replace(mine, attempt=found.attempt + 1))
                     try:
                         _write(descriptor, lock._holder)
                     except OSError:

@@ -98,7 +98,7 @@ class Training:
         With ``samples`` of the epoch taken, by whatever number of ranks.
         """
         left = self.batches.count(samples)
-        return epoch * len(self.batches) - left
+        return epoch * self.batches.count() - left
 
 
 def agree(configuration: Configuration, session: Session) -> None:
@@ -135,7 +135,9 @@ def prepare(
     train, test = choose_samples(configuration, data, session.device)
     reading = choose_reading(configuration, session)
     static = make_training_batches(train, cut, reading)
-    rate = make_learning_rate(configuration, len(static), configuration.batch_size * len(workers))
+    rate = make_learning_rate(
+        configuration, static.count(), configuration.batch_size * len(workers)
+    )
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
     set_determinism(configuration.deterministic)

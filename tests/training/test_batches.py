@@ -76,7 +76,7 @@ def test_a_step_is_the_mean_over_its_samples(samples, ranks, batch_size, passes,
     cuts = [Cut(batch_size, rank, ranks, drops_last=drops) for rank in range(ranks)]
     batches = [make_training_batches(Samples(numbered(samples)), cut) for cut in cuts]
     shares = [list(each.start(epoch)) for each in batches]
-    assert all(len(each) == len(share) for each, share in zip(batches, shares, strict=True))
+    assert all(each.count() == len(share) for each, share in zip(batches, shares, strict=True))
     seen, steps = Counter[int](), []
     for turn in zip(*shares, strict=True):
         step = Counter[int]()

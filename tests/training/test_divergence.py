@@ -47,10 +47,10 @@ def find_bad_steps() -> list[tuple[int, int, list[int]]]:
         batches = make_training_batches(Samples(split), Cut(TOY.batch_size, rank, RANKS))
         for epoch in range(1, EPOCHS + 1):
             batches.start(epoch)
-            for number in range(len(batches)):
+            for number in range(batches.count()):
                 samples = batches.find_samples(number)
                 if set(samples) & set(BAD):
-                    found.append(((epoch - 1) * len(batches) + number + 1, rank, samples))
+                    found.append(((epoch - 1) * batches.count() + number + 1, rank, samples))
     return sorted(found)
 
 
@@ -66,12 +66,12 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
         for rank in range(RANKS)
     ]
     features, labels = torch.from_numpy(data.train.features), torch.from_numpy(data.train.labels)
-    rate = make_learning_rate(TOY, len(shares[0]), RANKS * TOY.batch_size)
+    rate = make_learning_rate(TOY, shares[0].count(), RANKS * TOY.batch_size)
     step = 0
     for epoch in range(1, EPOCHS + 1):
         for share in shares:
             share.start(epoch)
-        for number in range(len(shares[0])):
+        for number in range(shares[0].count()):
             batches = [share.find_samples(number) for share in shares]
             optimizer.zero_grad()
             if kind == "unreadable":

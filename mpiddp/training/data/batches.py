@@ -119,9 +119,6 @@ class BatchSource(Protocol):
         ``gather``: every rank's value. Collective.
         """
 
-    def __len__(self) -> int:
-        """Steps of an epoch."""
-
 
 @dataclass(frozen=True)
 class TrainingBatches:
@@ -132,7 +129,6 @@ class TrainingBatches:
     is_shared = False
 
     def find_samples(self, number: int) -> list[int]:
-        """The samples of batch ``number``, counted from 0 since ``start``."""
         return next(itertools.islice(self.share.list_parts(), number, None)).positions
 
     def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch]:
@@ -150,14 +146,10 @@ class TrainingBatches:
         )
 
     def count(self, taken: int = 0) -> int:
-        """Steps of an epoch that are left, once so many samples were taken."""
         return self.share.count(taken)
 
     def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
         return steps * self.share.cut.step_samples, steps
-
-    def __len__(self) -> int:
-        return self.count()
 
 
 class SharedBatches:
@@ -199,7 +191,6 @@ class SharedBatches:
             yield from self.reader.read([keys[number]])
 
     def count(self, taken: int = 0) -> int:
-        """Steps of an epoch that are left, once so many samples were taken."""
         return self._count_steps(self._share.count(taken))
 
     def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
@@ -210,9 +201,6 @@ class SharedBatches:
     def _count_steps(self, batches: int) -> int:
         """Of each worker, for so many batches of all, if all were equally quick."""
         return -(-batches // self._workers)
-
-    def __len__(self) -> int:
-        return self.count()
 
 
 @dataclass(frozen=True)
@@ -244,9 +232,6 @@ class FollowedBatches:
 
     def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
         return self.source.sum_up(steps, gather)
-
-    def __len__(self) -> int:
-        return len(self.source)
 
 
 def check_share(samples: int, ranks: int, batch_size: int) -> None:

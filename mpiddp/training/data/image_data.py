@@ -43,17 +43,39 @@ KINDS = {
 }
 
 
+class Transforms:
+    """Transforms of torchvision, composed when they are first called in a process."""
+
+    def __call__(self, images: Any) -> torch.Tensor:
+        found: torch.Tensor = _compose(self)(images)
+        return found
+
+    def list_steps(self, v2: Any) -> list[Any]:
+        """``v2``: ``torchvision.transforms.v2``."""
+        raise NotImplementedError
+
+
+@cache
+def _compose(transforms: Transforms) -> Callable[[Any], Any]:
+    import_torchvision()
+    from torchvision.transforms import v2
+
+    composed: Callable[[Any], Any] = v2.Compose(transforms.list_steps(v2))
+    return composed
+
+
 @dataclass(frozen=True)
-class Normalisation:
-    """Makes floats of bytes, and of a channel's distribution one of mean 0 and deviation 1."""
+class Normalisation(Transforms):
+    """Makes floats of bytes, and of a channel's distribution one of mean 0 and deviation 1.
+
+    Bytes (…, channels, height, width) become float32.
+    """
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Bytes (…, channels, height, width) become float32."""
-        normalised: torch.Tensor = _compose_normalisation(self)(images)
-        return normalised
+    def list_steps(self, v2: Any) -> list[Any]:
+        return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(self.mean, self.deviation)]
 
 
 # Over the training images. The last is ImageNet's.
@@ -63,68 +85,36 @@ PHOTOS = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
-class Shift:
-    """Cuts images of the same size at a random place of a wider frame; may flip them."""
+class Shift(Transforms):
+    """Cuts images of the same size at a random place of a wider frame; may flip them.
+
+    Bytes (channels, size, size) stay bytes.
+    """
 
     size: int
     padding: int
     flips: bool
 
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        """Bytes (channels, size, size)."""
-        varied: torch.Tensor = _compose_shift(self)(image)
-        return varied
+    def list_steps(self, v2: Any) -> list[Any]:
+        flips = [v2.RandomHorizontalFlip()] if self.flips else []
+        return [v2.RandomCrop(self.size, padding=self.padding), *flips]
 
 
 @dataclass(frozen=True)
-class Resizing:
-    """Makes images of ``size`` x ``size`` of photographs: their middle, or a random part."""
+class Resizing(Transforms):
+    """Makes images of ``size`` x ``size`` of photographs: their middle, or a random part.
+
+    A PIL image becomes float32 (3, size, size).
+    """
 
     size: int
     varies: bool
 
-    def __call__(self, image: Any) -> torch.Tensor:
-        """A PIL image becomes float32 (3, size, size)."""
-        resized: torch.Tensor = _compose_resizing(self)(image)
-        return resized
-
-
-@cache
-def _compose_normalisation(of: Normalisation) -> Callable[[Any], Any]:
-    v2 = _import_transforms()
-    composed: Callable[[Any], Any] = v2.Compose(
-        [v2.ToDtype(torch.float32, scale=True), v2.Normalize(of.mean, of.deviation)]
-    )
-    return composed
-
-
-@cache
-def _compose_shift(of: Shift) -> Callable[[Any], Any]:
-    v2 = _import_transforms()
-    steps = [v2.RandomCrop(of.size, padding=of.padding)]
-    composed: Callable[[Any], Any] = v2.Compose(
-        [*steps, v2.RandomHorizontalFlip()] if of.flips else steps
-    )
-    return composed
-
-
-@cache
-def _compose_resizing(of: Resizing) -> Callable[[Any], Any]:
-    v2 = _import_transforms()
-    steps = (
-        [v2.RandomResizedCrop(of.size, antialias=True), v2.RandomHorizontalFlip()]
-        if of.varies
-        else [v2.Resize(of.size, antialias=True), v2.CenterCrop(of.size)]
-    )
-    composed: Callable[[Any], Any] = v2.Compose([v2.ToImage(), *steps, v2.ToPureTensor(), PHOTOS])
-    return composed
-
-
-def _import_transforms() -> Any:
-    import_torchvision()
-    from torchvision.transforms import v2
-
-    return v2
+    def list_steps(self, v2: Any) -> list[Any]:
+        steps = [v2.Resize(self.size, antialias=True), v2.CenterCrop(self.size)]
+        if self.varies:
+            steps = [v2.RandomResizedCrop(self.size, antialias=True), v2.RandomHorizontalFlip()]
+        return [v2.ToImage(), *steps, v2.ToPureTensor(), PHOTOS]
 
 
 def load_mnist(configuration: Configuration) -> DataSet:

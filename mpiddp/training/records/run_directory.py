@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,28 +35,8 @@ LONGEST_NAME = 199
 """Bytes of a name that is made from a Slurm job's. File systems take 255."""
 
 
-@dataclass(frozen=True)
-class RunDirectory:
+class RunDirectory(DirectoryLock):
     """A run that this process may write to, until ``close`` or its end."""
-
-    path: Path
-    _lock: DirectoryLock
-
-    @property
-    def attempt(self) -> int:
-        """Counted from 1."""
-        return self._lock.attempt
-
-    def is_current(self) -> bool:
-        """Whether no later attempt has taken the run over, as after a node was cut off."""
-        return self._lock.is_current()
-
-    def abandon(self) -> None:
-        """Let this process open the run again, after an error; others cannot until it ends."""
-        self._lock.abandon()
-
-    def close(self) -> None:
-        self._lock.close()
 
 
 def find_path(configuration: Configuration) -> Path | None:
@@ -149,7 +129,7 @@ def _make_directory(parent: Path, name: str, is_fixed: bool) -> tuple[Path, bool
 def _take(
     path: Path, configuration: Configuration, pause: Callable[[float], object]
 ) -> RunDirectory:
-    lock = DirectoryLock.acquire(
+    run = RunDirectory.acquire(
         path / LOCK,
         f"name: the run {path}",
         "choose another --name",
@@ -161,9 +141,9 @@ def _take(
         (path / LOGS).mkdir(exist_ok=True)
         write_whole(path / CONFIGURATION, to_toml(configuration))
     except BaseException:
-        lock.close()
+        run.close()
         raise
-    return RunDirectory(path, lock)
+    return run
 
 
 def find_success(path: Path) -> dict[str, Any] | None:

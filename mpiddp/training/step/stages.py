@@ -50,11 +50,8 @@ class Costs:
 
     def count_exchange(self, sent_bytes: float, seconds: float = 0.0) -> None:
         """Bytes were sent; gradients were under way for so long."""
-        self.set_exchange(self.sent_bytes + sent_bytes, self.exchange_seconds + seconds)
-
-    def set_exchange(self, sent_bytes: float, seconds: float) -> None:
-        """The same for the whole epoch."""
-        self.sent_bytes, self.exchange_seconds = sent_bytes, seconds
+        self.sent_bytes += sent_bytes
+        self.exchange_seconds += seconds
 
 
 class StageClock:

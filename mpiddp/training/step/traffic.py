@@ -35,7 +35,7 @@ class SteadyTraffic(Traffic):
         self._bytes = step_bytes
 
     def finish_epoch(self, costs: Costs) -> None:
-        costs.set_exchange(costs.steps * self._bytes, costs.exchange_seconds)
+        costs.count_exchange(costs.steps * self._bytes)
 
 
 class FrameworkTraffic(SteadyTraffic):
@@ -52,7 +52,7 @@ class FrameworkTraffic(SteadyTraffic):
         # DDP measures its first ten passes, then each hundredth.
         measured = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         nanoseconds = max(0, measured.get("avg_backward_comm_time", 0))
-        costs.set_exchange(costs.sent_bytes, costs.steps * nanoseconds / 1e9)
+        costs.count_exchange(0, costs.steps * nanoseconds / 1e9)
 
 
 class ScheduleTraffic(Traffic):
@@ -90,9 +90,7 @@ class ServerTraffic(Traffic):
         clock.costs.count_exchange(self._counter.take())
 
     def finish_epoch(self, costs: Costs) -> None:
-        costs.set_exchange(
-            costs.sent_bytes + self._counter.take(), costs.seconds[Stage.COMMUNICATION]
-        )
+        costs.count_exchange(self._counter.take(), costs.seconds[Stage.COMMUNICATION])
 
 
 def observe(model: nn.Module, hook: ScheduleHook | None) -> Traffic:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import statistics
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -16,7 +14,7 @@ from mpiddp.training.options.groups.parallelism import AUTO_BUCKET
 from mpiddp.training.step.step import Compute
 from mpiddp.training.wrapping.overlap import warm_up
 from mpiddp.training.wrapping.parallel import replicate
-from mpiddp.training.wrapping.rehearsal import rehearse, time_once
+from mpiddp.training.wrapping.rehearsal import find_medians, rehearse, time_once
 
 SIZES = (1, 5, 25, 100)
 """In MB. Small buckets leave earlier, large ones take fewer messages."""
@@ -35,18 +33,15 @@ def settle(
     if configuration.bucket_mb != AUTO_BUCKET:
         return configuration
     sizes = list_sizes(module)
+    if len(sizes) == 1:
+        return replace(configuration, bucket_mb=str(sizes[0]))
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    if len(sizes) > 1:
-        for _ in range(VISITS):
-            for size in sizes:
-                chosen = replace(configuration, bucket_mb=str(size))
-                seconds[size] += _time_passes(chosen, module, batch, compute)
-    medians = torch.tensor(
-        [statistics.median(each) if each else 0.0 for each in seconds.values()],
-        device=batch.inputs.device,
-    )
-    dist.all_reduce(medians, op=dist.ReduceOp.MAX)
-    return replace(configuration, bucket_mb=str(sizes[int(medians.argmin())]))
+    for _ in range(VISITS):
+        for size in sizes:
+            chosen = replace(configuration, bucket_mb=str(size))
+            seconds[size] += _time_passes(chosen, module, batch, compute)
+    medians = find_medians(seconds.values(), batch.inputs.device)
+    return replace(configuration, bucket_mb=str(sizes[medians.index(min(medians))]))
 
 
 def list_sizes(module: nn.Module) -> list[int]:

@@ -6,7 +6,6 @@ either way may be quicker. On a GPU gradients travel on a stream of their own.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,12 @@ from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.step import Compute
 from mpiddp.training.wrapping.parallel import Replica
-from mpiddp.training.wrapping.rehearsal import compute_plainly, rehearse, time_once
+from mpiddp.training.wrapping.rehearsal import (
+    compute_plainly,
+    find_medians,
+    rehearse,
+    time_once,
+)
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
@@ -101,8 +105,4 @@ def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.dev
             dist.barrier()
             seconds.append(time_once(take_pass, device))
     hook.choose_overlap(before)
-    medians = torch.tensor(
-        [statistics.median(times[overlap]) for overlap in (True, False)], device=device
-    )
-    dist.all_reduce(medians, op=dist.ReduceOp.MAX)
-    return Pace(*medians.tolist())
+    return Pace(*find_medians(times.values(), device))

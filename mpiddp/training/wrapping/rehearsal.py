@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -70,6 +71,14 @@ def time_pass(take_pass: Callable[[], object], device: torch.device) -> float:
     """Seconds that a pass takes here and now: the median of some."""
     seconds = [time_once(take_pass, device) for _ in range(WARM_UP + PASSES)]
     return statistics.median(seconds[WARM_UP:])
+
+
+def find_medians(seconds: Iterable[Sequence[float]], device: torch.device) -> list[float]:
+    """The median of each on the slowest rank. Collective."""
+    medians = torch.tensor([statistics.median(each) for each in seconds], device=device)
+    dist.all_reduce(medians, op=dist.ReduceOp.MAX)
+    found: list[float] = medians.tolist()
+    return found
 
 
 def time_once(take_pass: Callable[[], object], device: torch.device) -> float:
