@@ -341,7 +341,12 @@ def job_name(variables: Mapping[str, str] | None = None) -> str | None:
     return f"{name}-{identity}"
 
 
+def read_count(name: str) -> int:
+    """The count that a variable holds; 0 if it holds none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
 def is_restarted() -> bool:
     """Whether this is not the first attempt of its job: Slurm or the front has started it again."""
-    names = (SLURM_RESTART_COUNT, TORCHELASTIC_RESTART_COUNT)
-    return any(os.environ.get(name, "0").strip("0") for name in names)
+    return any(map(read_count, (SLURM_RESTART_COUNT, TORCHELASTIC_RESTART_COUNT)))

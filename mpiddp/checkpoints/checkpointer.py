@@ -352,8 +352,7 @@ def _check_group() -> None:
         size, started_by = session.world.size, "mpiddp"
     else:
         launcher = find_launcher()
-        given = os.environ.get(environment.WORLD_SIZE, "")
-        size, started_by = int(given) if given.isdecimal() else 1, environment.WORLD_SIZE
+        size, started_by = environment.read_count(environment.WORLD_SIZE), environment.WORLD_SIZE
         if launcher is not None and (launcher.size or 1) > size:
             size, started_by = launcher.size or 1, launcher.name
     if size > 1:

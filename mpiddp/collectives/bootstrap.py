@@ -1,4 +1,4 @@
-"""Makes a session ready for collective calls: who is where, and what can reach whom."""
+"""Makes a session ready for collective calls: where ranks are, and which memory they can reach."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class Communicator:
 
         Such calls are made in order: on a GPU on a stream of their own, after what is queued on the
         current stream; on the CPU in a thread. Callbacks of a future run in that thread, and calls
-        that they make are complete when they return. The same holds for all calls on the CPU where
+        that they make are complete when they return. The same holds for all calls on the CPU if
         there can be no such thread.
         """
         self._check_open()

@@ -5,7 +5,7 @@ it keeps no tensor alive, and is found by the addresses of all buffers that it u
 was freed and allocated again either has the same addresses, which is correct, or is a new entry.
 
 A plan belongs to buffers of one length and type, and binds its program to the buffers that it is
-given. Where it cannot work in a buffer (its type is too narrow for sums, or peers cannot reach its
+given. If it cannot work in a buffer (its type is too narrow for sums, or peers cannot reach its
 memory), it works in a copy of the buffer, in a stage that all plans share.
 """
 
@@ -73,7 +73,7 @@ class Description:
     """For example ``all-reduce (ring over mpi)``."""
     steps: int
     hosts: Mapping[int, str]
-    """Of each rank where it is known."""
+    """Of each rank, if it is known."""
 
     def wait(self, step: int, rank: int) -> str:
         """In which step a rank waits, and for which rank."""

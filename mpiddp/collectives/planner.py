@@ -6,7 +6,7 @@ The rule of ``auto``, for buffers on the CPU:
 - one rank on each node, MPI: recursive-doubling up to LATENCY_BYTES, ring beyond;
 - several nodes of several ranks, shared memory and MPI: two-level, with direct inside the nodes
   and recursive-doubling or ring between them, by the same bound;
-- where only messages are possible inside nodes: as one rank on each node.
+- if only messages are possible inside nodes: as one rank on each node.
 
 On GPUs, over NCCL: direct inside a node; between nodes as above, with two levels.
 Broadcast and reduce: a binomial tree up to LATENCY_BYTES; beyond, in the memory of a node, straight
@@ -70,7 +70,7 @@ NCCL = "torch, on GPUs"
 
 _SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
-"""Where nothing is added, elements of so many bytes are copied as this type."""
+"""If nothing is added, elements of so many bytes are copied as this type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,7 +332,7 @@ class Planner:
         return self._parts.find(key, lambda: find_part(selection.schedule, self.layout.rank, group))
 
     def ensure_messenger(self, selection: Selection, *, on_gpu: bool) -> Messenger | None:
-        """The messenger of a transport; collective where it is the first time.
+        """The messenger of a transport; collective the first time.
 
         None in shared memory and on one rank. Raises ConfigurationError.
         """
@@ -372,7 +372,7 @@ def _find_moved(dtype: torch.dtype) -> torch.dtype:
 
 
 def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
-    """24 bits that differ where calls do; the same in all processes."""
+    """24 bits that differ if calls do; the same in all processes."""
     text = repr(
         (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)
     )

@@ -43,7 +43,7 @@ def examine(settings: DoctorOptions, failure_handler: FailureHandler) -> int:
             code = _conclude(examiner, reason)
         starter.close_offers()
         with examiner.stage(CLOSING):
-            starter.resources.close(starter.control)
+            starter.collect().close(starter.control)
     finally:
         examiner.close()
     return code
@@ -84,7 +84,7 @@ def _examine(examiner: Examiner) -> str | None:
         return "the ranks have no devices to work on"
     if not _try_group(examiner):
         return "there is no group of all ranks"
-    if starter.resources.backend == "nccl":
+    if starter.backend == "nccl":
         gpu_stage.examine_transport()
     return None
 
@@ -104,7 +104,7 @@ def _start_mpi(examiner: Examiner) -> None:
     else:
         examiner.failure_handler.settle(None)
     launcher = starter.peers.launcher
-    module = starter.resources.module
+    module = starter.module
     library = module.Get_library_version() if module is not None else None
     examiner.add(launching.judge_library(library, launcher))
     world, roster = starter.control.world, starter.peers.roster
@@ -159,7 +159,7 @@ def _compare_torch(examiner: Examiner) -> None:
         examiner.add(versions)
     assert starter.torch_import is not None
     seconds = {name: starter.torch_import.seconds}
-    longest, rank = find_slowest(seconds, starter.resources.comm)[name]
+    longest, rank = find_slowest(seconds, starter.comm)[name]
     size = starter.control.world.size
     examiner.add(software.judge_import(longest, examiner.describe_rank(rank), size))
 
@@ -183,7 +183,7 @@ def _try_group(examiner: Examiner) -> bool:
     examiner.add(
         passed(
             ALL_REDUCE,
-            f"right on {ranks} with {starter.resources.backend}; store at "
+            f"right on {ranks} with {starter.backend}; store at "
             f"{meeting.address}:{meeting.port}; {seconds:.2f} s for store, group and first "
             "all-reduce",
         )

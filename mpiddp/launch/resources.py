@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
+from mpiddp.launch.device.binding import Cpus, bind_threads
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import ExportedVariables
-from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel, free
 from mpiddp.lifeline.lifeline import Lifeline
@@ -23,74 +22,37 @@ if TYPE_CHECKING:
 
 @dataclass
 class Resources:
-    """What start-up has opened so far. Its owner calls ``close`` or ``abandon``."""
+    """What start-up has opened. Its owner calls ``close`` or ``abandon``."""
 
     failure_handler: FailureHandler
-    variables: ExportedVariables = field(default_factory=ExportedVariables)
-    on_close: list[Callable[[], None]] = field(default_factory=list)
+    variables: ExportedVariables
+    on_close: list[Callable[[], None]]
     """Called before anything is closed, the last added first."""
-    module: Any = None
+    module: Any
     """mpi4py.MPI, None without MPI."""
-    finalizes: bool = False
+    finalizes: bool
     """Whether MPI was initialised here."""
-    comm: MPI.Intracomm | None = None
-    store: Any = None
-    backend: str = ""
-    has_group: bool = False
-    deadlines: PhaseDeadlines | None = None
-    lifeline: Lifeline | None = None
-    _unbound: Cpus = frozenset()
-    """Where this process could run before it was bound."""
-
-    def start_mpi(
-        self, module: Any, launcher: Launcher | None, *, is_joined: bool
-    ) -> tuple[str, ...]:
-        """Initialise MPI, unless ``is_joined``; returns the interfaces that it was told to use."""
-        self.module = module
-        if is_joined:
-            return ()
-        initialization = mpi.initialize(module, launcher)
-        self.finalizes = initialization.here
-        return initialization.interfaces
-
-    def open_communicators(self) -> MPI.Intracomm:
-        """Copies of MPI_COMM_WORLD: one for the user, and the one that is returned. Collective."""
-        self.comm = self.module.COMM_WORLD.Dup()
-        own: MPI.Intracomm = self.module.COMM_WORLD.Dup()
-        return own
-
-    def choose_backend(self, backend: str) -> None:
-        self.backend = backend
-
-    def open_store(self, store: Any) -> None:
-        """Own torch's store."""
-        self.store = store
-
-    def note_group(self) -> None:
-        """torch.distributed's default group was made here."""
-        self.has_group = True
-
-    def take_lifeline(self, lifeline: Lifeline) -> None:
-        """Own this rank's connection to its companion."""
-        self.lifeline = lifeline
-
-    def take_deadlines(self, deadlines: PhaseDeadlines) -> None:
-        """Of the close, once all ranks have come."""
-        self.deadlines = deadlines
-
-    def bind(self, cores: Cpus) -> None:
-        """Let this process run on ``cores``, until the end of the session."""
-        self._unbound = find_cpus()
-        bind_threads(cores)
+    comm: MPI.Intracomm | None
+    """The user's."""
+    store: Any
+    """torch's."""
+    backend: str
+    has_group: bool
+    """Whether torch.distributed's default group was made here."""
+    lifeline: Lifeline | None
+    unbound: Cpus
+    """Where this process could run before it was bound; empty if it was not."""
+    deadlines: PhaseDeadlines | None
+    """Of the close, once all ranks have come."""
 
     def _unbind(self) -> None:
-        if self._unbound:
-            bind_threads(self._unbound)
+        if self.unbound:
+            bind_threads(self.unbound)
 
     def close(self, control: ControlChannel) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
 
-        Waits for all ranks, however long they still work. Ends the job where anything fails.
+        Waits for all ranks, however long they still work. Ends the job if anything fails.
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -146,7 +108,7 @@ class Resources:
             torch.distributed.destroy_process_group()
 
     def _forget_lifeline(self) -> None:
-        """Its process ends; where start-up failed, nothing has been joined."""
+        """Its process ends; if start-up failed, nothing has been joined."""
         if self.lifeline is not None:
             lifeline, self.lifeline = self.lifeline, None
             self.failure_handler.peers.join_lifeline(None)

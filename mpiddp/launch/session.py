@@ -91,7 +91,7 @@ class Session(ControlChannel):
         self.signals = signals
         """Signals of a preemption that this process has noted; None if it notes none."""
         self.collectives: Any = None
-        """What ``mpiddp.all_reduce`` and its kin have made for this session, once they are used."""
+        """What ``mpiddp.all_reduce`` and other collective calls share; None before the first."""
         self.collectives_lock = threading.Lock()
         """Held by the thread that makes ``collectives``."""
         self._calls = (0, 0)

@@ -19,10 +19,11 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import summary
 from mpiddp.launch.device import device, nccl
+from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.termination import is_interactive
-from mpiddp.launch.launcher.exported_variables import forget_inherited
+from mpiddp.launch.launcher.exported_variables import ExportedVariables, forget_inherited
 from mpiddp.launch.launcher.launcher import has_manager_hint
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel, find_first
@@ -56,6 +57,7 @@ from mpiddp.process.streams.console import write_console
 
 if TYPE_CHECKING:
     import torch
+    from mpi4py import MPI
 
 KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
@@ -151,7 +153,16 @@ class Starter:
         self.previous = previous
         self.control = ControlChannel(solitary_world(), None, options.timeout)
         """Of this process alone until MPI is up."""
-        self.resources = Resources(failure_handler)
+        self.variables = ExportedVariables()
+        self.module: Any = None
+        """mpi4py.MPI, None without MPI."""
+        self.comm: MPI.Intracomm | None = None
+        self.store: Any = None
+        self.backend = ""
+        self._finalizes = self._has_group = False
+        self._on_close: list[Callable[[], None]] = []
+        self._lifeline: Lifeline | None = None
+        self._unbound: Cpus = frozenset()
         self.neighbourhood: Neighbourhood | None = None
         self.torch_import: TorchImport | None = None
         self.mpi_interfaces: tuple[str, ...] = ()
@@ -193,13 +204,30 @@ class Starter:
             if self.torch_import is not None:
                 self.torch_import.restore()
             self.close_offers()
-            self.resources.abandon()
+            self.collect().abandon()
             raise
 
     def close_offers(self) -> None:
-        """Stop listening where no address was agreed."""
+        """Stop listening if no address was agreed."""
         if self.route_finder is not None:
             self.route_finder.close()
+
+    def collect(self, deadlines: PhaseDeadlines | None = None) -> Resources:
+        """What was opened so far. ``deadlines``: of the close."""
+        return Resources(
+            failure_handler=self.failure_handler,
+            variables=self.variables,
+            on_close=self._on_close,
+            module=self.module,
+            finalizes=self._finalizes,
+            comm=self.comm,
+            store=self.store,
+            backend=self.backend,
+            has_group=self._has_group,
+            lifeline=self._lifeline,
+            unbound=self._unbound,
+            deadlines=deadlines,
+        )
 
     def settle(self, work: Callable[[], None]) -> None:
         """Do this rank's part of a phase; returns if no rank failed in its own."""
@@ -219,8 +247,7 @@ class Starter:
             self.peers.join_lifeline(find_failure_handler(self.previous).peers.lifeline)
         elif self._has_lifeline and self.control.world.local_rank == 0:
             console = self.failure_handler.output.console
-            self._entrance, lifeline = start_companion(self._enter, console)
-            self.resources.take_lifeline(lifeline)
+            self._entrance, self._lifeline = start_companion(self._enter, console)
 
     def _enter(self, entrance: Entrance) -> Lifeline:
         handler, rank = self.failure_handler, self.control.world.rank
@@ -232,25 +259,27 @@ class Starter:
         self.torch_import = TorchImport()
 
     def start_mpi(self) -> None:
-        """Bring MPI up where there is one, and find the World."""
-        peers, resources = self.peers, self.resources
+        """Start MPI, if there is one, and find the World."""
+        peers = self.peers
         peers.meet_launcher()
-        module = self._load_mpi()
+        self.module = module = self._load_mpi()
         if module is None:
             peers.meet_world(self.control.world)
             return
         is_joined = peers.communicator is not None
-        self.mpi_interfaces = resources.start_mpi(module, peers.launcher, is_joined=is_joined)
+        if not is_joined:
+            started = mpi.initialize(module, peers.launcher)
+            self._finalizes, self.mpi_interfaces = started.here, started.interfaces
         version = module.Get_library_version()
         try:
             check_size(module.COMM_WORLD.Get_size(), version, peers.launcher)
         except AloneError:
-            if resources.finalizes:
+            if self._finalizes:
                 mpi.leave_alone(module)
             raise
         if not is_joined:
-            self.failure_handler.join(module.COMM_WORLD)
-        own = resources.open_communicators()
+            peers.join_mpi(module.COMM_WORLD)
+        self.comm, own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
         world, self.neighbourhood = find_world(own)
         self.control = ControlChannel(world, own, self.options.timeout)
         peers.meet_world(world)
@@ -296,12 +325,13 @@ class Starter:
         self.assignment = device.assign(world, placements)
 
     def bind_cores(self) -> None:
-        """Bind this rank, where its launcher has not, before torch and Gloo start threads."""
+        """Bind this rank, if its launcher has not, before torch and Gloo start threads."""
         masks = device.choose_cores(self.placements, self.options.bind)
         if masks is None:
             return
         world, placements = self.control.world, self.placements
-        self.resources.bind(masks[world.local_rank])
+        self._unbound = find_cpus()
+        bind_threads(masks[world.local_rank])
         self.placements = [replace(p, cores=m) for p, m in zip(placements, masks, strict=True)]
         self.assignment = device.assign(world, self.placements)
 
@@ -309,12 +339,12 @@ class Starter:
         """Choose the backend; take the threads."""
         import torch
 
-        self.resources.choose_backend(self._choose_backend())
+        self.backend = self._choose_backend()
         self.device = device.name_device(self.assignment)
         if not os.environ.get(environment.OMP_NUM_THREADS):
             torch.set_num_threads(self.assignment.threads)
             threads = {environment.OMP_NUM_THREADS: str(self.assignment.threads)}
-            self.resources.variables.export(threads)
+            self.variables.export(threads)
         self.threads = torch.get_num_threads()
 
     def _choose_backend(self) -> str:
@@ -343,10 +373,10 @@ class Starter:
             lack = ConfigurationError(f"rank {self.control.world.rank}'s node found no address")
             raise error or lack
         self.route = found
-        self.resources.variables.export(found.variables)
+        self.variables.export(found.variables)
         if self.options.port_range != ports.AUTO:
             # A script under `python -m mpiddp` may call mpiddp.init(), which listens as well.
-            self.resources.variables.export({environment.PORT_RANGE: self.options.port_range})
+            self.variables.export({environment.PORT_RANGE: self.options.port_range})
 
     def _find_route(self) -> Route:
         """A leader's part."""
@@ -362,15 +392,15 @@ class Starter:
 
     def open_store(self) -> None:
         """Connect to the store, or open it, at the agreed address."""
-        world, meeting, resources = self.control.world, self.route.meeting, self.resources
+        world, meeting = self.control.world, self.route.meeting
         secret = self.control.broadcast(secrets.token_hex(KEY_BYTES))
         descriptor = self.route_finder.descriptor if self.route_finder is not None else None
         timeout = self.options.timeout
-        resources.open_store(store.make_store(meeting, world, descriptor, timeout, secret))
-        resources.variables.export(store.torchrun_variables(world, meeting))
+        self.store = store.make_store(meeting, world, descriptor, timeout, secret)
+        self.variables.export(store.torchrun_variables(world, meeting))
         if self.make_group:
             # Here, where no rank waits for another yet.
-            interfaces.check_variables(resources.backend, world.hostname)
+            interfaces.check_variables(self.backend, world.hostname)
 
     def join_lifeline(self) -> None:
         """Connect this rank with its node's companion, and that one with the other nodes'."""
@@ -378,8 +408,7 @@ class Starter:
             return
         agreement = CompanionAgreement(self.control, self.neighbourhood, self.peers.roster)
         entrance = agreement.share_entrance(self._entrance)
-        lifeline = self.resources.lifeline or self._enter(entrance)
-        self.resources.take_lifeline(lifeline)
+        self._lifeline = lifeline = self._lifeline or self._enter(entrance)
         address, seconds = self.route.meeting.address, self.options.lifeline_timeout
         allowed = self.route_finder.ports if self.route_finder is not None else None
         agreement.join(lifeline, address, seconds, allowed)
@@ -387,12 +416,11 @@ class Starter:
 
     def open_group(self) -> None:
         """Make torch.distributed's default group."""
-        world, resources = self.control.world, self.resources
-        timeout = self.options.timeout
-        store.make_group(resources.store, world, resources.backend, self.device, timeout)
-        resources.note_group()
-        if resources.backend == "nccl":
-            resources.on_close.append(nccl.GroupWatch(self.failure_handler.fail).close)
+        world, timeout = self.control.world, self.options.timeout
+        store.make_group(self.store, world, self.backend, self.device, timeout)
+        self._has_group = True
+        if self.backend == "nccl":
+            self._on_close.append(nccl.GroupWatch(self.failure_handler.fail).close)
 
     def try_group(self) -> None:
         """One checked all-reduce."""
@@ -403,7 +431,7 @@ class Starter:
         assert self.torch_import is not None
         durations = self.deadlines.durations | {"import torch": self.torch_import.seconds}
         seconds = {phase: durations[phase] for phase in PHASES if phase in durations}
-        slowest = summary.find_slowest(seconds, self.resources.comm)
+        slowest = summary.find_slowest(seconds, self.comm)
         report = summary.NodeReport(
             interface=self.route.interface,
             mpi_interfaces=", ".join(self.mpi_interfaces),
@@ -415,16 +443,15 @@ class Starter:
         reports = leaders.gather(report) if leaders is not None else [report]
         if self.neighbourhood is not None:
             self.neighbourhood.close()
-        world, resources, roster = self.control.world, self.resources, self.peers.roster
+        world, roster, module = self.control.world, self.peers.roster, self.module
         if world.rank != 0 or reports is None:
             return {}
-        module = resources.module
         start = summary.StartedLaunch(
             world=world,
             roster=roster,
             address=f"{self.route.meeting.address}:{self.route.meeting.port}",
-            backend=summary.describe_backend(resources.backend),
-            has_group=resources.has_group,
+            backend=summary.describe_backend(self.backend),
+            has_group=self._has_group,
             library=module.Get_library_version() if module is not None else None,
             reports=reports,
             slowest=slowest,
@@ -436,27 +463,25 @@ class Starter:
 
     def _watch_movement(self) -> None:
         """Have the job end when no rank moves any more."""
-        lifeline, seconds = self.resources.lifeline, self.options.stall_timeout
+        lifeline, seconds = self._lifeline, self.options.stall_timeout
         if lifeline is not None and seconds > 0:
             lifeline.progress.note_move()
             handler = self.failure_handler
             movement = Movement(lifeline.progress, seconds, lambda: handler.step_under_way)
-            self.resources.on_close.insert(0, movement.close)
+            self._on_close.insert(0, movement.close)
             if self.control.world.rank == 0:
                 lifeline.watch_stall(seconds)
 
     def _make_session(
         self, seconds: Mapping[str, float], signals: PreemptionSignals | None
     ) -> Session:
-        world, resources = self.control.world, self.resources
-        if world.size == 1:
+        deadlines = self.deadlines if self.control.world.size > 1 else None
+        if deadlines is None:
             self.deadlines.close()
-        else:
-            resources.take_deadlines(self.deadlines)
         self._watch_movement()
-        if resources.lifeline is not None:
-            resources.lifeline.note_started()
-        meeting = self.route.meeting
+        if self._lifeline is not None:
+            self._lifeline.note_started()
+        resources, meeting = self.collect(deadlines), self.route.meeting
         session = Session(
             self.control, resources, self.device, self.threads, meeting, seconds, signals
         )

@@ -56,7 +56,7 @@ class TorchImport:
     def _run(self) -> None:
         begin = time.monotonic()
         try:
-            # Both for the modules that they leave behind. psutil lists the interfaces: where
+            # Both for the modules that they leave behind. psutil lists the interfaces: while
             # one rank seeks addresses, the others would wait for the import.
             import psutil  # noqa: F401 - see above
             import torch.distributed  # noqa: F401 - see above

@@ -345,7 +345,7 @@ class Companion:
             self._spread("leave", PeerLostError.exit_code)
 
     def _spread(self, kind: str, content: Any) -> None:
-        """Pass a message on to the other nodes, and heed it."""
+        """Pass a message on to the other nodes, and act on it."""
         self._links.send_down(kind, content)
         if kind == "failing":
             self._failure = Failure(**content)

@@ -15,14 +15,14 @@ from mpiddp.errors import OWN, REPEATED, ConfigurationError
 WINDOW_SECONDS = 0.05
 """How long the reports of all ranks on one event may take."""
 MILD_SECONDS = 0.5
-"""How much later than the first rank the last one may end where all were asked to end, or may
+"""How much later than the first rank the last one may end if all were asked to end, or may
 report a mistake that all find."""
 SUSPICION_SECONDS = 2.0
 """How long a rank whose connection broke waits for word of a lost rank."""
 ABANDONED_SECONDS = 2.0
 """How long ranks may outlive one that failed, and was to end the job."""
 FAILED, LEFT, ASKED = "failed", "left", "asked"
-"""How a rank ended: by an error; with exit code 0; by a signal that asked it to. Where all ranks
+"""How a rank ended: by an error; with exit code 0; by a signal that asked it to. If all ranks
 end in one of the latter ways, none is lost."""
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask processes to end. Launchers send them to all ranks."""
@@ -161,7 +161,7 @@ class Decider:
             return (suspects[0][0] + WINDOW_SECONDS if suspects else time + MILD_SECONDS), loss
         if suspects:
             time = suspects[0][0]
-            # A rank that only repeats another's failure reports only where no rank says more.
+            # A rank that only repeats another's failure reports only if no rank says more.
             failure = min(suspects, key=lambda row: row[1].origin == REPEATED)[1]
             early = self._find_early(failure)
             if early is not None:

@@ -1,7 +1,7 @@
 """Whether the main thread of this process moves.
 
 It does not while it is inside one call that waits, such as a collective, however that waits; nor
-while it runs no Python at all, inside any other C call. Where a program tells which step it makes,
+while it runs no Python at all, inside any other C call. If a program tells which step it makes,
 it does not move while that is the same step.
 """
 

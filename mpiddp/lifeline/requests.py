@@ -60,7 +60,7 @@ class Requests:
         return min((end for _, end, _ in self._open.values()), default=float("inf"))
 
     def finish_late(self, now: float) -> None:
-        """Answer with what has come, where a deadline is over."""
+        """Answer with what has come if a deadline is over."""
         for number in [each for each, (_, end, _) in self._open.items() if end <= now]:
             self._finish(number)
 

@@ -136,7 +136,7 @@ class Finished:
     rank: int
     hostname: str
     seconds: float
-    """How long the others wait in vain, if nobody knows for what."""
+    """How long the others may wait, if nobody knows for what."""
     calls: Calls
     session: int = 1
     """Which of its sessions it has closed, counted alike on all ranks."""

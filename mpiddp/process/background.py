@@ -111,7 +111,7 @@ class LastingCall(BackgroundCall[T]):
         """``what``: names the work in messages, such as "the checkpoint of step 7"."""
         self.what = what
         self._unseen: list[str] = []
-        """What went wrong, until somebody has heard of it."""
+        """Failures that have not been raised or printed yet."""
         weakref.finalize(self, _say_all, self._unseen)
         super().__init__(work)
 

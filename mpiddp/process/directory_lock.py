@@ -63,9 +63,9 @@ class Holder:
             host=socket.gethostname(),
             process=os.getpid(),
             started=_find_start(),
-            requeues=_read_count(environment.SLURM_RESTART_COUNT),
+            requeues=environment.read_count(environment.SLURM_RESTART_COUNT),
             directory=os.environ.get(environment.JOB_DIRECTORY) or None,
-            restarts=_read_count(environment.TORCHELASTIC_RESTART_COUNT),
+            restarts=environment.read_count(environment.TORCHELASTIC_RESTART_COUNT),
         )
 
     @classmethod
@@ -233,8 +233,3 @@ def _find_start() -> int | None:
         return int(text.rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _read_count(name: str) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else 0

@@ -5,7 +5,7 @@ outcome.json     how that attempt ended, written by a rank that failed
 lock             held by the process that made the directory, as long as it lives
 
 It lies below ``$XDG_STATE_HOME/mpiddp/jobs`` (``~/.local/state/…``), which the nodes of a cluster
-share where they share the home; where that cannot be written, in the temporary directory. Only its
+share if they share the home; if that cannot be written, in the temporary directory. Only its
 owner can read it. The process that made it removes it.
 """
 
@@ -94,7 +94,7 @@ def _remove_entry(path: Path) -> None:
 def find() -> Path | None:
     """The directory of the job that this process belongs to, or None.
 
-    None too where it does not exist here: not all nodes need share it.
+    None too if it does not exist here: not all nodes need share it.
     """
     text = os.environ.get(environment.JOB_DIRECTORY)
     path = Path(text) if text else None

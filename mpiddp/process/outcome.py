@@ -34,9 +34,9 @@ class Outcome:
     attempt: int
     """Of the run, counted from 1."""
     lost_rank: int | None = None
-    """The rank that was lost, or left early, where that ended the attempt."""
+    """The rank that was lost, or left early, if that ended the attempt."""
     lost_host: str | None = None
-    """Its host, where the rank did not leave by itself."""
+    """Its host, if the rank did not leave by itself."""
 
 
 def find_log(run_directory: Path | None, rank: int) -> Path | None:
@@ -49,7 +49,7 @@ def write_report(
 ) -> str:
     """Append ``text`` to ``log``, and write ``outcome`` unless the run is done.
 
-    The outcome is written to the run ``directory``, where there is one, and to the job's directory.
+    The outcome is written to the run ``directory``, if there is one, and to the job's directory.
     A rank of an attempt that has been replaced writes nothing. Waits FILES_SECONDS for the file
     system. Returns what kept the outcome from being written, empty if nothing did.
     """
@@ -90,7 +90,7 @@ def _is_done(directory: Path) -> bool:
 
 
 def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
-    """Write the outcome atomically, for the run where there is one, and for the front.
+    """Write the outcome atomically, for the run if there is one, and for the front.
 
     That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
     is cut off takes the others for lost. Raises OSError if the run's cannot be written.

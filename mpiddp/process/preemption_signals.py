@@ -42,7 +42,7 @@ class PreemptionSignals:
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 
     def heed(self, is_heeded: bool) -> None:
-        """Whether the job acts on a signal. Where it does not, TERM ends the process as usual."""
+        """Whether the job acts on a signal. If it does not, TERM ends the process as usual."""
         self._is_heeded = is_heeded
 
     def listen(self, numbers: Iterable[signal.Signals]) -> None:

@@ -16,7 +16,7 @@ GET_INFO = 3 << 30 | INFO.size << 16 | 0xFF << 8 | 11
 HAS_EXIT_CODE = 1 << 3
 
 POLL_SECONDS = 0.1
-"""How often a process is looked for where the kernel does not tell of its end."""
+"""How often a process is looked for if the kernel does not tell of its end."""
 
 
 class RankProcess:

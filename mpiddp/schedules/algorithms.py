@@ -2,7 +2,7 @@
 
 In the formulas n is the number of ranks, S the buffer in bytes, α the seconds for a message, β
 for a byte sent, γ for a byte that arrives to be added (cost.py says what is counted); "bytes" are
-those that the busiest rank sends. Where a docstring says "halves", ``halve`` makes a
+those that the busiest rank sends. If a docstring says "halves", ``halve`` makes a
 reduce-scatter and an all-gather, or a reduce and a broadcast, from the same steps. The comparison
 follows Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, and Chan et al., CCPE 19(13), 2007.
 """
@@ -245,7 +245,7 @@ def two_level(
 
     ``nodes`` has the ranks of each node, which may differ; two halves if it is not given.
     ``inner`` is an algorithm with halves, ``outer`` any that leaves nobody out. A chunk travels
-    between the ranks that own it half way, one on each node. Where nodes differ in size, so do
+    between the ranks that own it half way, one on each node. If nodes differ in size, so do
     the pieces that such ranks own in common, and each piece has an all-reduce of its own, all of
     them at once. No halves. Extra buffer: the greater of the two levels'.
     On M nodes of m ranks, direct inside and ring between: 2M steps; 2(m−1)α + 2(m−1)/m·Sβ +

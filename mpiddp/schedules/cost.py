@@ -91,7 +91,7 @@ def split(ranks: int, nodes: int) -> tuple[int, ...]:
 
 
 def split_in_two(ranks: int) -> tuple[int, ...]:
-    """Two nodes, or one for one rank: what algorithms take that need nodes where none are given."""
+    """Two nodes, or one for one rank: what algorithms take that need nodes if none are given."""
     return split(ranks, min(ranks, 2))
 
 
@@ -225,7 +225,7 @@ class Bounds:
 
     @property
     def seconds(self) -> float:
-        """The greatest: they may be met at the same time, so that they do not add up."""
+        """The maximum; the bounds do not add up."""
         return max(self.latency, self.bandwidth, self.addition)
 
 
@@ -234,10 +234,10 @@ def bound(
 ) -> Bounds:
     """Lower bounds of an all-reduce of ``size`` bytes over the ranks of ``nodes``.
 
-    Where all ranks are members: ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through
+    If all ranks are members: ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through
     some rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
     JPDC 69(2), 2009). The same holds for whole nodes and their links, but that a node of m ranks
-    hears m others at once. Where some ranks only serve, the ``members`` send the buffer once and
+    hears m others at once. If some ranks only serve, the ``members`` send the buffer once and
     receive it once, perhaps at the same time.
     """
     if not size:

@@ -1,7 +1,7 @@
 """The closed form of each algorithm on ``nodes`` nodes of ``each`` ranks; None if none is known.
 
-All of them hold where all links are alike, that is, on one node or with one rank on each; the
-docstrings say where else.
+All of them hold if all links are alike, that is, on one node or with one rank on each; the
+docstrings say when else.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def binomial_tree(nodes: int, each: int) -> list[Phase] | None:
 
 
 def double_tree(nodes: int, each: int) -> list[Phase] | None:
-    """Only where all links are alike."""
+    """Only if all links are alike."""
     n = nodes * each
     if nodes > 1 and each > 1:
         return None
@@ -99,7 +99,7 @@ def one_shot(nodes: int, each: int) -> list[Phase]:
 
 
 def direct(nodes: int, each: int, servers: int | None = None) -> list[Phase] | None:
-    """A chunk to everybody; with fewer servers than ranks, where they are all on one node."""
+    """A chunk to everybody; with fewer servers than ranks, if they are all on one node."""
     n = nodes * each
     check_servers(n, n if servers is None else servers, dedicated=False)
     if servers is not None and servers < n:

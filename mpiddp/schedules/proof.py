@@ -43,7 +43,7 @@ def replay(
 
     ``contribution(rank, chunk)`` is what a contributor begins with; ``add`` sums at least two
     values, in the order in which a rank would, or raises ValueError. Raises ScheduleError if
-    that happens, where a rank sends what it does not hold, and where what a step leaves behind
+    that happens, if a rank sends what it does not hold, and if what a step leaves behind
     would depend on timing: a chunk copied into twice, or copied into and reduced.
     """
     state: State[Value] = [[None] * schedule.chunks for _ in range(schedule.ranks)]
@@ -110,7 +110,7 @@ def prove(schedule: Schedule) -> None:
     """Raise ScheduleError, which says where, unless all of this holds (steps count from 0):
 
     - transfers are between different ranks that exist, of chunks that exist;
-    - a rank sends only what it holds, even where nobody uses it;
+    - a rank sends only what it holds, even if nobody uses it;
     - no chunk is copied into twice, or both copied into and reduced, in a step;
     - a copy may land in place: its rank does not send that chunk in the same step;
     - every holder of a chunk ends with each contribution exactly once, and nowhere is one added
@@ -163,7 +163,7 @@ def _check_content(schedule: Schedule) -> None:
 
 
 def _check_roles(schedule: Schedule) -> None:
-    """Members and owners are ranks, and each chunk has an owner where there are owners."""
+    """Members and owners are ranks, and each chunk has an owner if there are owners."""
     everyone, members, owners = range(schedule.ranks), schedule.members, schedule.owners
     kind, chunks = schedule.collective, schedule.chunks
     if chunks < 1:
@@ -263,7 +263,7 @@ def _check_holders(schedule: Schedule, trees: _Trees, state: State[int], chunk: 
 def passes_on(schedule: Schedule) -> bool:
     """Whether what is added is given away and only whole sums are copied: then all is proved.
 
-    Sufficient, and linear in the transfers; where several ranks add the same contributions the
+    Sufficient, and linear in the transfers; if several ranks add the same contributions the
     symbols are needed. For each rank and chunk there is a number: how many contributions its value
     consists of, 0 for no value, GIVEN_AWAY for one that has been added elsewhere. A value that is
     added is sent nowhere else in that step, and afterwards neither sent nor added to. So no
@@ -449,7 +449,7 @@ def find_sums(schedule: Schedule) -> Sums:
 def is_order_fixed(schedule: Schedule) -> bool:
     """Whether all chunks are summed in the same order, independent of where the buffer is cut.
 
-    The two operands of one addition may be swapped, which changes no bit. Where nothing is added,
+    The two operands of one addition may be swapped, which changes no bit. If nothing is added,
     it is.
     """
     if schedule.collective in (Collective.ALL_GATHER, Collective.BROADCAST):

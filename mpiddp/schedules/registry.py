@@ -30,10 +30,10 @@ class Algorithm:
 
     name: str
     make: Maker
-    """``make(ranks, **parameters)``; where it has a parameter ``nodes``, the ranks of each."""
+    """``make(ranks, **parameters)``; if it has a parameter ``nodes``, the ranks of each."""
     phases: Phases
     """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
-    where none is known."""
+    if none is known."""
     proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
     """The ranks, nodes and parameters for which its schedule was proved in this process."""
 
@@ -62,7 +62,7 @@ def register(
 
     The function returns the same schedule whenever it is given the same arguments, since only the
     first one is proved. Without ``phases`` the algorithm has no closed form, and a price only
-    where it can be simulated.
+    if it can be simulated.
 
     Raises ValueError if an algorithm of that name is registered.
     """
@@ -153,7 +153,7 @@ class Price:
     source: str
     """``simulated``, or ``closed form``."""
     form: ClosedForm | None
-    """The closed form, where there is one."""
+    """The closed form, if there is one."""
     simulation: Simulation | None
 
 
@@ -179,7 +179,7 @@ class Choice:
         """The schedule as the algorithm makes it: not proved, and not in segments.
 
         ``nodes`` has the ranks of each node, if that is known; ``order`` has the ranks node by
-        node, where they are not numbered so. Raises ConfigurationError for what cannot be: no
+        node, if they are not numbered so. Raises ConfigurationError for what cannot be: no
         ranks, nodes that do not add up, more servers than ranks.
         """
         known = {}
@@ -212,7 +212,7 @@ class Choice:
         """The half of the schedule that such a collective is made of, proved, in one segment.
 
         For a reduce or a reduce-scatter that is the first half, which is the one or the other.
-        Raises ScheduleError and ConfigurationError as ``build``, and where there are no halves.
+        Raises ScheduleError and ConfigurationError as ``build``, and if there are no halves.
         """
         whole = self._build_whole(ranks, nodes, order)
         if not whole.owners:
@@ -237,7 +237,7 @@ class Choice:
         return schedule
 
     def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
-        """The price as a formula, where one is known: not in segments, not on uneven nodes."""
+        """The price as a formula, if one is known: not in segments, not on uneven nodes."""
         if self.segments > 1 or len(set(nodes)) > 1:
             return None
         phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)

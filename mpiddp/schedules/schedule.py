@@ -2,7 +2,7 @@
 
 A buffer is cut into equal chunks. Within a step every transfer reads the state before the
 step. What arrives for one chunk to be reduced is added in the order of the source ranks, the
-rank's own value in its place, from the left; where the rank holds nothing of its own (a
+rank's own value in its place, from the left; if the rank holds nothing of its own (a
 dedicated server), the first arrival is taken as it is. A schedule is global: ``project`` gives
 each rank its part, so that no send can lack its receive.
 

@@ -173,7 +173,7 @@ class ScheduleHook:
         """Move a bucket to memory that the node's ranks share, if it is not there yet.
 
         All ranks do so, or none: there must be room for all of them. DDP makes new buckets after
-        its first step, so every step checks. Collective where the bucket is new.
+        its first step, so every step checks. Collective if the bucket is new.
         """
         storage = gradients.untyped_storage()
         if not self._shares or storage in self._looked_at:
@@ -255,7 +255,7 @@ def synchronize(
         wire_dtype: the type in which gradients travel, for example ``torch.bfloat16``; None for
             their own.
         overlap: whether gradients travel during the backward pass; which is quicker depends on the
-            machine. Without effect on CPUs where MPI has less than MPI_THREAD_MULTIPLE.
+            machine. Without effect on CPUs if MPI has less than MPI_THREAD_MULTIPLE.
 
     Raises:
         ConfigurationError: no DDP model, one over other ranks than the session's or with a hook of

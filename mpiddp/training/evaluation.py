@@ -50,7 +50,7 @@ def evaluate(
 ) -> metrics.Average:
     """Return loss and metrics over the batches of all ranks; collective.
 
-    Ranks may have different numbers of batches where forward passes are not collective. Those of
+    Ranks may have different numbers of batches if forward passes are not collective. Those of
     weight 0 are not counted.
     """
     totals = metrics.Totals(device, task.metrics)

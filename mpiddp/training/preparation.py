@@ -135,9 +135,7 @@ def prepare(
     train, test = choose_samples(configuration, data, session.device)
     reading = choose_reading(configuration, session)
     static = make_training_batches(train, cut, reading)
-    rate = make_learning_rate(
-        configuration, static.count(), configuration.batch_size * len(workers)
-    )
+    rate = make_learning_rate(configuration, static.count(), cut.step_samples)
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
     set_determinism(configuration.deterministic)
@@ -207,7 +205,7 @@ def _make_cut(
 
 
 def _find_single_sample(configuration: Configuration, cut: Cut, samples: int, taken: int) -> str:
-    """What to say where some forward pass has one sample, and that is too few; else nothing."""
+    """What to say if some forward pass has one sample, and that is too few; else nothing."""
     passes = configuration.accumulation_steps
     if cut.batch_size // passes == 1:
         name = "batch_size" if passes == 1 else "accumulation_steps"

@@ -94,7 +94,7 @@ def describe_slow_rank(found: Sequence[RankCosts]) -> str | None:
     """The console's line on the rank that the others wait for; None if there is none.
 
     It is the one that waits least, and its own work takes `SLOW` times as long as the median of the
-    others. Where nobody waits long, nobody holds up the others.
+    others. If nobody waits long, nobody holds up the others.
     """
     workers = [rank for rank, each in enumerate(found) if each.costs.steps]
     if len(workers) < 2:

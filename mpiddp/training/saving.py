@@ -133,7 +133,7 @@ def _is_this_jobs(found: Found) -> bool:
     if front and found.manifest.front == front:
         return True
     job = environment.job_identity(os.environ)
-    is_requeued = bool(os.environ.get(environment.SLURM_RESTART_COUNT, "0").strip("0"))
+    is_requeued = environment.read_count(environment.SLURM_RESTART_COUNT) > 0
     return is_requeued and job is not None and found.manifest.job == job
 
 

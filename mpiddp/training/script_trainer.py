@@ -37,7 +37,7 @@ class Trainer:
 
     Attributes:
         configuration: the resolved options.
-        session: that of `mpiddp.init`. The one that is open is used; where there is none, it is
+        session: that of `mpiddp.init`. The one that is open is used; if there is none, it is
             started, and closed when the script ends.
         row: the last epoch's metrics, once training has ended; else None.
     """
@@ -60,7 +60,7 @@ class Trainer:
         """Train to the end, and return the last epoch's metrics; collective.
 
         A run of this name that an earlier job has finished with the same options is not trained
-        again: its last row is returned. It is refused with other options, and where this job has
+        again: its last row is returned. It is refused with other options, and if this job has
         finished it, or left it before its first epoch's end.
 
         A job that is preempted ends with exit code 75 once its checkpoint is written. Raises
@@ -82,7 +82,7 @@ class Trainer:
                 step.take()
 
         Each step must be taken before the next one. Between them, evaluations, checkpoints and
-        metrics are made where they are due. A run that has finished has none. Errors are those of
+        metrics are made when they are due. A run that has finished has none. Errors are those of
         `fit`.
 
         A loop may be left early, by all ranks after the same step: what was trained is saved, and

@@ -64,7 +64,7 @@ MAY_UNPICKLE = (
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 FOREIGN_ATTRIBUTES = frozenset({
     "argv", "excepthook", "args", "initialize", "finalize", "atexit", "restype", "argtypes",
-    "f_trace", "rootRank", "fs", "grad", "data", "momentum", "forward", "module", "model",
+    "f_trace", "fs", "grad", "data", "momentum", "forward", "module", "model",
     "conv1", "maxpool", "benchmark", "__annotations__", "_has_rebuilt_buckets",
 })  # fmt: skip
 """Of Python's, torch's and other libraries' objects: these may be assigned from outside."""

@@ -128,7 +128,7 @@ def test_an_algorithm_that_is_no_all_reduce_is_refused_before_the_first_step(poo
 def test_it_is_told_why_overlap_was_not_chosen_although_it_was_quicker():
     quicker = overlap.describe(overlap.Pace(0.00098, 0.001))
     assert quicker == (
-        "0.98 ms with overlap, 1.00 without: overlap is chosen where it saves more than 5%, "
+        "0.98 ms with overlap, 1.00 without: overlap is chosen if it saves more than 5%, "
         "since less may be noise"
     )
     for pace in (overlap.Pace(0.0009, 0.001), overlap.Pace(0.0011, 0.001)):
@@ -142,7 +142,7 @@ def test_the_choice_of_overlap_is_measured_told_and_used_again(pool, tmp_path):
     found = re.fullmatch(
         r"Gradients: direct over transport auto (during|after) the backward pass of their bucket "
         r"\(([0-9.]+) ms with overlap, ([0-9.]+) without"
-        r"(: overlap is chosen where it saves more than 5%, since less may be noise)?\)",
+        r"(: overlap is chosen if it saves more than 5%, since less may be noise)?\)",
         line,
     )
     assert found

@@ -54,9 +54,7 @@ class Ranks:
             return [value]
         own, lengths = self._prepare(value)
         found = [torch.empty_like(own) for _ in lengths] if self.rank == 0 else []
-        options = dist.GatherOptions()
-        options.rootRank = 0
-        self.group.gather([found] if found else [], [own], options).wait()
+        self.group.gather([found] if found else [], [own], dist.GatherOptions()).wait()
         return [_unpack(*each) for each in zip(found, lengths, strict=False)]
 
     def scatter(self, values: list[Any]) -> Any:
@@ -69,9 +67,7 @@ class Ranks:
         longest = int(lengths.max())
         own = torch.empty(longest, dtype=torch.uint8)
         padded = [_pad(each, longest) for each in contents]
-        options = dist.ScatterOptions()
-        options.rootRank = 0
-        self.group.scatter([own], [padded] if padded else [], options).wait()
+        self.group.scatter([own], [padded] if padded else [], dist.ScatterOptions()).wait()
         return _unpack(own, int(lengths[self.rank]))
 
     def broadcast(self, value: Any) -> Any:
@@ -92,9 +88,7 @@ class Ranks:
 
     def _send_first(self, tensor: torch.Tensor) -> None:
         """Give all ranks rank 0's contents of ``tensor``."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        self.group.broadcast([tensor], options).wait()
+        self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
 
     def _gather_all(self, own: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(own) for _ in range(self.size)]

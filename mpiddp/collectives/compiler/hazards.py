@@ -1,4 +1,4 @@
-"""One rank's part of a schedule, and for whom it waits where ranks work in each other's memory.
+"""One rank's part of a schedule, and for whom it waits if ranks work in each other's memory.
 
 With messages, a receive is the wait. In shared memory a rank reads another rank's buffer, to add it
 to its own, and writes its results into the others' buffers. Each rank publishes its progress. This
@@ -147,7 +147,7 @@ def _merge(into: Stages, stages: Stages, without: int | None = None) -> None:
 
 
 def find_dependencies(schedule: Schedule, rank: int, group: Iterable[int]) -> Dependencies:
-    """The waits of ``rank``, where the ranks of ``group`` work in each other's memory."""
+    """The waits of ``rank``, if the ranks of ``group`` work in each other's memory."""
     analysis = _Analysis(schedule, frozenset(group))
     return Dependencies(
         dict(analysis.reading[rank]),

@@ -1,6 +1,6 @@
 """A schedule becomes one rank's list of instructions.
 
-The buffer is cut into cells: a chunk, or parts of one where a chunk is longer than a message or a
+The buffer is cut into cells: a chunk, or parts of one if a chunk is longer than a message or a
 block that stays in cache should be. Within a step, a rank starts its messages, reads early what
 must be, and adds cell by cell. As soon as a cell has its value, whatever a later step sends or
 copies of it goes out, and the next receives are posted: a long chunk flows through the steps

@@ -39,7 +39,7 @@ class Messenger(Protocol):
     ) -> Messages:
         """Prepare messages from and into these views.
 
-        Messages of calls with another signature do not match these, where the transport can
+        Messages of calls with another signature do not match these, if the transport can
         tell them apart.
         """
 

@@ -134,7 +134,7 @@ class MpiMessenger:
         return bound
 
     def progress(self) -> None:
-        """Any call lets MPI make progress. Nothing where this thread may not call it."""
+        """Any call lets MPI make progress. Nothing if this thread may not call it."""
         if self._communicator and may_call():
             self._communicator.Iprobe()
 

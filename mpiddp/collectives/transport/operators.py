@@ -1,6 +1,6 @@
 """Operators on contributions: in which type, and with which library.
 
-NumPy adds where it can, since its calls cost less than torch's. torch adds float16, for which NumPy
+NumPy adds if it can, since its calls cost less than torch's. torch adds float16, for which NumPy
 has no vector code, bfloat16, which NumPy lacks, and everything on a GPU.
 """
 
@@ -114,7 +114,7 @@ class Span:
     """A numpy array (``map_memory``) on the CPU, a flat tensor on a GPU."""
     dtype: torch.dtype
     owner: object = None
-    """An object that keeps the memory alive, where the caller does not."""
+    """An object that keeps the memory alive, if the caller does not."""
 
     @property
     def address(self) -> int:

@@ -5,8 +5,8 @@ size of /dev/shm, which containers keep small. Other processes open them through
 needs the same user, or the right to trace the process.
 
 A process that goes beyond the memory limit of a control group is killed, although the machine may
-have memory left. Containers have such limits, and Slurm's jobs where ConstrainRAMSpace is set. So
-memory is reserved only where the limits leave room for it.
+have memory left. Containers have such limits, and Slurm's jobs if ConstrainRAMSpace is set. So
+memory is reserved only if the limits leave room for it.
 """
 
 from __future__ import annotations

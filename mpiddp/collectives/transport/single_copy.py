@@ -1,7 +1,7 @@
 """Reading and writing another process's private memory in one copy (process_vm_readv, Linux).
 
 Also known as cross-memory attach (CMA). The kernel copies between the two processes' pages, so no
-third buffer is needed; it is allowed where one process may trace the other.
+third buffer is needed; it is allowed if one process may trace the other.
 
 The kernel copies page by page. With pages of 4 KiB that is half of the time of a copy, so a private
 buffer that is used several times gets pages of 2 MiB (madvise with MADV_COLLAPSE, Linux 6.1). Only
@@ -60,7 +60,7 @@ def bind_copy(
     """Fills the array ``own`` from ``address`` of the other process; ``writes``: the other way.
 
     Errors begin with ``describe()``: PeerLostError if the process is gone, ConfigurationError
-    where its memory cannot be copied.
+    if its memory cannot be copied.
     """
     call = _write if writes else _read
     assert call is not None
@@ -123,10 +123,10 @@ def is_welcome(setting: Path = SETTING) -> bool:
 
 
 def collapse(address: int, size: int) -> bool:
-    """Put ``size`` bytes at ``address`` into large pages, where they contain whole ones.
+    """Put ``size`` bytes at ``address`` into large pages, if they contain whole ones.
 
     Returns whether that was possible. The contents do not change. It is not possible with an older
-    kernel, without free large pages, and where a device has pinned the memory.
+    kernel, without free large pages, and if a device has pinned the memory.
     """
     first = -(-address // PAGE) * PAGE
     length = (address + size - first) // PAGE * PAGE

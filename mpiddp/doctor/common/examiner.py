@@ -98,7 +98,7 @@ class Examiner:
 
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values on rank 0, None on the others. Collective."""
-        return _gather(self.starter.resources.comm, value)
+        return _gather(self.starter.comm, value)
 
     def gather_on_node(self, value: T) -> list[T] | None:
         """The values of a node's ranks on its first rank, None on the others. Collective."""

@@ -35,7 +35,7 @@ class GpuStage:
         if starter.control.any(starter.assignment.index is not None):
             # Before NCCL is asked anything: it reads them once.
             self._recording = nccl.Recording()
-            starter.resources.variables.export(self._recording.variables)
+            starter.variables.export(self._recording.variables)
         if not examiner.attempt(starter.take_device, gpus.GPUS):
             return False
         own: list[gpus.Gpu] = []

@@ -1,4 +1,4 @@
-"""Which CPUs each rank of a node runs on, where its launcher has not said so.
+"""Which CPUs each rank of a node runs on, if its launcher has not said so.
 
 A rank gets cores of one NUMA node, those nearest to its GPU if it has one: its memory is near then,
 and the kernel does not move it away from it. The choice is a function of what all ranks of the node
@@ -30,7 +30,7 @@ Cpus = frozenset[int]
 
 @dataclass(frozen=True)
 class Topology:
-    """The CPUs of a machine as the kernel numbers them: hardware threads, where cores have some."""
+    """The CPUs of a machine as the kernel numbers them: hardware threads, if cores have some."""
 
     nodes: tuple[Cpus, ...]
     """CPUs of each NUMA node; each CPU is in one of them."""
@@ -45,7 +45,7 @@ def check_kind(kind: str) -> None:
 
 
 def read_topology(root: Path = SYSTEM) -> Topology:
-    """What sysfs says; where it says nothing, one node, and each CPU is a core."""
+    """What sysfs says; if it says nothing, one node, and each CPU is a core."""
     cpus = root / "devices/system/cpu"
     cores: dict[int, Cpus] = {}
     for path in cpus.glob("cpu[0-9]*"):
@@ -111,7 +111,7 @@ def choose_masks(
         allotted: CPUs that the ranks may use.
         near: for each rank those near its GPU; empty without a GPU.
         kind: ``cores``: each rank has separate cores; ``numa``: a NUMA node, which it may share;
-            ``auto``: as ``cores``, but no rank is bound where a rank would have a single one.
+            ``auto``: as ``cores``, but no rank is bound if a rank would have a single one.
 
     Ranks that are near to the same cores share them evenly. All others, and those that would have
     less than a core of them each, share all cores.

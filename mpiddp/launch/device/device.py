@@ -47,7 +47,7 @@ class Placement:
     allotted: Cpus = frozenset()
     """Cores that it could be bound to."""
     near: Cpus = frozenset()
-    """Cores of the NUMA node of its GPU; empty without a GPU, or where they are unknown."""
+    """Cores of the NUMA node of its GPU; empty without a GPU, or if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def choose_cores(placements: Sequence[Placement], kind: str) -> list[Cpus] | Non
     """The cores of each rank of a node, or None if they are left as they are.
 
     A rank that has been bound stays bound, and the others of its node then stay as they are, too.
-    Nobody is bound where it is not known which cores are near a GPU: the choice could be a bad one.
+    Nobody is bound if it is not known which cores are near a GPU: the choice could be a bad one.
     """
     if any(placement.cores != placements[0].allotted for placement in placements):
         return None
@@ -224,7 +224,7 @@ def choose_cores(placements: Sequence[Placement], kind: str) -> list[Cpus] | Non
 def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
     """Ranks of one node that have a GPU, or a slice of one, which another rank has too.
 
-    Identities decide. Where they are unknown, ranks that see several GPUs see the same ones, so
+    Identities decide. If they are unknown, ranks that see several GPUs see the same ones, so
     equal indices mean one GPU; ranks that see a single one are believed to have their own.
     """
     owners: dict[object, list[int]] = {}
@@ -304,7 +304,7 @@ def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
 
 
 def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:
-    """NCCL where it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
+    """NCCL if it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
 
     Args:
         is_refused: whether ranks use one GPU, or slices of one, and NCCL does not take that.

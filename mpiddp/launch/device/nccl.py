@@ -70,7 +70,7 @@ def takes_shared_gpus() -> bool:
 class GroupWatch:
     """Calls ``fail`` when a group of NCCL's has failed, before torch ends the process.
 
-    It watches every NCCL group of the process, also those that a program makes. Where torch has
+    It watches every NCCL group of the process, also those that a program makes. If torch has
     hooks that it calls before it ends the process, they lead to ``fail``; otherwise the groups are
     asked, twice a second, whether they have failed.
     """

@@ -106,7 +106,7 @@ def has_trace(error: BaseException) -> bool:
 def has_own_hook() -> bool:
     """Whether the script shows its exceptions itself.
 
-    The hook that torch sets in init_process_group() is nobody's wish: it adds the rank to each
+    The hook that torch sets in init_process_group() does not count: it adds the rank to each
     line, which the report says once.
     """
     hook = getattr(sys, "excepthook", sys.__excepthook__)

@@ -10,7 +10,7 @@ Which rank reports depends on how far the job has come. Before MPI is up it is t
 0; a failure that only this process knows of (a bad option, a failed import) is first carried into
 MPI_Init, so that no rank waits for one that has gone. During start-up the ranks agree over MPI
 and the lowest failing one reports. Later the lifeline says who reports: the first rank that failed,
-or none where a lost rank is behind it, which the lifeline reports itself. A rank that gets no
+or none if a lost rank is behind it, which the lifeline reports itself. A rank that gets no
 answer prints its own report, in the order of ranks. A rank that left the report to another, and
 still runs after 10 s, prints its own.
 
@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from mpiddp.errors import (
     SUCCESS,
@@ -69,9 +69,6 @@ from mpiddp.process.background import (
 )
 from mpiddp.process.outcome import write_outcome
 from mpiddp.wording import read_message
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 PATIENCE_SECONDS = 10.0
 """How long a rank that leaves the report to another waits for that one to end it."""
@@ -143,7 +140,7 @@ class FailureHandler(FailureReports):
     def fail(self, error: BaseException, *, told: bool = False) -> None:
         """End the job because of ``error``; ``told``: its report has been printed already.
 
-        Returns only where the error is to rise further: in an interactive process that is alone,
+        Returns only if the error is to rise further: in an interactive process that is alone,
         in a forked child, and for an exit that was reported before.
         """
         if not isinstance(error, ReportedExit) and self._is_in_charge():
@@ -158,7 +155,7 @@ class FailureHandler(FailureReports):
             self._end_job(exit_code(error), lambda: self._tell(error, told=told))
 
     def settle(self, error: BaseException | None) -> None:
-        """End a phase of start-up: returns where no rank failed in it, ends the job otherwise."""
+        """End a phase of start-up: returns if no rank failed in it, ends the job otherwise."""
         if error is not None:
             self.fail(error)
             raise error
@@ -217,7 +214,7 @@ class FailureHandler(FailureReports):
         return self.is_own_process() and (self.peers.is_shared or not is_interactive())
 
     def _end_job(self, code: int, tell: Callable[[], None]) -> NoReturn:
-        """The one path to the end: ``tell``, then end this process and, where it has MPI, all.
+        """The one path to the end: ``tell``, then end this process and, if it has MPI, all.
 
         One thread goes it, once; others stop here.
         """
@@ -363,7 +360,7 @@ class FailureHandler(FailureReports):
             time.sleep(seconds)
 
     def _carry_into_mpi(self, report: Report) -> None:
-        """Join MPI with a failure that came before it, where MPI can be joined."""
+        """Join MPI with a failure that came before it, if MPI can be joined."""
         launcher = self.peers.launcher
         if isinstance(report.error, LaunchError) or launcher is None or not self.peers.is_shared:
             return
@@ -380,12 +377,8 @@ class FailureHandler(FailureReports):
             with deadlines.phase("MPI"):
                 module = mpi.load(launcher)
                 mpi.initialize(module, launcher)
-                self.join(module.COMM_WORLD)
+                self.peers.join_mpi(module.COMM_WORLD)
         except Exception:  # What failed first is what the user must read.
             return
         finally:
             deadlines.close()
-
-    def join(self, world_communicator: MPI.Intracomm) -> None:
-        """Take a communicator for failure's own messages. Collective."""
-        self.peers.take_communicator(world_communicator.Dup())

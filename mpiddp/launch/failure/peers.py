@@ -37,9 +37,9 @@ class Peers:
         """Ranks and nodes are known; the roster on rank 0."""
         self.world, self.roster = world, roster
 
-    def take_communicator(self, communicator: MPI.Intracomm) -> None:
-        """Own a communicator, until `free_communicator`."""
-        self.communicator = communicator
+    def join_mpi(self, world_communicator: MPI.Intracomm) -> None:
+        """Make the communicator, until `free_communicator`. Collective."""
+        self.communicator = world_communicator.Dup()
 
     def free_communicator(self) -> None:
         """There are no more failures to agree on. Collective."""
@@ -53,7 +53,7 @@ class Peers:
 
     @property
     def rank(self) -> int:
-        """From the launcher where MPI has not told yet."""
+        """From the launcher if MPI has not told yet."""
         if self.world is not None:
             return self.world.rank
         return self.launcher.rank if self.launcher is not None else 0

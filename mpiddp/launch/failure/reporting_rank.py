@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' answer before it reports itself."""
 REPORTERS = 4
-"""How many ranks may have to step in for each other where no rank can be asked."""
+"""How many ranks may have to step in for each other if no rank can be asked."""
 LISTENING_SECONDS = 0.2
 """How long the holder of a claim may take from binding to listening."""
 
@@ -67,13 +67,13 @@ class Claim:
 
     holder: socket.socket
     note: str = ""
-    """A line for the report, where others may report as well."""
+    """A line for the report, if others may report as well."""
 
 
 def claim_node() -> Claim | None:
     """The claim, to be kept as long as it shall hold; None if another process of ours has it.
 
-    Where the system has no such sockets, or a stranger has taken the name, everyone gets one:
+    If the system has no such sockets, or a stranger has taken the name, everyone gets one:
     rather many reports than none.
     """
     name = _name_claim()

@@ -113,7 +113,7 @@ class FailureReports:
         return not self.runs_script and self.peers.is_shared and is_peer_loss(error)
 
     def compose_report(self, error: BaseException) -> Report:
-        """Put ``error`` into words; its type alone where its text fails or does not come."""
+        """Put ``error`` into words; its type alone if its text fails or does not come."""
         step = self.step  # The trainer may go on meanwhile.
 
         def compose() -> Report:
@@ -173,7 +173,7 @@ class FailureReports:
         except BaseException as another:  # The report must come out.
             problem = f"raised {type(another).__name__}: {read_message(another)}"
         else:
-            # The hook's own text is in the log, where this rank is not on the console.
+            # The hook's own text is in the log, if this rank is not on the console.
             self.output.write_console(report.text)
             return ""
         return f"{report.text}mpiddp: the script's sys.excepthook {problem}\n"

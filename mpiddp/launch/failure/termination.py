@@ -19,7 +19,7 @@ from mpiddp.process.streams.console import CONSOLE_SECONDS
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""
 HURRY_SECONDS = 0.4
-"""How long each of the two may take where all ranks leave by themselves."""
+"""How long each of the two may take if all ranks leave by themselves."""
 
 
 class ReportedExit(SystemExit):
@@ -64,7 +64,7 @@ def end_process(
     drain: Callable[[], None],
     is_hurried: bool = False,
 ) -> NoReturn:
-    """End this process with ``code``, and the job where other processes belong to it.
+    """End this process with ``code``, and the job if other processes belong to it.
 
     ``drain`` returns when what was printed is written. ``is_hurried``: all processes of the job end
     by themselves, and are killed soon. A process that is alone ends as Python ends, by an
@@ -91,7 +91,7 @@ def end_process(
 
 
 def abort(code: int, seconds: float = ABORT_SECONDS) -> None:
-    """MPI_Abort, and the end of this process even where that does not return in ``seconds``.
+    """MPI_Abort, and the end of this process even if that does not return in ``seconds``.
 
     On a node that is cut off, Slurm's daemon waits for minutes to pass the word on. MPI is called
     without the interpreter's lock, which mpi4py would hold, so that the other thread can run.
@@ -112,6 +112,6 @@ def abort(code: int, seconds: float = ABORT_SECONDS) -> None:
 
 
 def end_soon(seconds: float) -> None:
-    """Have the kernel end this process, where no thread can. Call it on the main thread."""
+    """Have the kernel end this process, if no thread can. Call it on the main thread."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)

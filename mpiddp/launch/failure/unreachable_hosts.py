@@ -16,7 +16,7 @@ from functools import partial
 from mpiddp.process.background import BackgroundCalls
 
 DISCARD_PORT = 9
-"""TCP's discard service (RFC 863): hardly ever there, and harmless where it is."""
+"""TCP's discard service (RFC 863): hardly ever there, and harmless if it is."""
 MOST_HOSTS = 64
 LONGEST_SECONDS = 4.5
 MARGIN_SECONDS = 0.3

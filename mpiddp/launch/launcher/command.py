@@ -47,7 +47,7 @@ class Kind:
 
 
 # Each rank finds out by itself whether it can do without TCP (`network.mpi_interfaces`).
-# UCX patches the allocator while it is loaded, even where it is not used then.
+# UCX patches the allocator while it is loaded, even if it is not used then.
 _OPEN_MPI_LOCAL = {environment.OPEN_MPI_MESSAGING: "ob1", environment.UCX_MEMORY_EVENTS: "n"}
 _YIELDING = {environment.OPEN_MPI_YIELD: "1"}
 OPEN_MPI = Kind(
@@ -109,7 +109,7 @@ class Mpirun:
     version: str = ""
     """``5.0.11``; empty if it does not say."""
     library: Path | None = None
-    """Its libmpi, where mpi4py would not find that by itself."""
+    """Its libmpi, if mpi4py would not find that by itself."""
 
     @property
     def is_own(self) -> bool:

@@ -8,9 +8,10 @@ unless somebody has changed it since.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpiddp import environment
@@ -53,6 +54,18 @@ def export_for_good(variables: Mapping[str, str]) -> None:
         entries[name] = _Entry(value, entry.before if entry is not None and is_ours else found)
         os.environ[name] = value
     _write(entries)
+
+
+@contextlib.contextmanager
+def set_meanwhile(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables while the body runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            _set(name, value)
 
 
 def forget_inherited() -> None:

@@ -49,9 +49,11 @@ def alone_message(version: str, launcher: Launcher) -> str:
             "does not know of: every process would be rank 0 of 1. mpiddp takes torchrun's "
             f"place. {_suggest(version, launcher)}"
         )
+    managers = _wanted_managers(version)
+    wanted = " or ".join(sorted(managers)) if managers else "one process manager for all ranks"
     return (
         f"{launcher.name} started {launcher.size} processes, but {library_name(version)} cannot "
-        f"join them (expected {_expectation(version)}, found {offers}): every process would be "
+        f"join them (expected {wanted}, found {offers}): every process would be "
         f"rank 0 of 1. {_suggest(version, launcher)}"
     )
 
@@ -86,18 +88,13 @@ def _wanted_managers(version: str) -> frozenset[str] | None:
     text = version.strip()
     open_mpi = re.match(r"Open MPI v(\d+)", text)
     if open_mpi is not None:
-        # Open MPI 4 speaks PMI-1 and PMI-2 where it was built with these components.
+        # Open MPI 4 speaks PMI-1 and PMI-2 if it was built with these components.
         if int(open_mpi[1]) < 5 and _open_mpi_has_pmi():
             return frozenset({"pmix", "pmi"})
         return frozenset({"pmix"})
     if text.startswith("MPICH Version"):
         return frozenset({"pmix", "pmi"} if "--with-pmix" in text else {"pmi"})
     return None
-
-
-def _expectation(version: str) -> str:
-    wanted = _wanted_managers(version)
-    return " or ".join(sorted(wanted)) if wanted else "one process manager for all ranks"
 
 
 def _open_mpi_has_pmi() -> bool:

@@ -161,7 +161,7 @@ def free(channel: ControlChannel) -> None:
 
 
 def _mismatch(what: str) -> PeerLostError:
-    """What mpi4py says of calls that do not fit together is of no use to anybody."""
+    """In place of mpi4py's own error for calls that do not match."""
     return PeerLostError(
         f"{what} was matched with a different call on another rank: all ranks must make the same "
         "calls, and leave the session together"

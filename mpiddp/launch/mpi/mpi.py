@@ -60,7 +60,7 @@ def load(launcher: Launcher | None) -> Any:
     except ImportError:
         raise LaunchError(
             "mpi4py is not installed, so the ranks cannot find each other: "
-            "pip install mpi4py (and 'mpiddp[mpi]' where no MPI library is installed)"
+            "pip install mpi4py (and 'mpiddp[mpi]' if no MPI library is installed)"
         ) from None
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
@@ -80,7 +80,7 @@ def load(launcher: Launcher | None) -> Any:
 
 
 def _hide_enclosing_step(launcher: Launcher) -> None:
-    """Forget PMIx where Hydra's daemons run as a Slurm step that offers it as well.
+    """Forget PMIx if Hydra's daemons run as a Slurm step that offers it as well.
 
     It is not Hydra's own, and MPICH refuses to start between two process managers.
     """
@@ -162,7 +162,7 @@ def leave_alone(MPI: Any) -> None:
 
 
 def _let_others_leave(version: str, size: int) -> None:
-    """Wait a moment before the first message, where the last rank may still be in MPI_Init.
+    """Wait a moment before the first message, if the last rank may still be in MPI_Init.
 
     Open MPI 5 crashes there when a rank that has left it a little earlier sends
     (open-mpi/ompi#12495, #13559): 11 of 321 launches of 16 ranks on two cores without the pause,

@@ -13,7 +13,7 @@ So Slurm's answer to "how long may a value be" is changed on its way to MPICH. A
 told the same, since they cut and join long values by it: a job in which a part of the ranks
 initialises MPI by itself is not helped. MPICH would also cut what it reads to that length; the one
 longer value that Slurm has, which rank is on which node of an irregular layout, it finds out by
-itself where Slurm does not tell.
+itself if Slurm does not tell.
 
 Each message takes the interpreter's lock: beside the import of torch, which takes longer still,
 MPI_Init of four ranks on two nodes took 3.1 s instead of 2.7.

@@ -1,4 +1,4 @@
-"""Who is where: rank, size, node and place on the node, found over MPI and cross-checked."""
+"""Rank, size, node and position on the node, found over MPI and cross-checked."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def find_world(communicator: MPI.Intracomm) -> tuple[World, Neighbourhood]:
 def gather_roster(
     world: World, neighbourhood: Neighbourhood, communicator: MPI.Intracomm
 ) -> Roster | None:
-    """Collect on rank 0 who is where: one name per node, one number per rank. Collective."""
+    """Collect on rank 0 where each rank is: one name per node, one number per rank. Collective."""
     nodes = communicator.gather(world.node_rank)
     if neighbourhood.leaders is None:
         return None

@@ -73,7 +73,7 @@ def list_candidates(
 ) -> tuple[Candidate, ...]:
     """Addresses that rank 0 offers, best first.
 
-    Loopback is offered only where all ranks are on one node, or by its name. Between nodes, real
+    Loopback is offered only if all ranks are on one node, or by its name. Between nodes, real
     interfaces come before container bridges and link-local addresses, the faster one first.
 
     Raises ConfigurationError when the rule leaves nothing, UnreachableError when there is nothing.
@@ -164,7 +164,7 @@ def choose_variables(
 
     ``--interface`` is the user's latest word and overrides the environment. Otherwise what the
     environment or NCCL's configuration files say is left alone. NCCL is told
-    only between nodes and only where it could pick an interface that leads elsewhere. Gloo would
+    only between nodes and only if it could pick an interface that leads elsewhere. Gloo would
     look its own host name up, which may answer 127.0.1.1 or nothing, so it is always told.
     """
     variables = os.environ if variables is None else variables

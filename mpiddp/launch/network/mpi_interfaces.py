@@ -3,7 +3,7 @@
 Between hosts, Open MPI connects over every pair of interfaces that look alike on two nodes, UCX
 (below MPICH, and at times below Open MPI) over the first that seems good. One that leads nowhere
 (an empty port, a container bridge that has the same address everywhere) then makes MPI_Init hang
-or abort. Where Slurm has named the job's hosts, the kernel's routing table says which ones lead to
+or abort. If Slurm has named the job's hosts, the kernel's routing table says which ones lead to
 them.
 
 On one host shared memory is enough, yet each rank of Open MPI's listens on 0.0.0.0, whatever
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
 from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
@@ -40,7 +41,7 @@ def told_interfaces(
 ) -> Iterator[tuple[str, ...]]:
     """Tell MPI what to use while the body initialises it.
 
-    Yields the interfaces that lead to the job's other hosts; none where nothing was said of them.
+    Yields the interfaces that lead to the job's other hosts; none if nothing was said of them.
 
     Args:
         version: of the MPI library, as MPI_Get_library_version says it.
@@ -54,17 +55,8 @@ def told_interfaces(
         names = find_variables(version, library)
         chosen = choose_interfaces(hosts_of_step(), socket.gethostname()) if names else ()
         settings = {name: ",".join(chosen) for name in names if chosen}
-    before = {name: os.environ.get(name) for name in settings}
-    for name, setting in settings.items():
-        os.environ[name] = setting
-    try:
+    with set_meanwhile(settings):
         yield chosen
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def stay_on_host(

@@ -6,7 +6,7 @@ of them. It has reached one when
 
 - rank 0 has answered: any host may own a 172.17.0.1. What both say is derived from the job's token,
   which goes over MPI alone;
-- a message of 64 KiB has passed each way: where a switch or a tunnel drops large packets, short
+- a message of 64 KiB has passed each way: if a switch or a tunnel drops large packets, short
   messages pass, and the first gradients do not.
 
 The winner's socket is handed on as it is; no port is ever closed and hoped for.
@@ -205,7 +205,7 @@ def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
 
 
 def _exchange(connection: socket.socket, message: bytes, length: int, end: float) -> bytes:
-    """Send a message; returns ``length`` bytes that come back, fewer where that is all.
+    """Send a message; returns ``length`` bytes that come back, fewer if that is all.
 
     Raises TimeoutError if it takes until ``end``, and OSError.
     """
@@ -222,7 +222,7 @@ def _exchange(connection: socket.socket, message: bytes, length: int, end: float
 
 
 def _describe_loss(candidate: Candidate, local_address: str) -> str:
-    """What a node says of an address where short messages pass and long ones do not."""
+    """What a node says of an address at which short messages pass and long ones do not."""
     own = find_interface(list_interfaces(), local_address)
     sizes = [mtu for mtu in (candidate.mtu, own.mtu if own is not None else 0) if mtu]
     return (
@@ -270,7 +270,7 @@ def meet(
     offers, token = published
     # Two rounds must fit into the phase, or its deadline would come before the table.
     seconds = min(timeout / 3, REACH_SECONDS)
-    # A second, patient round only where haste found nothing: a lost SYN is repeated after 1 s.
+    # A second, longer round only if the first found nothing: a lost SYN is repeated after 1 s.
     for grace in (GRACE_SECONDS, seconds):
         attempts = try_offers(offers, token, seconds=seconds, grace=grace)
         reached = [attempt.local_address is not None for attempt in attempts]
@@ -289,7 +289,7 @@ def meet(
 
 
 def tell_no_offer(leaders: SleepingCommunicator) -> None:
-    """Rank 0's part of `meet` where it has no OfferServer: the other leaders wait for none."""
+    """Rank 0's part of `meet` if it has no OfferServer: the other leaders wait for none."""
     leaders.bcast(None)
 
 

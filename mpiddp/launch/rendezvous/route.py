@@ -33,7 +33,7 @@ class Route:
 
     meeting: Meeting
     interface: str
-    """Of this node; ``?`` where no interface holds the address."""
+    """Of this node; ``?`` if no interface holds the address."""
     local_address: str
     """This node's end of its connection to the agreed address."""
     variables: Mapping[str, str]
@@ -80,7 +80,7 @@ class RouteFinder:
         return self._take(agreement, own, rule)
 
     def close(self) -> None:
-        """Stop listening, where no address was agreed."""
+        """Stop listening, if no address was agreed."""
         if self._server is not None:
             self._server.hand_over(None)
             self._server = None
@@ -114,7 +114,7 @@ class RouteFinder:
         return Route(meeting, used[0] if used else "?", agreement.local_addresses[0], variables)
 
     def _check_option(self, hostnames: Sequence[str]) -> None:
-        """Refuse ``--interface HOST=NAME`` where no node is a HOST: a name was mistyped.
+        """Refuse ``--interface HOST=NAME`` if no node is a HOST: a name was mistyped.
 
         Some may be: one command line may serve jobs on changing nodes.
         """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.device.nccl import QUEUE_SECONDS
+from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.torch_internals import add_prefix, make_tcp_store
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def torchrun_variables(world: World, meeting: Meeting) -> dict[str, str]:
         environment.MASTER_ADDR: meeting.address,
         environment.MASTER_PORT: str(meeting.port),
         environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
-        # From the front, where it has started this rank.
+        # From the front, if it has started this rank.
         **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
         # The server runs already; init_process_group() must only connect to it.
         environment.TORCHELASTIC_USE_AGENT_STORE: "True",
@@ -113,7 +112,9 @@ def make_group(
         )
     prefixed = add_prefix("default_pg", store)
     prefixed.set_timeout(timedelta(seconds=timeout + SLACK_SECONDS))
-    with _few_questions():
+    # Gloo asks the store for all ranks' addresses at once, unless the user has set the variable.
+    # One by one they would be a question for each pair of ranks, for one thread of rank 0.
+    with set_meanwhile({environment.GLOO_STORE_V2: os.environ.get(environment.GLOO_STORE_V2, "1")}):
         distributed.init_process_group(
             backend,
             store=prefixed,
@@ -131,23 +132,6 @@ def find_group_timeout(backend: str, timeout: float) -> timedelta:
     of start-up come first, and a collective behind much queued work does not expire.
     """
     return timedelta(seconds=timeout + (QUEUE_SECONDS if backend == "nccl" else 0.0))
-
-
-@contextlib.contextmanager
-def _few_questions() -> Iterator[None]:
-    """Let Gloo ask the store for all ranks' addresses at once.
-
-    One by one they would be as many questions as there are pairs of ranks, for one thread of rank
-    0 to answer. Nothing changes where the user has set the variable.
-    """
-    if environment.GLOO_STORE_V2 in os.environ:
-        yield
-        return
-    os.environ[environment.GLOO_STORE_V2] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(environment.GLOO_STORE_V2, None)
 
 
 def first_all_reduce(world: World, device: torch.device) -> None:

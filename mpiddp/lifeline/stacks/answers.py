@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +37,7 @@ class StackAnswers:
             return
         now = time.monotonic()
         self._record, self._record_end = [], now
-        if any(_is_number(os.environ.get(name)) for name in environment.NCCL_RECORDS):
+        if any(map(environment.read_count, environment.NCCL_RECORDS)):
             self._record, self._record_end = None, now + RECORD_SECONDS
             self._ask_for_record()
         self.reader.ask()
@@ -66,7 +65,3 @@ class StackAnswers:
         replies, self._replies = self._replies, []
         for reply in replies:
             reply(answer)
-
-
-def _is_number(text: str | None) -> bool:
-    return bool(text) and text is not None and text.isdigit() and int(text) > 0

@@ -25,7 +25,7 @@ SIGNAL = int(signal.SIGRTMAX) - 1
 LOOK_SECONDS = 0.005
 """How often the companion looks whether it is done."""
 QUIET_SECONDS = 0.1
-"""How long nothing must have been added where the end cannot be told."""
+"""How long nothing must have been added if the end cannot be told."""
 LONGEST_SECONDS = 1.2
 """How long a rank may take; the question itself has two seconds."""
 MOST_BYTES = 1 << 20
@@ -125,14 +125,14 @@ class StackReader:
         self._size, self._since = 0, 0.0
 
     def ask(self) -> None:
-        """Send the signal, if the rank heeds it: it would end one that does not."""
+        """Send the signal, if the rank handles it: it would end one that does not."""
         self._begin = self._since = time.monotonic()
         self._size = 0
         with contextlib.suppress(OSError):
             # Both processes share one position in the file.
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
-            if self._heeds_signal():
+            if self._handles_signal():
                 _signal_main_thread(self._process)
 
     def read(self) -> list[Frame] | None:
@@ -153,7 +153,7 @@ class StackReader:
         """The process's state as ps shows it: R, S, D, T, Z; empty once it has gone."""
         return self._read_status().get("State", "")[:1]
 
-    def _heeds_signal(self) -> bool:
+    def _handles_signal(self) -> bool:
         return bool(int(self._read_status().get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1)
 
     def _read_status(self) -> dict[str, str]:
@@ -170,5 +170,5 @@ def _signal_main_thread(process: int) -> None:
     if send is not None:
         send(process, process, SIGNAL)
     else:
-        # Before glibc 2.30. The kernel prefers the main thread where that can take the signal.
+        # Before glibc 2.30. The kernel prefers the main thread if that can take the signal.
         os.kill(process, SIGNAL)

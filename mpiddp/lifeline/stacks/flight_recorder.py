@@ -64,7 +64,7 @@ def count_calls() -> dict[str, int]:
 def read_record() -> list[str]:
     """The last collectives, one line each; empty without torch, NCCL, or the recorder.
 
-    torch keeps them where TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9,
+    torch keeps them if TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9,
     is above 0.
     """
     dump = find_recorder("_dump_nccl_trace")

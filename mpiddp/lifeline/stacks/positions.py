@@ -28,7 +28,7 @@ COLLECTIVES = ("torch/distributed/", "mpiddp/collectives/", "mpiddp/calls.py")
 """Where calls wait for other ranks, and ..."""
 ALONE = ("torch/distributed/checkpoint/",)
 """... where they do not, though they lie there: they write files, ..."""
-ENDS = ("mpiddp/launch/",)
+END = "mpiddp/launch/"
 """... and where a rank waits that has come to its end."""
 PASSES = ("torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 """Where a rank may wait for the others, or for nobody."""
@@ -87,7 +87,7 @@ class StackPosition:
         if found:
             return True
         if self.frames and all(frame.owner == LIBRARY for frame in self.frames):
-            return True if any(_lies_in(frame, ENDS) for frame in self.frames) else None
+            return True if any(END in frame.file for frame in self.frames) else None
         return found
 
 
@@ -100,10 +100,6 @@ def find_wait(files: Sequence[str]) -> bool | None:
     if any(part in file for file in shared for part in COLLECTIVES):
         return True
     return None if any(part in file for file in files for part in PASSES) else False
-
-
-def _lies_in(frame: Frame, folders: Sequence[str]) -> bool:
-    return frame.owner != USER and any(folder in frame.file for folder in folders)
 
 
 def read_answers(

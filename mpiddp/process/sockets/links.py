@@ -29,7 +29,7 @@ class Link:
         return bool(self._unsent)
 
     def send(self, kind: str, content: Any = None) -> None:
-        """Send a message, now or, where the other end takes no more, by ``flush``."""
+        """Send a message, now or, if the other end takes no more, by ``flush``."""
         self._unsent += json.dumps([kind, content]).encode() + b"\n"
         self.flush()
 

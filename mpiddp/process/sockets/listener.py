@@ -120,7 +120,7 @@ class TokenListener:
         self._hear(caller)
 
     def _make_room(self, now: float) -> bool:
-        """Close the oldest connection; pause, and return False, where all are too young."""
+        """Close the oldest connection; pause, and return False, if all are too young."""
         until = (self._find_oldest() if self._heard else now) + SPARED_SECONDS
         if until > now:
             self._leave_servers()
@@ -130,7 +130,7 @@ class TokenListener:
         return True
 
     def _find_oldest(self) -> float:
-        """When the oldest has connected; NEVER where there is none."""
+        """When the oldest has connected; NEVER if there is none."""
         return next(iter(self._heard.values()), (NEVER, b""))[0]
 
     def _drop_oldest(self) -> None:

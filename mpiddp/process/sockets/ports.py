@@ -14,7 +14,7 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 
 AUTO = "auto"
-"""MPIDDP_PORT_RANGE where it is set, else any port."""
+"""MPIDDP_PORT_RANGE if it is set, else any port."""
 MOST = 65535
 OCCUPIED = (errno.EADDRINUSE, errno.EACCES)
 """Another port may do. The second is said of ports that only root may take."""
@@ -61,7 +61,7 @@ def listen(address: str, ports: PortRange | None = None) -> socket.socket:
     """A listening socket on an IPv4 address, at a port of ``ports``, or one that the kernel picks.
 
     A port that is in use is passed over. One that an ended job has left in the state TIME_WAIT is
-    not in use. Raises OSError, EADDRINUSE where the range is used up.
+    not in use. Raises OSError, EADDRINUSE if the range is used up.
     """
     if ports is None:
         return socket.create_server((address, 0), backlog=socket.SOMAXCONN)

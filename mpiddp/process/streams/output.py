@@ -2,7 +2,7 @@
 
 It is set up before anything else, by descriptors: what libraries in C print is in the log as well,
 and so is the last line before a SIGKILL. A rank that prints into its log alone writes there
-itself. Where it goes to the console as well, or with labels, a small process forwards it
+itself. If it goes to the console as well, or with labels, a small process forwards it
 (`mpiddp.process.streams.output_writer`).
 """
 
@@ -121,7 +121,7 @@ class Redirection:
         self.log: Path | None = None
         """Where standard error is written, directly or by the writer."""
         self.console: int | None = None
-        """The console, for reports, where standard error does not lead there."""
+        """The console, for reports, if standard error does not lead there."""
         self._control: socket.socket | None = None
         self._process = os.getpid()
 
@@ -202,8 +202,7 @@ def _open_log(folder: Path, rank: int, end: str) -> int:
 
 def find_attempt() -> int:
     """The number of the attempt, from 1; 1 if the launcher makes no restarts."""
-    text = os.environ.get(environment.TORCHELASTIC_RESTART_COUNT, "")
-    return 1 + (int(text) if text.isascii() and text.isdigit() else 0)
+    return 1 + environment.read_count(environment.TORCHELASTIC_RESTART_COUNT)
 
 
 def _duplicate(number: int) -> int | None:
@@ -215,7 +214,7 @@ def _duplicate(number: int) -> int | None:
 
 
 def _write_directly(logs: dict[int, int]) -> None:
-    """Let both streams end in their logs, or nowhere where there are none."""
+    """Let both streams end in their logs, or nowhere if there are none."""
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     for number in STREAMS:
         os.dup2(logs.get(number, nowhere), number)

@@ -198,7 +198,7 @@ class Stream:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it, also where the descriptor does not wait by itself."""
+    """Write all of it, also if the descriptor does not wait by itself."""
     view = memoryview(data)
     while view:
         try:

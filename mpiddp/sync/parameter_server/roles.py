@@ -58,7 +58,7 @@ def assign_roles(ranks: int, servers: int, *, dedicated: bool) -> Roles:
 
 
 class Serving:
-    """This rank's part: a thread where it serves, and a worker where it computes."""
+    """This rank's part: a thread if it serves, and a worker if it computes."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Serving:
     def ticket(self) -> int:
         """The next batch for a worker without a bound, counted from 0 since ``settle``.
 
-        It is above all others where none is left, and where workers are to pause.
+        It is above all others if none is left, and if workers are to pause.
         """
         assert self._worker is not None
         return self._worker.ticket
@@ -187,11 +187,11 @@ class Serving:
         self._epochs += 1
         if self._worker is not None:
             self._worker.finish_epoch()
-        self._meet("all workers have finished an epoch, and", self._is_epoch_over)
-
-    def _is_epoch_over(self) -> bool:
-        """Whether this rank's server, if it has one, has seen all workers finish the epoch."""
-        return self._server is None or self._server.epochs >= self._epochs
+        server = self._server
+        self._meet(
+            "all workers have finished an epoch, and",
+            lambda: server is None or server.epochs >= self._epochs,
+        )
 
     def _meet(self, when: str, is_due: Callable[[], bool]) -> None:
         names = self._wire.names

@@ -11,7 +11,7 @@ Messages between a server and a worker: the worker sends its gradient, which als
 and the server sends the weights back. An empty message of the worker says that its epoch is over;
 the server answers with signs of life until all workers' epochs are over. With its weights server 0
 also sends a number: without a bound, which batch the worker takes next, so that a slow worker takes
-fewer batches; in step, where workers may mark gradients, whether the step was dropped. Where
+fewer batches; in step, if workers may mark gradients, whether the step was dropped. If
 workers are to pause, the number is that of no batch. Once all have got it, they have trained on the
 epoch's batches below the server's next number, and on no others.
 """
@@ -39,7 +39,7 @@ from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 GRADIENT, WEIGHTS, NUMBER, SIGN = range(4)
 """Kinds of messages; a tag is the kind plus four times the number of the server."""
 NO_BATCH = int(np.iinfo(np.int64).max)
-"""The number that a worker is sent where it is to pause."""
+"""The number that a worker is sent if it is to pause."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 """Signs of life to a worker that waits for the end of an epoch."""
 MARK = 0xFF
@@ -338,12 +338,12 @@ class Worker:
 
     @property
     def ticket(self) -> int:
-        """Which of the batches to take next, where servers share them out; `NO_BATCH` for none."""
+        """Which of the batches to take next, if servers share them out; `NO_BATCH` for none."""
         return int(self._number[0])
 
     @property
     def is_dropped(self) -> bool:
-        """Whether servers have dropped the last step of all workers, where they are in step."""
+        """Whether servers have dropped the last step of all workers, if they are in step."""
         return self._rule.bound == 0 and self._rule.may_drop and bool(self._number[0])
 
     def begin_epoch(self) -> None:

@@ -41,7 +41,7 @@ class Cut:
         return (max(0, samples) + rest) // self.step_samples
 
     def find_smallest(self, samples: int) -> int:
-        """The fewest samples of a rank's batch, where so many are cut."""
+        """The fewest samples of a rank's batch, if so many are cut."""
         rest = 0 if self.drops_last else samples % self.step_samples
         return max(1, rest // self.ranks) if rest else self.batch_size
 
@@ -235,7 +235,7 @@ class FollowedBatches:
 
 
 def check_share(samples: int, ranks: int, batch_size: int) -> None:
-    """Raise ConfigurationError, on all ranks alike, where a rank could not fill one batch."""
+    """Raise ConfigurationError, on all ranks alike, if a rank could not fill one batch."""
     if samples < ranks:
         raise ConfigurationError(
             f"expected at least one training sample per rank, found "
@@ -254,7 +254,7 @@ class EvaluationBatches:
     """The test batches of one rank.
 
     Over all ranks every sample appears exactly once, so ranks may differ by one sample, and have
-    none at all where there are more ranks than samples. Nothing collective may depend on the
+    none at all if there are more ranks than samples. Nothing collective may depend on the
     number of batches.
     """
 

@@ -88,7 +88,7 @@ class DataSet:
     test: Split | MapStyle
     classes: int
     sample_shape: tuple[int, ...] | None = None
-    """That of what is fed to the model for one sample, where it should not be read for that."""
+    """That of what is fed to the model for one sample, if it should not be read for that."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ class DeviceSplit:
 
 
 def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | DeviceSplit:
-    """The split on the device, where that is a GPU with room for it; else as it is."""
+    """The split on the device, if that is a GPU with room for it; else as it is."""
     if device.type != "cuda" or not isinstance(split, Split):
         return split
     try:

@@ -38,7 +38,7 @@ def fetch_on_all(name: str, directory: Path, session: Session) -> str:
 def fetch(name: str, directory: Path) -> None:
     """Fetch a data set into ``directory``, unless it is there. Raises ConfigurationError.
 
-    It gets its name once it is whole. Others wait meanwhile, on other nodes too where the file
+    It gets its name once it is whole. Others wait meanwhile, on other nodes too if the file
     system has locks; a lock dies with its holder.
     """
     import_torchvision()

@@ -165,7 +165,7 @@ def _describe_death(answers: Any) -> str:
             name = f"data worker {number} of {len(answers._workers)} (process {worker.pid})"
             how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"code {code}"
             return (
-                f"{name} ended with {how}; where memory runs out, the kernel kills processes: try "
+                f"{name} ended with {how}; if memory runs out, the kernel kills processes: try "
                 "fewer --workers"
             )
     return ""

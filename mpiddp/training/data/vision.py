@@ -1,4 +1,4 @@
-"""torchvision, where it can be imported, and where it must be helped.
+"""Imports torchvision, with help if it needs some.
 
 Its wheels are built beside torch's for CUDA. Beside a torch for CPUs the library with its own
 operators cannot be loaded, and its import ends with ``operator torchvision::nms does not exist``:

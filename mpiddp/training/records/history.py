@@ -23,7 +23,7 @@ class History:
     """What a run has reported so far."""
 
     label: str
-    """The run's name, or its path where two runs have one name."""
+    """The run's name, or its path if two runs have one name."""
     rows: tuple[Mapping[str, Any], ...]
     """One per epoch, in their order: of an epoch that was trained twice, the later attempt's."""
 

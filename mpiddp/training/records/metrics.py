@@ -66,7 +66,7 @@ class Totals:
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Count a batch: its mean loss, and outputs and targets of shapes (samples, …).
 
-        A metric may return a plain number, for example where it has nothing to count.
+        A metric may return a plain number, for example if it has nothing to count.
         """
         values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
         if not self._defers:
@@ -146,7 +146,7 @@ class Row:
     epoch: int
     """Counted from 1."""
     step: int
-    """Steps taken so far: batches of each worker, on average where servers share them out."""
+    """Steps taken so far: batches of each worker, on average if servers share them out."""
     loss: float
     """Mean training loss over the samples of all ranks, as they were trained on."""
     metrics: dict[str, float]

@@ -76,7 +76,7 @@ class MarkedModel(nn.Module):
         return marked
 
     def make_mark(self) -> torch.Tensor:
-        """1 where this rank's loss is not finite, else 0; on the device, without waiting for it."""
+        """1 if this rank's loss is not finite, else 0; on the device, without waiting for it."""
         if self.loss is None:
             return torch.zeros_like(self.flag)
         return (~torch.isfinite(self.loss)).to(self.flag.dtype).view(1)
@@ -91,7 +91,7 @@ class MarkedModel(nn.Module):
 
 
 class SharedRefusal:
-    """Refuses a step on all ranks where DDP does not average gradients, by one more all-reduce."""
+    """Refuses a step on all ranks if DDP does not average gradients, by one more all-reduce."""
 
     def __init__(self, device: torch.device) -> None:
         self._flag = torch.zeros((), dtype=torch.int32, device=device)

@@ -9,7 +9,7 @@ from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.wording import count_noun
 
 WARM_UP = 0.05
-"""Share of all steps in which the learning rate rises to its peak, where nothing else is said."""
+"""Share of all steps in which the learning rate rises to its peak, if nothing else is said."""
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class _ScalerState:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:
-    """Scale all gradients alike where their 2-norm is above ``longest``. Collective with FSDP."""
+    """Scale all gradients alike if their 2-norm is above ``longest``. Collective with FSDP."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     gradients = [each.grad for each in parameters if each.grad is not None]
     norm = nn.utils.get_total_norm(gradients)

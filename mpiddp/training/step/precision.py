@@ -1,4 +1,4 @@
-"""The number format of forward passes: `torch.amp`_, with a loss scaler where fp16 needs one.
+"""The number format of forward passes: `torch.amp`_, with a loss scaler if fp16 needs one.
 
 .. _torch.amp: https://docs.pytorch.org/docs/stable/amp.html
 """

@@ -15,14 +15,14 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def find_local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, which shares its memory; the tensor itself where it is whole."""
+    """This rank's part, which shares its memory; the tensor itself if it is whole."""
     found: Any = tensor
     part: torch.Tensor = found.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def collect(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor on every rank, where ranks exchange it; collective where it is sharded."""
+    """The whole tensor on every rank, where ranks exchange it; collective if it is sharded."""
     if not is_sharded(tensor):
         return tensor
     found: Any = tensor

@@ -84,7 +84,7 @@ class Engine:
         ``totals`` gets the batch's loss and metrics; ``describe`` names step, rank and samples.
         The clock gets the time since it was last told of a stage's end.
 
-        Returns the loss where it is not finite: the step is left out then, on all ranks. Raises
+        Returns the loss if it is not finite: the step is left out then, on all ranks. Raises
         MpiddpError if such a loss ends the run.
         """
         before = totals.save() if self.guard.skips else None

@@ -27,7 +27,7 @@ IGNORED = -100
 def load_on_all(configuration: Configuration, task: Task, session: Session) -> DataSet:
     """Return the task's data. Collective.
 
-    Raises ConfigurationError, on all ranks alike, where one of them cannot load it or has another.
+    Raises ConfigurationError, on all ranks alike, if one of them cannot load it or has another.
     """
     if configuration.download:
         settle(session, fetch_on_all(configuration.data, configuration.data_dir, session))
@@ -48,7 +48,7 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
 
 
 def load_data(task: Task, seed: int, name: str = "", *, skips: bool = False) -> DataSet:
-    """Raises ConfigurationError, also where a split is empty or its shape cannot be read.
+    """Raises ConfigurationError, also if a split is empty or its shape cannot be read.
 
     Args:
         name: of the data, for messages; by default that of the task's function.
@@ -117,7 +117,7 @@ def _check_labels(task: Task, data: DataSet, name: str) -> None:
 
 
 def settle(session: Session, problem: str) -> None:
-    """Raise ConfigurationError on all ranks where any has a problem. Collective."""
+    """Raise ConfigurationError on all ranks if any has a problem. Collective."""
     found = session.gather(problem)
     bad = [rank for rank, each in enumerate(found) if each]
     if not bad:
@@ -145,7 +145,7 @@ def choose_reading(configuration: Configuration, session: Session) -> Reading:
 def read_first(samples: Samples, count: int, session: Session) -> Batch:
     """A batch of the first samples, on the rank's device.
 
-    Where samples that cannot be read are left out, it has others in their place, if there are any.
+    If samples that cannot be read are left out, it has others in their place, if there are any.
     Raises UnreadableSampleError, and ConfigurationError if samples make no batch of tensors.
     """
     positions = list(range(count))

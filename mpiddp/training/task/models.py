@@ -1,7 +1,7 @@
 """The models that come with mpiddp: small ones, quick to train on two cores, and a known one.
 
 Every builder takes the shape of one sample, which is (channels, height, width) for images, and the
-number of classes. The module maps (samples, *shape) to (samples, classes), or, where each place
+number of classes. The module maps (samples, *shape) to (samples, classes), or, if each place
 of a sequence has a class, to (samples, classes, length). Its initial parameters
 are drawn from torch's default generator. The small ones have no batch normalisation, whose running
 averages every rank makes from its own samples.

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a group computed on the way is computed again for its gradients.
+"""Activation checkpointing: recomputes activations in the backward pass.
 
 T. Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174, 2016.
 """

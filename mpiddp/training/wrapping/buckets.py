@@ -25,7 +25,7 @@ VISITS, PASSES = 2, 3
 def settle(
     configuration: Configuration, module: nn.Module, batch: Batch, compute: Compute
 ) -> Configuration:
-    """Choose the size of DDP's buckets by measurement, where that is open; collective.
+    """Choose the size of DDP's buckets by measurement, if that is open; collective.
 
     All ranks choose the same one. Nothing else is left of the passes. ``batch`` lies on the
     module's device.

@@ -163,7 +163,7 @@ def _recompute(module: nn.Module, least: int) -> None:
 
 
 def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
-    """The model as torch.compile makes it, where that is asked for.
+    """The model as torch.compile makes it, if that is asked for.
 
     Raises ConfigurationError if the compiler does not work.
     """

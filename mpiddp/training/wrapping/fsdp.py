@@ -82,7 +82,7 @@ def count_bytes(module: nn.Module, passes: int) -> float:
 
     A group's parameters are gathered for each forward pass and for each backward pass; its
     gradients are reduced and scattered in the last one. Each of the three sends the rank's part
-    once to each other rank. Where nodes have copies, they average that part of the gradients.
+    once to each other rank. If nodes have copies, they average that part of the gradients.
     """
     total = 0.0
     for each in module.parameters():

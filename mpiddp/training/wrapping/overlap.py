@@ -1,6 +1,6 @@
 """Measures whether gradients should travel during the backward pass or after it.
 
-Where a rank has no spare core, the thread that sends gradients slows the backward pass down, so
+If a rank has no spare core, the thread that sends gradients slows the backward pass down, so
 either way may be quicker. On a GPU gradients travel on a stream of their own.
 """
 
@@ -47,10 +47,10 @@ class Pace:
 
 
 def describe(pace: Pace) -> str:
-    """What was measured, and why the quicker way was not taken where it was not."""
+    """What was measured, and why the quicker way was not taken if it was not."""
     text = f"{1e3 * pace.with_overlap:.2f} ms with overlap, {1e3 * pace.without:.2f} without"
     if pace.with_overlap < pace.without and not pace.pays:
-        text += f": overlap is chosen where it saves more than {GAIN:.0%}, since less may be noise"
+        text += f": overlap is chosen if it saves more than {GAIN:.0%}, since less may be noise"
     return text
 
 
